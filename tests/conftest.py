@@ -1,0 +1,145 @@
+"""What every test stands on: no network, a home of its own, and kernel tests that cannot vanish.
+
+The folder decides what a test may do:
+
+    tests/unit, tests/property, tests/golden    no network (only AF_UNIX sockets connect or bind)
+    tests/kernel                                real runsc, as root; marked `kernel` by its folder
+    tests/packaging, tests/house                read the tree, build a wheel, run set-up
+
+A kernel test that lacks root or a working runsc is skipped by name on a developer's machine, and is a
+failure where `CI` or `COVENANT_REQUIRE_KERNEL` is set, which scripts/test does: what did not run is not green.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+from typing import Any, NoReturn
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+
+_OFFLINE_FOLDERS = frozenset({"unit", "property", "golden"})
+_REQUIRE_VARIABLES = ("CI", "COVENANT_REQUIRE_KERNEL")
+_RUNSC_DEADLINE_SECONDS = 60
+
+
+def _folder(path: pathlib.Path) -> str:
+    """The first folder below tests/ of a test file, or the empty string outside."""
+    try:
+        return path.relative_to(TESTS).parts[0]
+    except ValueError:
+        return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _folder(item.path) == "kernel":
+            item.add_marker(pytest.mark.kernel)
+
+
+@functools.cache
+def _runsc_mend() -> str | None:
+    """Why kernel tests cannot run here, or None: a live probe, since a version proves nothing."""
+    if os.geteuid() != 0:
+        return "kernel tests need root"
+    runsc = shutil.which("runsc", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
+    if runsc is None:
+        return "no runsc on this machine: run scripts/setup"
+    with tempfile.TemporaryDirectory(prefix="covenant-probe-") as folder:
+        config = {
+            "ociVersion": "1.0.2",
+            "process": {"args": ["/usr/bin/true"], "cwd": "/", "user": {"uid": 65534, "gid": 65534}},
+            "root": {"path": "/", "readonly": True},
+        }
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=all:memory"]
+        where = [f"--bundle={folder}", f"probe-{os.getpid()}"]
+        command = [runsc, f"--root={folder}/state", *flags, "run", *where]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RUNSC_DEADLINE_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return "runsc hangs on this machine: run scripts/setup"
+        if done.returncode != 0:
+            return f"runsc cannot start a sandbox here: {done.stderr.decode(errors='replace')[-300:]}"
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _kernel_capability(request: pytest.FixtureRequest) -> None:
+    """A kernel test runs, or says why not; in CI and under scripts/test `why not` is a failure."""
+    if request.node.get_closest_marker("kernel") is None:
+        return
+    reason = _runsc_mend()
+    if reason is None:
+        return
+    if any(os.environ.get(name) for name in _REQUIRE_VARIABLES):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+class NetworkTakenAwayError(AssertionError):
+    """A unit or property test reached for the network."""
+
+
+@pytest.fixture(autouse=True)
+def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit, property and golden tests have no network: only unix sockets connect or bind.
+
+    getaddrinfo goes too, since a name lookup is traffic. Whoever catches OSError broadly must not pass by
+    accident, so the error is an AssertionError.
+    """
+    if _folder(request.path) not in _OFFLINE_FOLDERS:
+        return
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise NetworkTakenAwayError(f"network use in an offline test: {args[1:]!r}")
+
+    def guard(name: str) -> None:
+        real = getattr(socket.socket, name)
+
+        def guarded(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
+            if self.family != socket.AF_UNIX:
+                refuse(self, name, *args)
+            return real(self, *args, **kwargs)
+
+        monkeypatch.setattr(socket.socket, name, guarded)
+
+    for name in ("connect", "connect_ex", "bind", "sendto", "sendmsg"):
+        guard(name)
+    for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "gethostbyaddr", "create_connection"):
+        monkeypatch.setattr(socket, name, refuse)
+
+
+@pytest.fixture(autouse=True)
+def covenant_home(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """A fresh COVENANT_HOME (0700) for every test; the caller's own is never touched.
+
+    COVENANT_STATE and the caller's HOME are taken away as well, so that a default path that a test forgot to
+    redirect lands in the same temporary place.
+    """
+    home = tmp_path_factory.mktemp("home", numbered=True)
+    home.chmod(0o700)
+    monkeypatch.setenv("COVENANT_HOME", str(home / ".covenant"))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    return home / ".covenant"
+
+
+@pytest.fixture(scope="session")
+def clone() -> pathlib.Path:
+    """The root of the clone under test."""
+    return ROOT
