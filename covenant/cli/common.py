@@ -1,0 +1,141 @@
+"""What every command group shares: homes, JSON, errors on the terminal, passphrases, safe text.
+
+Imports stay light (click and the standard library): ``covenant --help`` runs through here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from policy import errors
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NO = 0, 1, 2, 3
+
+# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Zl and Zp separators:
+# a terminal or a log reader could be steered by any of them.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def visible(text: str, *, newlines: bool = False) -> str:
+    """Text from outside with control, bidi and escape characters made visible as ``\\x1b`` or ``\\u202e``."""
+    out = []
+    for ch in text:
+        if (ch == "\n" and newlines) or unicodedata.category(ch) not in _HIDDEN:
+            out.append(ch)
+        else:
+            out.append(ch.encode("unicode_escape", "backslashreplace").decode("ascii"))
+    return "".join(out)
+
+
+def home() -> Path:
+    """COVENANT_HOME, made with mode 0700 when absent.
+
+    Raises:
+        errors.HomeError: run through sudo without COVENANT_HOME, or the directory is not ours alone.
+    """
+    given = os.environ.get("COVENANT_HOME")
+    if not given and os.environ.get("SUDO_UID"):
+        raise errors.HomeError(
+            "COVENANT_HOME is not set under sudo",
+            hint="give it: sudo COVENANT_HOME=/path/to/home covenant ...",
+        )
+    path = Path(given) if given else Path.home() / ".covenant"
+    return private_directory(path)
+
+
+def state() -> Path:
+    """COVENANT_STATE: what decides what may start; ``$COVENANT_HOME/supervisor`` unless set."""
+    given = os.environ.get("COVENANT_STATE")
+    return private_directory(Path(given) if given else home() / "supervisor")
+
+
+def private_directory(path: Path) -> Path:
+    """The directory at ``path``, made 0700 when absent, refused when others own it or can reach into it."""
+    if not path.is_absolute():
+        path = Path.cwd() / path
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = os.lstat(path)
+    except OSError as e:
+        raise errors.HomeError(f"`{path}` cannot be used: {e.strerror}", where=str(path)) from e
+    if not stat.S_ISDIR(info.st_mode):
+        raise errors.HomeError(f"`{path}` is not a directory", where=str(path))
+    if info.st_uid != os.geteuid():
+        raise errors.HomeError(f"`{path}` belongs to uid {info.st_uid}", where=str(path))
+    if info.st_mode & 0o077:
+        raise errors.HomeError(
+            f"`{path}` has mode {stat.S_IMODE(info.st_mode):04o}",
+            hint=f"chmod 0700 {path}",
+            where=str(path),
+        )
+    return path
+
+
+def emit(document: dict[str, Any]) -> None:
+    """Print exactly one JSON document on stdout."""
+    click.echo(json.dumps(document, ensure_ascii=True, sort_keys=False))
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print text for people; what came from outside must have gone through ``visible`` first."""
+    click.echo(text, err=err)
+
+
+def fail(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
+    """Report a refusal and end with its exit status: 2 for usage, else 1."""
+    status = EXIT_USAGE if isinstance(error, errors.UsageError) else EXIT_FAILED
+    if as_json:
+        emit(error.to_json())
+    else:
+        say(f"covenant: {visible(str(error))} [{error.code}]", err=True)
+        if error.hint:
+            say(f"  mend: {visible(error.hint)}", err=True)
+    sys.exit(status)
+
+
+def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bool = False) -> bytes:
+    """A passphrase from ``--passphrase-file``, a systemd credential, or a prompt; never an argument.
+
+    The file may be ``-`` for stdin. A systemd credential is ``$CREDENTIALS_DIRECTORY/covenant-passphrase``.
+
+    Raises:
+        errors.KeyFileError: the file is missing, empty or readable by others, or there is no terminal.
+    """
+    if file == "-":
+        return _non_empty(sys.stdin.buffer.readline(), "stdin")
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if file is None and credentials:
+        candidate = Path(credentials) / "covenant-passphrase"
+        file = str(candidate) if candidate.exists() else None
+    if file is not None:
+        try:
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as e:
+            raise errors.KeyFileError(f"passphrase file `{file}`: {e.strerror}", where=file) from e
+        with os.fdopen(fd, "rb") as stream:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077:
+                raise errors.KeyFileError(
+                    f"passphrase file `{file}` can be read by others", hint=f"chmod 0600 {file}", where=file
+                )
+            return _non_empty(stream.readline(4096), file)
+    if not sys.stdin.isatty():
+        raise errors.KeyFileError(
+            "a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE"
+        )
+    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm)).encode()
+
+
+def _non_empty(line: bytes, source: str) -> bytes:
+    secret = line.rstrip(b"\r\n")
+    if not secret:
+        raise errors.KeyFileError(f"the passphrase in `{source}` is empty", where=source)
+    return secret

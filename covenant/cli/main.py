@@ -1,0 +1,69 @@
+"""The ``covenant`` command: a lazy tree, so that ``--help`` loads click and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+# name -> (module, attribute, one line of help). A group's module is imported when it is called, not before.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "keys": ("covenant.cli.keys", "keys", "Make and list operator keys."),
+    "trust": ("covenant.cli.trust", "trust", "The trust root: who may sign what."),
+    "manifest": ("covenant.cli.manifest", "manifest", "Check, sign, verify and show a package's manifest."),
+    "policy": ("covenant.cli.policy", "policy", "See what a manifest compiles to, and why."),
+    "run": ("covenant.cli.run", "run", "Run a signed package with an intent."),
+    "dev": ("covenant.cli.run", "dev", "Edit loop: sign with a local key, run, say so."),
+    "audit": ("covenant.cli.audit", "audit", "Read and verify the audit log."),
+    "doctor": ("covenant.cli.doctor", "doctor", "Say what this host can enforce, and the mend for the rest."),
+    "help": ("covenant.cli.help", "help_code", "Explain an error code."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose sub-commands are imported on first use; their help lines stand in the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(importlib.import_module(entry[0]), entry[1])
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Run AI agents so that what one may do stands in a signed file, and the kernel holds it to that file."""
+
+
+def entry() -> None:
+    """Console script. Every refusal becomes one line (or one JSON document) and an exit status, here only."""
+    as_json = "--json" in sys.argv[1:]
+    try:
+        status = cli.main(standalone_mode=False)
+    except errors.CovenantError as e:
+        common.fail(e, as_json=as_json)
+    except click.UsageError as e:
+        if as_json:
+            common.fail(errors.UsageError(e.format_message()), as_json=True)
+        e.show()
+        sys.exit(common.EXIT_USAGE)
+    except click.ClickException as e:
+        common.fail(errors.UsageError(e.format_message()), as_json=as_json)
+    except (click.Abort, KeyboardInterrupt):
+        common.fail(errors.OperatorError("interrupted"), as_json=as_json)
+    except BrokenPipeError:
+        sys.exit(common.EXIT_FAILED)
+    sys.exit(status if isinstance(status, int) else common.EXIT_DONE)

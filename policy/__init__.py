@@ -1,0 +1,1 @@
+"""What an agent may have: decided from bytes, times and host facts that are given, never fetched."""

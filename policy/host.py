@@ -1,0 +1,102 @@
+"""Host facts: what a machine is and can enforce, as plain values that the pure half is given.
+
+``sandbox.host`` makes them; tests make them by hand. Everything here is frozen and ordered, so that the
+same facts compile to the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClosureFile:
+    """One entry of a runtime's closure, as it appears in the agent's root.
+
+    ``kind`` is ``file``, ``dir`` or ``symlink``; ``target`` is the symlink's text, else empty;
+    ``sha256`` is the hex digest of a file's bytes, else empty; ``mode`` holds permission bits only;
+    ``size`` is in bytes. ``source`` is the path on the host that it was read from (not part of the digest).
+    """
+
+    path: str
+    kind: Literal["file", "dir", "symlink"]
+    mode: int = 0
+    size: int = 0
+    sha256: str = ""
+    target: str = ""
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """The files that one program needs: itself, its loader, its libraries, its standard library.
+
+    ``name`` is the runtime (``python3``, ``node``) or the granted executable's path; ``entry`` is the path in
+    the agent's root of the program to start; ``files`` are sorted by path. A static program of a package
+    has an empty closure.
+    """
+
+    name: str
+    entry: str
+    files: tuple[ClosureFile, ...]
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 over the sorted listing; what the policy digest carries."""
+        h = hashlib.sha256()
+        for f in sorted(self.files):
+            h.update(f"{f.path}\0{f.kind}\0{f.mode:o}\0{f.sha256}\0{f.target}\n".encode())
+        return h.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupFacts:
+    """The hierarchies that carry the controllers we need.
+
+    ``version`` is 1 or 2 for where memory, pids and cpu live, 0 when one of them is nowhere.
+    """
+
+    version: Literal[0, 1, 2]
+    controllers: frozenset[str]
+    swap_accounting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunscFacts:
+    """The runsc binary that runs would use, after a live probe."""
+
+    path: str
+    version: str
+    sha256: str
+    platform: str = "systrap"
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedPath:
+    """A granted host path as it was found: resolved without symlinks, component by component."""
+
+    path: str
+    kind: Literal["file", "dir"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What the compiler is told about the machine. Memory and disk in MiB, cpus as a count."""
+
+    arch: Literal["x86_64", "aarch64"]
+    kernel: str
+    audience: str
+    cpus: int
+    memory_mb: int
+    memory_available_mb: int
+    disk_free_mb: int
+    pids_free: int
+    cgroup: CgroupFacts
+    runsc: RunscFacts | None
+    project_quota: bool = False
+    runtimes: Mapping[str, Closure] = field(default_factory=dict)
+    executables: Mapping[str, Closure] = field(default_factory=dict)
+    granted: Mapping[str, GrantedPath] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""What holds an agent to its policy: the only door to the kernel, and the runners."""
