@@ -1,0 +1,117 @@
+"""The runtime contract of the seed: one JSON line in, one JSON line out (covenant-agent-manifest.txt).
+
+Pure: builds the intent line from values that are given and reads the result from the bytes of stdout.
+Limits are those of decisions.md, section Results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policy import errors
+
+RESULT_BYTES = 4 * 1024 * 1024
+STDOUT_BYTES = 16 * 1024 * 1024
+STDERR_BYTES = 64 * 1024
+INTENT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What the agent is asked. ``issued_at`` is in Unix milliseconds."""
+
+    id: str
+    text: str
+    issuer: Mapping[str, str]
+    issued_at: int
+    priority: str = "normal"
+    parent: str | None = None
+
+    def line(self) -> bytes:
+        """The one line that goes to stdin.
+
+        Raises:
+            errors.UsageError: over 1 MiB, or not encodable as UTF-8.
+        """
+        document = {
+            "id": self.id,
+            "text": self.text,
+            "issuer": dict(self.issuer),
+            "issued_at": self.issued_at,
+            "priority": self.priority,
+            "parent": self.parent,
+        }
+        try:
+            line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
+        except UnicodeEncodeError as e:
+            raise errors.UsageError("the intent's text is not valid Unicode") from e
+        if len(line) > INTENT_BYTES:
+            raise errors.UsageError(f"the intent is {len(line)} bytes, at most {INTENT_BYTES} are taken")
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What the agent answered. ``files`` and ``runtime_events`` are version 1's, kept as they came."""
+
+    text: str
+    sources: tuple[str, ...] = ()
+    files: tuple[Any, ...] = ()
+    runtime_events: tuple[Any, ...] = ()
+
+
+def parse_result(stdout: bytes) -> AgentResult:
+    """Read the only non-empty line of stdout.
+
+    Raises:
+        errors.OutputTooLargeError: the line is over 4 MiB, or stdout over 16 MiB.
+        errors.MalformedOutputError: anything else than one JSON object with a string ``text``.
+    """
+    if len(stdout) > STDOUT_BYTES:
+        raise errors.OutputTooLargeError(f"stdout is over {STDOUT_BYTES} bytes")
+    lines = [line for line in stdout.split(b"\n") if line.strip()]
+    if not lines:
+        raise errors.MalformedOutputError("stdout is empty", hint="print one JSON line with a `text` field")
+    if len(lines) > 1:
+        raise errors.MalformedOutputError(
+            f"stdout has {len(lines)} non-empty lines, the contract is one",
+            hint="print anything else to stderr",
+        )
+    if len(lines[0]) > RESULT_BYTES:
+        raise errors.OutputTooLargeError(f"the result line is over {RESULT_BYTES} bytes")
+    return _result(_decode(lines[0]))
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    def refuse(constant: str) -> object:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        document = json.loads(line.decode("utf-8"), parse_constant=refuse)
+        # A lone surrogate survives json.loads as an escape and could be encoded nowhere later.
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeError as e:
+        raise errors.MalformedOutputError("the result is not valid UTF-8") from e
+    except (ValueError, RecursionError) as e:
+        raise errors.MalformedOutputError("the result line is not JSON") from e
+    if not isinstance(document, dict):
+        raise errors.MalformedOutputError("the result line is not a JSON object")
+    return document
+
+
+def _result(document: Mapping[str, Any]) -> AgentResult:
+    text, sources = document.get("text"), document.get("sources", [])
+    if not isinstance(text, str):
+        raise errors.MalformedOutputError("the result has no string `text`")
+    if not isinstance(sources, list) or not all(isinstance(s, str) for s in sources):
+        raise errors.MalformedOutputError("`sources` of the result is not a list of strings")
+    extra: dict[str, tuple[Any, ...]] = {}
+    for key in ("files", "runtime_events"):
+        value = document.get(key, [])
+        if not isinstance(value, list):
+            raise errors.MalformedOutputError(f"`{key}` of the result is not a list")
+        extra[key] = tuple(value)
+    return AgentResult(text, tuple(sources), extra["files"], extra["runtime_events"])

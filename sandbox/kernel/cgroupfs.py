@@ -1,0 +1,210 @@
+"""cgroup files, version 1 and 2: make a leaf of our own, write limits, read them back, kill, remove.
+
+Only ever below a directory named ``covenant`` that this module makes; nothing else is written. runsc writes no
+limit into a cgroup that exists (sandbox-facts), so every limit is written here and proved by reading it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from policy import errors
+
+BASE = "covenant"
+NEEDED = ("memory", "pids", "cpu")
+OPTIONAL_V1 = ("freezer",)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where each controller is mounted. ``version`` is 2 when the unified one carries all that we need."""
+
+    version: int
+    mounts: Mapping[str, Path]
+
+    @classmethod
+    def read(cls, mountinfo: str | None = None) -> Hierarchies:
+        """Read the caller's mount table; ``mountinfo`` overrides it in tests.
+
+        On a hybrid machine the controllers that matter are on version 1 and the unified one is ignored.
+        """
+        text = mountinfo if mountinfo is not None else Path("/proc/self/mountinfo").read_text()
+        legacy: dict[str, Path] = {}
+        unified: Path | None = None
+        for line in text.splitlines():
+            left, _, right = line.partition(" - ")
+            fields, (fstype, _, options) = left.split(), [*right.split(" ", 2), "", "", ""][:3]
+            if fstype == "cgroup2":
+                unified = unified or Path(fields[4])
+            elif fstype == "cgroup":
+                for name in options.split(","):
+                    legacy.setdefault(name, Path(fields[4]))
+        if all(name in legacy for name in NEEDED):
+            return cls(1, {n: legacy[n] for n in (*NEEDED, *OPTIONAL_V1) if n in legacy})
+        if unified is not None and _has_controllers(unified):
+            return cls(2, dict.fromkeys(NEEDED, unified))
+        return cls(0, {})
+
+
+def _has_controllers(root: Path) -> bool:
+    try:
+        return set(NEEDED) <= set((root / "cgroup.controllers").read_text().split())
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One file to write: ``controller``/``file`` = ``value``; ``required`` says whether absence is an error."""
+
+    controller: str
+    file: str
+    value: str
+    required: bool = True
+
+    def describe(self) -> str:
+        """The operation in words, as the plan and the log show it."""
+        return f"write {self.value} to {self.controller}:{self.file}"
+
+
+@dataclass
+class Leaf:
+    """One run's cgroup in every hierarchy that it needs. Use as a context manager: leaving kills and removes."""
+
+    hierarchies: Hierarchies
+    name: str
+    paths: dict[str, Path] = field(default_factory=dict)
+    reported: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Leaf:
+        if self.hierarchies.version == 0:
+            raise errors.NotEnforceableError(
+                "no cgroup hierarchy carries memory, pids and cpu", hint="mount cgroup v2, or v1 controllers"
+            )
+        try:
+            for controller, root in self.hierarchies.mounts.items():
+                path = root / BASE / self.name
+                if path in self.paths.values():
+                    self.paths[controller] = path
+                    continue
+                path.parent.mkdir(mode=0o755, exist_ok=True)
+                if self.hierarchies.version == 2:
+                    self._delegate(root)
+                path.mkdir(mode=0o755)
+                self.paths[controller] = path
+        except OSError as e:
+            self.remove()
+            raise errors.KernelError(f"cannot make cgroup `{e.filename}`: {e.strerror}") from e
+        return self
+
+    def _delegate(self, root: Path) -> None:
+        """Version 2: switch the controllers on for our own children. The root's own switch is the machine's."""
+        wanted = " ".join(f"+{c}" for c in NEEDED)
+        enabled = set((root / "cgroup.subtree_control").read_text().split())
+        if not set(NEEDED) <= enabled:
+            raise errors.NotEnforceableError(
+                f"cgroup controllers {sorted(set(NEEDED) - enabled)} are not enabled for children of `{root}`",
+                hint=f"echo '{wanted}' > {root}/cgroup.subtree_control, or use systemd",
+            )
+        (root / BASE / "cgroup.subtree_control").write_text(wanted)
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+        self.remove()
+
+    def apply(self, limits: Iterable[Limit]) -> None:
+        """Write each limit and read it back.
+
+        Raises:
+            errors.NotEnforceableError: a required file is absent.
+            errors.KernelError: the kernel holds another value than was written.
+        """
+        for limit in limits:
+            path = self.paths.get(limit.controller, Path("/nonexistent")) / limit.file
+            try:
+                path.write_text(limit.value)
+                held = path.read_text().strip()
+            except OSError as e:
+                if not limit.required and e.errno in {errno.ENOENT, errno.EOPNOTSUPP}:
+                    self.reported.append(f"{limit.file}: not on this host")
+                    continue
+                raise errors.NotEnforceableError(
+                    f"cgroup limit {limit.controller}:{limit.file} cannot be set: {e.strerror}"
+                ) from e
+            if held != limit.value:
+                raise errors.KernelError(
+                    f"cgroup limit {limit.controller}:{limit.file} was written as {limit.value}, "
+                    f"the kernel holds {held}"
+                )
+
+    def procs_files(self) -> tuple[str, ...]:
+        """The files into which a process writes its pid (or 0 for itself) to join."""
+        return tuple(sorted({str(p / "cgroup.procs") for p in self.paths.values()}))
+
+    def pids(self) -> list[int]:
+        """Host processes in this leaf, whichever hierarchy lists them."""
+        found: set[int] = set()
+        for file in self.procs_files():
+            with contextlib.suppress(OSError):
+                found.update(int(line) for line in Path(file).read_text().split())
+        return sorted(found)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel killed for memory in this leaf. Read after the exit."""
+        file = "memory.events" if self.hierarchies.version == 2 else "memory.oom_control"
+        with contextlib.suppress(OSError, KeyError):
+            for line in (self.paths["memory"] / file).read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+        return 0
+
+    def kill(self, deadline_seconds: float = 10.0) -> None:
+        """SIGKILL everything in the leaf until it is empty.
+
+        Raises:
+            errors.KernelError: something is still alive at the deadline.
+        """
+        until = time.monotonic() + deadline_seconds
+        if self.hierarchies.version == 2 and self.paths:
+            with contextlib.suppress(OSError):
+                (self.paths["memory"] / "cgroup.kill").write_text("1")
+        while pids := self.pids():
+            self._freeze("FROZEN")
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            # v1 delivers SIGKILL only after the thaw (sandbox-facts)
+            self._freeze("THAWED")
+            if time.monotonic() > until:
+                raise errors.KernelError(f"processes {pids} survive SIGKILL in cgroup `{self.name}`")
+            time.sleep(0.002)
+
+    def _freeze(self, state: str) -> None:
+        if "freezer" in self.paths:
+            with contextlib.suppress(OSError):
+                (self.paths["freezer"] / "freezer.state").write_text(state)
+
+    def remove(self, deadline_seconds: float = 5.0) -> None:
+        """Remove the leaf's directories; a zombie may hold one for a moment."""
+        until = time.monotonic() + deadline_seconds
+        for path in set(self.paths.values()):
+            while True:
+                try:
+                    path.rmdir()
+                except FileNotFoundError:
+                    break
+                except OSError as e:
+                    if time.monotonic() > until:
+                        raise errors.KernelError(f"cgroup `{path}` cannot be removed: {e.strerror}") from e
+                    time.sleep(0.005)
+                else:
+                    break
+        self.paths.clear()

@@ -1,0 +1,183 @@
+"""Thin wrappers of the system calls that Python's os module lacks, under the kernel's own names.
+
+Each raises OSError with the errno and the call's name. The numbers of the calls added since Linux 5.1 are
+the same on every architecture (include/uapi/asm-generic/unistd.h), so one table serves x86_64 and aarch64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# asm-generic/unistd.h
+SYS_OPEN_TREE = 428
+SYS_MOVE_MOUNT = 429
+SYS_OPENAT2 = 437
+SYS_MOUNT_SETATTR = 442
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+
+# mount(2) flags
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+# mount_setattr(2) attributes, include/uapi/linux/mount.h
+MOUNT_ATTR_RDONLY = 0x01
+MOUNT_ATTR_NOSUID = 0x02
+MOUNT_ATTR_NODEV = 0x04
+MOUNT_ATTR_NOEXEC = 0x08
+MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def _checked(result: int, call: str, path: str | bytes = "") -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}", os.fsdecode(path) or None)
+    return result
+
+
+def _syscall(number: int, call: str, path: str, *args: object) -> int:
+    return _checked(_libc.syscall(ctypes.c_long(number), *args), call, path)
+
+
+def openat2(path: str, flags: int, *, dir_fd: int = AT_FDCWD, resolve: int = 0, mode: int = 0) -> int:
+    """openat2(2): open ``path`` with a resolution policy; the descriptor is close-on-exec.
+
+    Raises:
+        OSError: ELOOP for a symlink under RESOLVE_NO_SYMLINKS, EXDEV for an escape under RESOLVE_BENEATH.
+    """
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    return _syscall(
+        SYS_OPENAT2,
+        "openat2",
+        path,
+        ctypes.c_int(dir_fd),
+        ctypes.c_char_p(os.fsencode(path)),
+        ctypes.byref(how),
+        ctypes.c_size_t(ctypes.sizeof(how)),
+    )
+
+
+def open_tree_clone(fd: int, *, recursive: bool = False) -> int:
+    """open_tree(2): a detached copy of the mount that ``fd`` lies on, rooted at ``fd``.
+
+    Not recursive unless asked: what is mounted below a granted directory is not granted with it.
+    """
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    return _syscall(
+        SYS_OPEN_TREE, "open_tree", f"fd {fd}", ctypes.c_int(fd), ctypes.c_char_p(b""), ctypes.c_uint(flags)
+    )
+
+
+def mount_setattr(fd: int, attributes: int, *, private: bool = True) -> None:
+    """mount_setattr(2) on a detached mount: set ``attributes``, make it private."""
+    attr = _MountAttr(attributes, 0, MS_PRIVATE if private else 0, 0)
+    _syscall(
+        SYS_MOUNT_SETATTR,
+        "mount_setattr",
+        f"fd {fd}",
+        ctypes.c_int(fd),
+        ctypes.c_char_p(b""),
+        ctypes.c_uint(AT_EMPTY_PATH),
+        ctypes.byref(attr),
+        ctypes.c_size_t(ctypes.sizeof(attr)),
+    )
+
+
+def move_mount(fd: int, target: str) -> None:
+    """move_mount(2): attach the detached mount ``fd`` at ``target`` of the caller's mount namespace."""
+    _syscall(
+        SYS_MOVE_MOUNT,
+        "move_mount",
+        target,
+        ctypes.c_int(fd),
+        ctypes.c_char_p(b""),
+        ctypes.c_int(AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(target)),
+        ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
+    )
+
+
+def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    _checked(
+        _libc.mount(
+            ctypes.c_char_p(os.fsencode(source)),
+            ctypes.c_char_p(os.fsencode(target)),
+            ctypes.c_char_p(fstype.encode()) if fstype else None,
+            ctypes.c_ulong(flags),
+            ctypes.c_char_p(data.encode()) if data else None,
+        ),
+        "mount",
+        target,
+    )
+
+
+def umount2(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _checked(_libc.umount2(ctypes.c_char_p(os.fsencode(target)), ctypes.c_int(flags)), "umount2", target)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2) for the calling thread."""
+    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def private_mounts() -> None:
+    """A mount namespace of the caller's own, whose mounts never reach the machine's and never come from it."""
+    unshare(CLONE_NEWNS)
+    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+
+
+def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 0) -> int:
+    """prctl(2) with integer arguments."""
+    args = [ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in (arg2, arg3, arg4, arg5)]
+    return _checked(_libc.prctl(ctypes.c_int(option), *args), "prctl")
+
+
+def set_no_new_privs() -> None:
+    """PR_SET_NO_NEW_PRIVS: execve of the caller and its children never grants privileges."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def set_parent_death_signal(signal_number: int) -> None:
+    """PR_SET_PDEATHSIG: the caller gets this signal when the thread that forked it ends."""
+    prctl(PR_SET_PDEATHSIG, signal_number)

@@ -1,0 +1,276 @@
+"""The exchange with an agent over three pipes: start, one line in, one line out, every wait with a limit.
+
+Both runners use it. It knows nothing of namespaces: it is given descriptors, a way to tell that the agent has
+started, and a way to end it. It never blocks on the agent: an agent that floods stdout, never reads stdin,
+closes stdout and lives on, or ignores SIGTERM ends within its cap with the error that says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from policy import contract, errors
+
+_CHUNK = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The clocks of one exchange, in seconds, and the name of the one that bounds the task.
+
+    ``task_seconds`` runs from the moment the intent line is written to an agent that has started.
+    """
+
+    start_seconds: float
+    task_seconds: float
+    task_clock: str
+    grace_seconds: float = 2.0
+    stdout_bytes: int = contract.STDOUT_BYTES
+    stderr_bytes: int = contract.STDERR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A started child as the exchange sees it. Descriptors stay owned by the caller, who closes them.
+
+    ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
+    ``started`` becomes readable when the agent's first process runs, and ``has_started()`` then consumes the
+    event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int
+    pidfd: int
+    started: int
+    has_started: Callable[[], bool]
+    terminate: Callable[[], None]
+    kill: Callable[[], None]
+
+
+class BoundedTail:
+    """The first and the last half of a stream that may be endless; says how much fell out between."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self.total += len(data)
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        del self._tail[: max(0, len(self._tail) - self._half)]
+
+    def value(self) -> bytes:
+        """What was kept, with a mark where bytes were dropped."""
+        dropped = self.total - len(self._head) - len(self._tail)
+        mark = f"\n[{dropped} bytes dropped]\n".encode() if dropped else b""
+        return bytes(self._head) + mark + bytes(self._tail)
+
+
+@dataclass
+class Exchange:
+    """One conversation. ``run`` returns when the child has exited; ``error`` says why it was ended, if it was.
+
+    Times are seconds since ``run`` was called: ``started_at`` None when the agent never started.
+    """
+
+    channel: Channel
+    intent: bytes
+    limits: Limits
+    stdout: bytearray = field(default_factory=bytearray)
+    error: errors.RunError | None = None
+    started_at: float | None = None
+    ended_at: float = 0.0
+    killed: bool = False
+    forced: bool = False
+
+    def run(self) -> None:
+        """Hold the conversation until the child has exited and its output is read or cut."""
+        self._begin = time.monotonic()
+        self._stderr = BoundedTail(self.limits.stderr_bytes)
+        self._pending = memoryview(self.intent)
+        self._deadline = self._begin + self.limits.start_seconds
+        self._kill_at: float | None = None
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            ch = self.channel
+            for fd in (ch.stdin, ch.stdout, ch.stderr):
+                os.set_blocking(fd, False)
+            for fd, action in (
+                (ch.stdout, self._read_stdout),
+                (ch.stderr, self._read_stderr),
+                (ch.started, self._on_started),
+                (ch.pidfd, self._on_exit),
+            ):
+                selector.register(fd, selectors.EVENT_READ, action)
+            self._exited = False
+            while not self._exited:
+                self._turn()
+            self._drain()
+        self.ended_at = time.monotonic() - self._begin
+
+    @property
+    def stderr(self) -> bytes:
+        """What the agent and its runtime wrote to stderr, bounded."""
+        return self._stderr.value()
+
+    @property
+    def stderr_total(self) -> int:
+        """How many bytes stderr had in all."""
+        return self._stderr.total
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        until = self._kill_at if self._kill_at is not None else self._deadline
+        if now >= until:
+            self._overdue()
+            return
+        for key, _ in self._selector.select(until - now):
+            key.data()
+            if self._exited:
+                return
+
+    def _overdue(self) -> None:
+        if self._kill_at is not None:
+            self._kill()
+        elif self.started_at is None:
+            self._end(
+                errors.StartTimeoutError(
+                    f"the sandbox did not start within {self.limits.start_seconds:g} s",
+                    hint="see `covenant doctor`; raise start_seconds in the configuration on a slow machine",
+                ),
+                gently=False,
+            )
+        else:
+            self._end(
+                errors.DeadlineError(
+                    f"still running after {self.limits.task_seconds:g} s (clock: {self.limits.task_clock})",
+                    clock=self.limits.task_clock,
+                ),
+                gently=True,
+            )
+
+    def _end(self, error: errors.RunError, *, gently: bool) -> None:
+        """Stop the child for a reason of ours; the first reason is the one that is reported."""
+        if self.error is None:
+            self.error = error
+        self.killed = True
+        self._forget(self.channel.stdin)
+        if gently and self._kill_at is None:
+            self.channel.terminate()
+            self._kill_at = time.monotonic() + self.limits.grace_seconds
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        self.forced = True
+        self.channel.kill()
+        # The exit is read through pidfd; SIGKILL cannot be refused, so this bound only guards the kernel.
+        self._kill_at = time.monotonic() + 10.0
+        if not _readable(self.channel.pidfd, 10.0):
+            raise errors.KernelError("the sandbox survives SIGKILL")
+
+    def _on_started(self) -> None:
+        if not self.channel.has_started():
+            return
+        self._selector.unregister(self.channel.started)
+        if _readable(self.channel.stdout, 0) and self._peek_early():
+            return
+        now = time.monotonic()
+        self.started_at = now - self._begin
+        self._deadline = now + self.limits.task_seconds
+        self._selector.register(self.channel.stdin, selectors.EVENT_WRITE, self._write_stdin)
+        self._write_stdin()
+
+    def _peek_early(self) -> bool:
+        self._read_stdout()
+        return self.error is not None
+
+    def _write_stdin(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self.channel.stdin, self._pending) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            pass
+        # One line and no more: the end of file tells an agent that reads to the end that it has all.
+        self._forget(self.channel.stdin)
+        with contextlib.suppress(OSError):
+            _shut(self.channel.stdin)
+
+    def _read_stdout(self) -> None:
+        data = _read(self.channel.stdout)
+        if data is None:
+            return
+        if not data:
+            self._forget(self.channel.stdout)
+            return
+        self.stdout += data
+        if self.started_at is None:
+            self._end(errors.EarlyOutputError("stdout was written before the intent was given"), gently=False)
+        elif len(self.stdout) > self.limits.stdout_bytes:
+            self._forget(self.channel.stdout)
+            self._end(
+                errors.OutputTooLargeError(f"stdout is over {self.limits.stdout_bytes} bytes"), gently=False
+            )
+
+    def _read_stderr(self) -> None:
+        data = _read(self.channel.stderr)
+        if data is None:
+            return
+        if not data:
+            self._forget(self.channel.stderr)
+            return
+        self._stderr.feed(data)
+
+    def _on_exit(self) -> None:
+        self._exited = True
+
+    def _forget(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(fd)
+
+    def _drain(self, seconds: float = 2.0) -> None:
+        """Read what is left in the pipes; a stray holder of the write end cannot keep us here."""
+        until = time.monotonic() + seconds
+        self._forget(self.channel.pidfd)
+        self._forget(self.channel.started)
+        self._forget(self.channel.stdin)
+        while self._selector.get_map() and time.monotonic() < until:
+            ready = self._selector.select(until - time.monotonic())
+            for key, _ in ready:
+                key.data()
+
+
+def _read(fd: int) -> bytes | None:
+    try:
+        return os.read(fd, _CHUNK)
+    except BlockingIOError:
+        return None
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _shut(fd: int) -> None:
+    """Give the reader its end of file while the number stays ours: the caller closes it later."""
+    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.dup2(null, fd, inheritable=False)
+    finally:
+        os.close(null)
