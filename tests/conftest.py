@@ -7,29 +7,26 @@ The folder decides what a test may do:
     tests/packaging, tests/house                read the tree, build a wheel, run set-up
 
 A kernel test that lacks root or a working runsc is skipped by name on a developer's machine, and is a
-failure where `CI` or `COVENANT_REQUIRE_KERNEL` is set, which scripts/test does: what did not run is not green.
+failure where `CI` or `COVENANT_REQUIRE_KERNEL` is set, which scripts/test does: a test not run is not green.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import pathlib
-import shutil
 import socket
-import subprocess
-import tempfile
 from typing import Any, NoReturn
 
 import pytest
+
+from scripts.machine import runsc
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 
 _OFFLINE_FOLDERS = frozenset({"unit", "property", "golden"})
 _REQUIRE_VARIABLES = ("CI", "COVENANT_REQUIRE_KERNEL")
-_RUNSC_DEADLINE_SECONDS = 60
 
 
 def _folder(path: pathlib.Path) -> str:
@@ -51,28 +48,8 @@ def _runsc_mend() -> str | None:
     """Why kernel tests cannot run here, or None: a live probe, since a version proves nothing."""
     if os.geteuid() != 0:
         return "kernel tests need root"
-    runsc = shutil.which("runsc", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
-    if runsc is None:
-        return "no runsc on this machine: run scripts/setup"
-    with tempfile.TemporaryDirectory(prefix="covenant-probe-") as folder:
-        config = {
-            "ociVersion": "1.0.2",
-            "process": {"args": ["/usr/bin/true"], "cwd": "/", "user": {"uid": 65534, "gid": 65534}},
-            "root": {"path": "/", "readonly": True},
-        }
-        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
-        flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=all:memory"]
-        where = [f"--bundle={folder}", f"probe-{os.getpid()}"]
-        command = [runsc, f"--root={folder}/state", *flags, "run", *where]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RUNSC_DEADLINE_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return "runsc hangs on this machine: run scripts/setup"
-        if done.returncode != 0:
-            return f"runsc cannot start a sandbox here: {done.stderr.decode(errors='replace')[-300:]}"
-    return None
+    found = runsc.probe()
+    return None if found.works else f"no runsc that works ({found.problem}): run scripts/setup"
 
 
 @pytest.fixture(autouse=True)

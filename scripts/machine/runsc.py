@@ -1,0 +1,101 @@
+"""Does runsc work here? Asked by starting a sandbox: a version proves nothing.
+
+Debian's rebuild of a good version panics at start, a kvm platform hangs for ever, and a release of 2022 knows
+no systrap; each of them prints a version. So the probe runs `true` in a sandbox, with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import tempfile
+
+# Absolute, in this order: gVisor's own release (/usr/local) is preferred over the distribution's.
+PLACES = ("/usr/local/bin/runsc", "/usr/bin/runsc")
+
+# The first release of those tried that runs systrap on current kernels; older ones are not worth installing.
+OLDEST = "0.0~20240729"
+
+DEADLINE_SECONDS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What a probe found: the binary, and why it does not work (None: it does)."""
+
+    path: str | None
+    problem: str | None
+
+    @property
+    def works(self) -> bool:
+        return self.problem is None
+
+
+def probe() -> Probe:
+    """Try each runsc of PLACES; the first that starts a sandbox wins, else the first problem is told."""
+    present = [place for place in PLACES if os.access(place, os.X_OK)]
+    if not present:
+        return Probe(None, "there is no runsc")
+    problems = []
+    for place in present:
+        problem = _start(place)
+        if problem is None:
+            return Probe(place, None)
+        problems.append(f"{place}: {problem}")
+    return Probe(present[0], "; ".join(problems))
+
+
+def _start(binary: str) -> str | None:
+    """Run /usr/bin/true in a sandbox of `binary` without network, cgroups or host writes."""
+    if os.geteuid() != 0:
+        return "starting a sandbox needs root"
+    info = os.stat(binary)
+    if info.st_uid != 0 or info.st_mode & 0o022:
+        return "not owned by root, or writable by others"
+    config = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "args": ["/usr/bin/true"],
+            "cwd": "/",
+            "env": ["PATH=/usr/bin:/bin"],
+            "user": {"uid": 65534, "gid": 65534},
+            "noNewPrivileges": True,
+        },
+        "root": {"path": "/", "readonly": True},
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]},
+    }
+    flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=all:memory"]
+    name = f"covenant-probe-{secrets.token_hex(4)}"
+    with tempfile.TemporaryDirectory(prefix="covenant-probe-") as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        base = [binary, f"--root={folder}/state", *flags]
+        process = subprocess.Popen(
+            [*base, "run", f"--bundle={folder}", name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            _, err = process.communicate(timeout=DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            # runsc run's children carry a parent-death signal; the state is then cleared by delete.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            _delete([*base, "delete", "--force", name])
+            return f"did not end within {DEADLINE_SECONDS} s"
+    if process.returncode != 0:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        return f"status {process.returncode}: {last[0][:300]}"
+    return None
+
+
+def _delete(command: list[str]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
