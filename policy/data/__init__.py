@@ -1,0 +1,130 @@
+"""The versioned data files, read once: roles, deny list, system call numbers, profiles, never-grantable paths.
+
+The one place of ``policy`` that reads files, and only those of its own package (docs/adr/0003-package-data.md):
+they are part of the program, so what they say is as fixed as code. Each loader is strict (an unknown key, a missing
+reason or a wrong type is an error of the build) and cached for the life of the process.
+
+    deny.toml               version, [calls] name = "reason"
+    profiles/NAME.toml      version, [calls] name = "reason"
+    syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
+    never_grantable.toml    version, [trees] "/path" = "reason"
+    roles.toml              version, [roles.NAME] (policy.grants.roles)
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from policy.data.types import DenyList, NeverGrantable, Profile, SyscallTable
+
+__all__ = [
+    "DenyList",
+    "NeverGrantable",
+    "Profile",
+    "SyscallTable",
+    "deny",
+    "never_grantable",
+    "profile",
+    "profile_names",
+    "profiles",
+    "syscall_names",
+    "syscalls",
+]
+
+ARCHES = ("aarch64", "x86_64")
+_CALL = re.compile(r"[a-z_][a-z0-9_]{0,63}")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+
+class DataError(Exception):
+    """A data file of this package is malformed: the build is broken, nobody's input is."""
+
+
+def _load(path: str, keys: Mapping[str, type]) -> dict[str, Any]:
+    """The table of one data file, which must have exactly ``keys`` of these types."""
+    raw = resources.files(__name__).joinpath(*path.split("/")).read_bytes()
+    table = tomllib.loads(raw.decode("utf-8"))
+    if set(table) != set(keys):
+        raise DataError(f"{path}: keys {sorted(table)} instead of {sorted(keys)}")
+    for key, kind in keys.items():
+        if type(table[key]) is not kind:
+            raise DataError(f"{path}: `{key}` is no {kind.__name__}")
+    if table["version"] < 1:
+        raise DataError(f"{path}: version below 1")
+    return table
+
+
+def _reasons(path: str, table: Mapping[str, Any], names: re.Pattern[str]) -> Mapping[str, str]:
+    """The table checked to be ``name = "reason"``, in the order of the names."""
+    for name, reason in table.items():
+        if not names.fullmatch(name) or not isinstance(reason, str) or not reason.strip():
+            raise DataError(f"{path}: `{name}` is no name with a reason")
+    return MappingProxyType({name: table[name] for name in sorted(table)})
+
+
+@functools.cache
+def syscalls(arch: str) -> SyscallTable:
+    """The system call numbers of ``arch`` (``x86_64`` or ``aarch64``)."""
+    if arch not in ARCHES:
+        raise DataError(f"no table of system calls for `{arch}`")
+    path = f"syscalls/{arch}.toml"
+    table = _load(path, {"version": int, "arch": str, "linux": str, "numbers": dict})
+    numbers = table["numbers"]
+    for name, number in numbers.items():
+        if not _CALL.fullmatch(name) or type(number) is not int or number < 0:
+            raise DataError(f"{path}: `{name}` is no name with a number")
+    return SyscallTable(arch, table["version"], table["linux"], MappingProxyType(dict(sorted(numbers.items()))))
+
+
+@functools.cache
+def syscall_names() -> frozenset[str]:
+    """Every name that at least one architecture knows: what a manifest may name."""
+    return frozenset().union(*(syscalls(arch).numbers for arch in ARCHES))
+
+
+@functools.cache
+def deny() -> DenyList:
+    """The permanent deny list."""
+    table = _load("deny.toml", {"version": int, "calls": dict})
+    return DenyList(table["version"], _reasons("deny.toml", table["calls"], _CALL))
+
+
+@functools.cache
+def profile_names() -> tuple[str, ...]:
+    """The names of the built-in profiles, sorted."""
+    found = resources.files(__name__).joinpath("profiles").iterdir()
+    return tuple(sorted(f.name.removesuffix(".toml") for f in found if f.name.endswith(".toml")))
+
+
+@functools.cache
+def profile(name: str) -> Profile:
+    """The built-in profile ``name``.
+
+    Raises KeyError for a name that is not in ``profile_names()``.
+    """
+    if name not in profile_names():
+        raise KeyError(name)
+    path = f"profiles/{name}.toml"
+    table = _load(path, {"version": int, "calls": dict})
+    reasons = _reasons(path, table["calls"], _CALL)
+    return Profile(name, table["version"], frozenset(reasons), reasons)
+
+
+@functools.cache
+def profiles() -> Mapping[str, Profile]:
+    """Every built-in profile by name: what ``Effective.from_manifest`` takes."""
+    return MappingProxyType({name: profile(name) for name in profile_names()})
+
+
+@functools.cache
+def never_grantable() -> NeverGrantable:
+    """The host paths that no manifest is granted."""
+    path = "never_grantable.toml"
+    table = _load(path, {"version": int, "trees": dict})
+    return NeverGrantable(table["version"], _reasons(path, table["trees"], re.compile(r"/|(/[^/\0]+)+")))
