@@ -273,6 +273,12 @@ class LedgerError(MachineError):
     code = "ledger"
 
 
+class EventError(MachineError):
+    """An audit event does not have the fields of its kind: a programming error, nothing was written."""
+
+    code = "event_invalid"
+
+
 class KernelError(MachineError):
     """A system call or tool failed where it should not."""
 

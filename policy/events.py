@@ -1,0 +1,226 @@
+"""The one table of audit events: each kind with its fields and their types.
+
+The kinds and fields of Covenant version 1 keep their names and meaning (capability_check,
+intent_dispatched); the others are ours. Every row of a run carries ``run_id`` and ``operator``. An unknown
+kind, or a field that is missing, extra or of a wrong type, is a programming error and is refused before
+anything is written: a log whose rows cannot be relied on is not evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from policy import errors
+
+MAX_LINE_BYTES = 8 * 1024 * 1024
+
+_U64 = 2**64
+_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
+_DISPLAY = re.compile(r"[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}\Z")
+_BASE58 = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,64}\Z")
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _U64
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(item, Mapping)
+        and all(_text(k) and (_text(v) or _int(v) or v is None or isinstance(v, bool)) for k, v in item.items())
+        for item in value
+    )
+
+
+# A type's name as it stands in the tables below; a `?` after it allows null (the field itself must be there).
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "text": _text,
+    "int": _int,
+    "bool": lambda value: isinstance(value, bool),
+    "digest": lambda value: isinstance(value, str) and _HEX64.match(value) is not None,
+    "texts": _texts,
+    "objects": _objects,
+}
+
+_RUN = {"run_id": "text", "agent_id": "text", "operator": "text?"}
+
+KINDS: dict[str, dict[str, str]] = {
+    # Version 1. `agent_id` names whose requirements were checked, `authorized_by` holds
+    # {action, granted_by_display, signature_b58}.
+    "capability_check": {
+        "run_id": "text?",
+        "operator": "text?",
+        "agent_id": "text",
+        "required_actions": "texts",
+        "missing_actions": "texts",
+        "passed": "bool",
+        "authorized_by": "objects",
+    },
+    "intent_dispatched": {
+        "run_id": "text?",
+        "operator": "text?",
+        "intent_id": "text",
+        "intent_text": "text",
+        "matched_agent": "text?",
+        "result_hash_hex": "digest",
+        "status": "text",
+    },
+    # A package was refused before anything started: `rule` is 1 to 9 where one of the nine rules refused.
+    "manifest_rejected": {
+        "run_id": "text?",
+        "agent_id": "text?",
+        "operator": "text?",
+        "rule": "int?",
+        "grant": "text?",
+        "where": "text?",
+        "code": "text",
+        "message": "text",
+        "package_digest": "digest?",
+    },
+    # Durable before the agent starts. `not_enforced` lists what this backend leaves advisory;
+    # `deadline_clock` names which clock gives the effective deadline (timeout, cpu_ms_per_task, ttl, ...).
+    "run_started": {
+        **_RUN,
+        "intent_id": "text",
+        "policy_digest": "digest?",
+        "payload_digest": "digest?",
+        "backend": "text",
+        "signers": "texts",
+        "not_enforced": "texts",
+        "deadline_ms": "int",
+        "deadline_clock": "text",
+    },
+    # `status` is ok, failed or ended; `code` the error's code; `exit_status` or `exit_signal` of the agent.
+    "run_ended": {
+        **_RUN,
+        "status": "text",
+        "code": "text?",
+        "exit_status": "int?",
+        "exit_signal": "int?",
+        "duration_ms": "int",
+        "oom": "bool",
+        "stdout_bytes": "int",
+        "stderr_bytes": "int",
+        "result_hash_hex": "digest?",
+    },
+    "run_state": {**_RUN, "state": "text", "reason": "text"},
+    # `layer` is syscall, network, filesystem, ...; `count` how often since the last row of this target.
+    "denied": {**_RUN, "layer": "text", "target": "text", "count": "int"},
+    "drift": {**_RUN, "layer": "text", "expected": "text", "found": "text"},
+    "self_test": {"run_id": "text?", "operator": "text?", "name": "text", "passed": "bool", "detail": "text"},
+    "trust_changed": {
+        "operator": "text?",
+        "version_from": "int?",
+        "version_to": "int",
+        "digest": "digest",
+        "signers": "texts",
+    },
+}
+
+
+def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The event's ``kind`` object: ``type`` first, then the fields in the order of the table.
+
+    Strings lose lone surrogates (undecodable file names) to visible escapes, so that any JSON reader takes
+    the line.
+
+    Raises:
+        errors.EventError: an unknown kind, or a field missing, extra or of a wrong type.
+    """
+    table = KINDS.get(kind)
+    if table is None:
+        raise errors.EventError(f"audit event kind `{kind}` is not in the table")
+    problems = [f"`{name}` is missing" for name in table if name not in fields]
+    problems += [f"`{name}` is not a field" for name in fields if name not in table]
+    problems += [
+        f"`{name}` is not {table[name]}" for name in table if name in fields and not _fits(table[name], fields[name])
+    ]
+    if problems:
+        raise errors.EventError(f"audit event `{kind}`: {', '.join(problems)}")
+    return {"type": kind, **{name: _clean(fields[name]) for name in table}}
+
+
+def event_line(
+    kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: Mapping[str, str], now_ms: int
+) -> bytes:
+    """One event as its exact JSON line, without the newline: these are the bytes that are hashed.
+
+    ASCII only, so that no control or bidi character of an agent reaches whoever reads the file itself.
+
+    Raises:
+        errors.EventError: as ``kind_object``, a malformed issuer or time, or more than 8 MiB.
+    """
+    display, pubkey = issuer.get("display", ""), issuer.get("pubkey", "")
+    if set(issuer) != {"display", "pubkey"} or not _DISPLAY.match(display) or not _BASE58.match(pubkey):
+        raise errors.EventError("audit event issuer is not {display: `local@host`, pubkey: base58}")
+    if not _int(now_ms):
+        raise errors.EventError(f"audit event time `{now_ms}` is not a number of milliseconds")
+    event = {
+        "id": event_id,
+        "timestamp_ms": now_ms,
+        "issuer": {"display": display, "pubkey": pubkey},
+        "kind": kind_object(kind, fields),
+    }
+    line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    if len(line) > MAX_LINE_BYTES:
+        raise errors.EventError(f"audit event `{kind}` has {len(line)} bytes, more than {MAX_LINE_BYTES}")
+    return line
+
+
+def rejection(
+    error: errors.CovenantError,
+    *,
+    agent_id: str | None = None,
+    operator: str | None = None,
+    run_id: str | None = None,
+    package_digest: str | None = None,
+) -> dict[str, Any]:
+    """The fields of ``manifest_rejected`` for a refusal: rule, grant, place, code and message.
+
+    Rule 2 is a signature error and rule 1 any error of the manifest's own text; what is neither has no rule.
+    """
+    rule: int | None = None
+    if isinstance(error, errors.RuleViolation):
+        rule = error.rule
+    elif isinstance(error, errors.SignatureError):
+        rule = 2
+    elif isinstance(error, errors.ManifestError):
+        rule = 1
+    return {
+        "run_id": run_id,
+        "agent_id": agent_id,
+        "operator": operator,
+        "rule": rule,
+        "grant": getattr(error, "grant", "") or None,
+        "where": error.where or None,
+        "code": error.code,
+        "message": error.message,
+        "package_digest": package_digest,
+    }
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind.endswith("?"):
+        return value is None or _TYPES[kind[:-1]](value)
+    return _TYPES[kind](value)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
