@@ -1,0 +1,177 @@
+"""An agent package as bytes: which names, counts and sizes it may have, and its digest.
+
+Pure. ``sandbox.package.read`` makes one from a directory; whatever is hashed, verified, parsed and run
+afterwards is taken from ``Package.files``, so that no second look at the disk can show other bytes.
+
+Directories are not part of a package: they exist as far as a file lies in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from policy import errors
+
+MANIFEST_NAME = "agent.toml"
+ENVELOPE_NAME = "agent.dsse.json"
+
+MAX_FILES = 10_000
+MAX_BYTES = 256 * 1024 * 1024
+MAX_ENVELOPE_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 32
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 1024
+
+# Controls, formats (bidi, zero width), surrogates (a name that is not UTF-8), line and paragraph separators:
+# two names that look the same, or a name that steers a terminal, have no place in a signed list.
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+# What editors, interpreters and file managers leave behind. It is not skipped (what lies in a package is
+# signed and runs), so `sign` refuses it by name: a stale .pyc would run instead of the source that was read.
+_DROPPING_NAMES = frozenset({"__pycache__", ".git", ".hg", ".svn", ".DS_Store", ".idea", ".vscode", "Thumbs.db"})
+_DROPPING_ENDS = (".pyc", ".pyo", ".swp", ".swo", "~", ".orig", ".rej", ".tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """The files of one package, each by its path relative to the package, and its envelope if it has one.
+
+    ``digests`` maps each path to the hex SHA-256 of its bytes; ``digest`` is the hex SHA-256 over the sorted
+    ``sha256sum`` lines of all files but the envelope. Both are computed here and cannot be given.
+
+    Raises:
+        errors.PackageError: a name, the number of files, or the size is refused, or there is no manifest.
+    """
+
+    files: Mapping[str, bytes]
+    envelope: bytes | None = None
+    digests: Mapping[str, str] = field(init=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        files = {path: bytes(self.files[path]) for path in sorted(self.files)}
+        check_paths(files)
+        check_size(files=len(files), total_bytes=sum(map(len, files.values())))
+        check_envelope_size(len(self.envelope or b""))
+        if MANIFEST_NAME not in files:
+            raise errors.PackageError(
+                f"the package has no `{MANIFEST_NAME}`", hint="a package is a directory with an agent.toml"
+            )
+        digests = {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}
+        object.__setattr__(self, "files", MappingProxyType(files))
+        object.__setattr__(self, "digests", MappingProxyType(digests))
+        object.__setattr__(self, "digest", listing_digest(digests))
+
+    @property
+    def manifest(self) -> bytes:
+        """The bytes of ``agent.toml``."""
+        return self.files[MANIFEST_NAME]
+
+    def with_envelope(self, envelope: bytes | None) -> Package:
+        """The same files under another envelope."""
+        return Package(self.files, envelope)
+
+
+def listing_digest(digests: Mapping[str, str]) -> str:
+    """Hex SHA-256 over ``<sha256>  <path>`` lines in byte order of the paths, as ``sha256sum`` prints them."""
+    # Code point order of str is the byte order of UTF-8.
+    listing = "".join(f"{digests[path]}  {path}\n" for path in sorted(digests))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def check_size(*, files: int, total_bytes: int) -> None:
+    """Refuse a package of too many files or bytes; the reader asks before it reads.
+
+    Raises:
+        errors.PackageError: over ``MAX_FILES`` or ``MAX_BYTES``.
+    """
+    if files > MAX_FILES:
+        raise errors.PackageError(f"the package has more than {MAX_FILES} files")
+    if total_bytes > MAX_BYTES:
+        raise errors.PackageError(f"the package is larger than {MAX_BYTES // (1024 * 1024)} MiB")
+
+
+def check_envelope_size(size: int) -> None:
+    """Refuse an envelope larger than ``MAX_ENVELOPE_BYTES``.
+
+    Raises:
+        errors.PackageError: it is.
+    """
+    if size > MAX_ENVELOPE_BYTES:
+        raise errors.PackageError(
+            f"`{ENVELOPE_NAME}` is larger than {MAX_ENVELOPE_BYTES // (1024 * 1024)} MiB", where=ENVELOPE_NAME
+        )
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that is not the one plain, relative, printable spelling of a file below the package.
+
+    Raises:
+        errors.PackageError: empty, absolute, with ``.`` or ``..`` or an empty component, a control, format or
+            surrogate character, too long or too deep, or the name of the envelope.
+    """
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise errors.PackageError(f"the file name `{path!a}` is not UTF-8") from None
+    if not path.isascii() or not path.isprintable():
+        for ch in path:
+            if unicodedata.category(ch) in _REFUSED_CATEGORIES:
+                raise errors.PackageError(f"the file name `{path}` holds the character U+{ord(ch):04X}")
+    parts = path.split("/")
+    if path.startswith("/"):
+        raise errors.PackageError(f"the path `{path}` is absolute")
+    if any(part in ("", ".", "..") for part in parts):
+        raise errors.PackageError(f"the path `{path}` is not a plain relative path")
+    if len(parts) > MAX_DEPTH:
+        raise errors.PackageError(f"the path `{path}` is deeper than {MAX_DEPTH} levels")
+    if size > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        raise errors.PackageError(f"the path `{path[:64]}...` is too long")
+    if path == ENVELOPE_NAME:
+        raise errors.PackageError(f"`{ENVELOPE_NAME}` is the envelope and cannot be one of the signed files")
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Check each path, and that no two of them meet on a file system that folds case or Unicode form.
+
+    Directories count too: ``Lib/a`` and ``lib/b`` would share a directory on one machine and not on another.
+
+    Raises:
+        errors.PackageError: as ``check_path``, or two names collide, or a file is also a directory.
+    """
+    seen: dict[str, tuple[str, bool]] = {_fold(ENVELOPE_NAME): (ENVELOPE_NAME, True)}
+    for path in paths:
+        check_path(path)
+        end = path.find("/")
+        while True:
+            is_file = end < 0
+            prefix = path if is_file else path[:end]
+            other, other_is_file = seen.setdefault(_fold(prefix), (prefix, is_file))
+            if other != prefix:
+                raise errors.PackageError(f"the names `{other}` and `{prefix}` differ only in case or Unicode form")
+            if is_file != other_is_file:
+                raise errors.PackageError(f"`{prefix}` is both a file and a directory")
+            if is_file:
+                break
+            end = path.find("/", end + 1)
+
+
+def droppings(paths: Iterable[str]) -> tuple[str, ...]:
+    """The paths that an editor, interpreter, version control or file manager left behind."""
+    return tuple(
+        path
+        for path in paths
+        if any(part in _DROPPING_NAMES or part.endswith(_DROPPING_ENDS) for part in path.split("/"))
+    )
+
+
+def _fold(name: str) -> str:
+    """One spelling for all names that some file system takes for the same: Unicode's toNFKC_Casefold."""
+    if name.isascii():
+        return name.lower()
+    once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name).casefold())
+    return unicodedata.normalize("NFKC", once.casefold())

@@ -1,0 +1,80 @@
+"""JSON read once, strictly: the one parser for documents that decide what may run.
+
+Python's own reader is tolerant in ways that two readers of one document can disagree on (RFC 8259, section 4):
+it keeps the last of two equal keys, and takes NaN and lone surrogates. pydantic's JSON mode keeps the last of
+two equal keys as well, so our models are given the objects that this module made, never the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+import pydantic
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class MalformedError(ValueError):
+    """The bytes are not one acceptable JSON document; the text says why, in one lower-case line."""
+
+
+def loads(raw: bytes, *, max_bytes: int) -> Any:
+    """The value of one UTF-8 JSON document, without duplicate keys, floats, NaN or a byte order mark.
+
+    Raises:
+        MalformedError: anything else.
+    """
+    if len(raw) > max_bytes:
+        raise MalformedError(f"larger than {max_bytes} bytes")
+    try:
+        return _DECODER.decode(raw.decode("utf-8"))
+    except MalformedError:
+        raise
+    except UnicodeDecodeError:
+        raise MalformedError("not UTF-8") from None
+    except RecursionError:
+        raise MalformedError("nested too deeply") from None
+    except json.JSONDecodeError as e:
+        raise MalformedError(f"not JSON at line {e.lineno} column {e.colno}") from None
+    except ValueError:  # an integer of thousands of digits
+        raise MalformedError("a number that is too long") from None
+
+
+def validate(model: type[Model], value: Any) -> Model:
+    """The closed model made from a decoded value.
+
+    Raises:
+        MalformedError: with the place and the reason of the first fault, in a stable order.
+    """
+    try:
+        return model.model_validate(value)
+    except pydantic.ValidationError as e:
+        first = e.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise MalformedError(f"`{place}`: {reason}") from None
+
+
+def dumps(value: Any) -> bytes:
+    """Compact ASCII JSON with sorted keys: the same value gives the same bytes on any machine."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.encode("ascii")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise MalformedError(f"the key `{key}` stands twice in one object")
+            seen.add(key)
+    return value
+
+
+def _no_float(text: str) -> NoReturn:
+    raise MalformedError(f"the number `{text[:32]}` is not an integer")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_no_float, parse_constant=_no_float, strict=True)

@@ -1,0 +1,315 @@
+"""Whether this package is what an operator signed for this host: rule 2. No input or output of its own.
+
+``verify`` is the only maker of a ``TrustedPackage``; whatever acts on a package asks for that type, so that code
+that skips the check does not type-check. Who may sign is ``policy.signing.root``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass
+from typing import Protocol
+
+from policy import errors
+from policy import package as packages
+from policy.signing import envelope as envelopes
+from policy.signing import statement as statements
+from policy.signing import strict_json
+from policy.signing.root import OperatorKey, Scope, TrustRoot
+
+__all__ = [
+    "Accepted",
+    "NoSerials",
+    "OperatorKey",
+    "Scope",
+    "SerialState",
+    "Signer",
+    "TrustRoot",
+    "TrustedPackage",
+    "authorise",
+    "check_operator",
+    "check_rollback",
+    "verify",
+]
+
+# decisions.md, Serials: a signer whose clock runs wild must not lock all later serials out.
+MAX_SERIAL_AHEAD_MS = statements.DAY_MS
+
+_WHERE = packages.ENVELOPE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The highest serial accepted for an agent id, and the payload that carried it."""
+
+    serial: int
+    payload_digest: str
+
+
+class SerialState(Protocol):
+    """What was accepted before; ``sandbox.state.State`` is the durable one."""
+
+    def accepted(self, agent_id: str) -> Accepted | None:
+        """The last accepted serial of an agent id, None when there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoSerials:
+    """Nothing was accepted before: for checks that decide nothing (``manifest verify`` without a state)."""
+
+    def accepted(self, agent_id: str) -> Accepted | None:
+        """None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A key of the root that signed, was valid, and whose scope covers the agent id."""
+
+    name: str
+    keyid: str
+    scope: Scope
+    threshold: int
+
+
+_TOKEN = object()
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedPackage:
+    """A package whose files are those that an operator signed. Only ``verify`` makes one.
+
+    ``signers`` all cover the agent id; whether they cover the role is known once the manifest is parsed:
+    ``authorise``. ``payload_digest`` is the hex SHA-256 of the signed payload; ``root_version`` the root's.
+    """
+
+    package: packages.Package
+    statement: statements.Statement
+    signers: tuple[Signer, ...]
+    manifest_bytes: bytes
+    payload_digest: str
+    root_version: int
+    token: InitVar[object]
+
+    def __post_init__(self, token: object) -> None:
+        if token is not _TOKEN:
+            raise TypeError("only policy.signing.trust.verify makes a TrustedPackage")
+
+
+def verify(
+    package: packages.Package,
+    root: TrustRoot,
+    *,
+    now_ms: int,
+    audience: str,
+    serials: SerialState,
+    greatest_time_ms: int = 0,
+) -> TrustedPackage:
+    """Decide whether the package is one that may be run on this host now: rule 2.
+
+    ``audience`` is this host's name; ``greatest_time_ms`` the greatest time that this host has ever accepted.
+
+    Each bound is judged by the stricter of the two times, so that setting the clock back revives nothing:
+    (1) the trust root is valid;
+    (2) there is an envelope, it is one DSSE document, and its payload type is in-toto's;
+    (3) at least one key that the root lists signed these bytes;
+    (4) the payload is one closed statement;
+    (5) the signers are valid now and may sign this agent id, and they are enough;
+    (6) the statement is valid now;
+    (7) it was made for this host, or for any;
+    (8) its serial is not ahead of the clock, not older than the highest accepted, and not reused;
+    (9) the files are exactly its subjects, byte for byte.
+
+    Raises:
+        errors.TrustError: (1)
+        errors.UnsignedError: (2), no envelope
+        errors.SignatureError: (2), (3) for a listed key whose signature is wrong, (4), (5) too few signers
+        errors.UnknownKeyError: (3), (5) no signer whose scope covers the agent id
+        errors.ExpiredError: (5), (6)
+        errors.AudienceError: (7)
+        errors.SerialError: (8)
+        errors.DigestMismatchError: (9)
+    """
+    latest_ms = max(now_ms, greatest_time_ms)
+
+    # (1) the trust root
+    root.check_time(now_ms)
+    root.check_time(latest_ms)
+
+    # (2) the envelope
+    signed = _decode(package.envelope)
+
+    # (3) signatures over the payload's bytes
+    keys = _signing_keys(root, signed)
+
+    # (4) the payload, parsed only now
+    payload_digest = hashlib.sha256(signed.payload).hexdigest()
+    try:
+        statement = statements.parse(signed.payload)
+    except strict_json.MalformedError as e:
+        raise errors.SignatureError(f"the statement is malformed: {e}", where=_WHERE) from None
+
+    # (5) signers
+    signers = _signers(keys, statement.agent_id, now_ms=now_ms, latest_ms=latest_ms)
+
+    # (6) validity
+    if now_ms < statement.not_before:
+        raise errors.ExpiredError("the envelope is not valid yet", hint="check this machine's clock", where=_WHERE)
+    if latest_ms >= statement.expires_at:
+        raise errors.ExpiredError(
+            "the envelope has expired", hint="sign the package again: covenant manifest sign", where=_WHERE
+        )
+
+    # (7) audience
+    if statement.audience is not None and statement.audience != audience:
+        raise errors.AudienceError(
+            f"the envelope was signed for host `{statement.audience}`, this is `{audience}`", where=_WHERE
+        )
+
+    # (8) serial
+    _check_serial(statement, payload_digest, serials, now_ms)
+
+    # (9) digests
+    _check_digests(package, statement.subjects)
+
+    return TrustedPackage(package, statement, signers, package.manifest, payload_digest, root.version, token=_TOKEN)
+
+
+def authorise(trusted: TrustedPackage, *, agent_id: str, role: str | None, operator: str | None) -> tuple[Signer, ...]:
+    """The signers that count for the manifest that was parsed from the trusted bytes: the rest of rule 2.
+
+    (1) the manifest's id is the statement's;
+    (2) the signers whose scope covers the role are enough;
+    (3) ``agent.operator``, when written, names one of them.
+
+    Raises:
+        errors.SignatureError: (1), (2) too few, (3)
+        errors.UnknownKeyError: (2) no signer may sign for the role
+    """
+    if agent_id != trusted.statement.agent_id:
+        raise errors.SignatureError(
+            f"the manifest is of agent `{agent_id}`, the signed statement of `{trusted.statement.agent_id}`",
+            where=packages.MANIFEST_NAME,
+        )
+    covering = tuple(s for s in trusted.signers if s.scope.covers_role(role))
+    if not covering:
+        wanted = f"role `{role}`" if role is not None else "a manifest without a role"
+        raise errors.UnknownKeyError(f"no signer may sign for {wanted}", where=_WHERE)
+    _check_enough(covering)
+    check_operator(operator, covering)
+    return covering
+
+
+def check_operator(operator: str | None, signers: Iterable[Signer]) -> None:
+    """``agent.operator``, when written, is the trust root's name of a key that signed.
+
+    Raises:
+        errors.SignatureError: it is not.
+    """
+    if operator is not None and operator not in {s.name for s in signers}:
+        raise errors.SignatureError(
+            f"`agent.operator` names `{operator}`, who did not sign",
+            hint="sign with that operator's key, or take the field out",
+            where=packages.MANIFEST_NAME,
+        )
+
+
+def _decode(raw: bytes | None) -> envelopes.Envelope:
+    if raw is None:
+        raise errors.UnsignedError(
+            f"the package has no `{packages.ENVELOPE_NAME}`", hint="covenant manifest sign PACKAGE --key NAME"
+        )
+    try:
+        signed = envelopes.decode(raw)
+    except strict_json.MalformedError as e:
+        raise errors.SignatureError(f"the envelope is malformed: {e}", where=_WHERE) from None
+    if signed.payload_type != envelopes.IN_TOTO_PAYLOAD_TYPE:
+        raise errors.SignatureError(f"the payload type is `{signed.payload_type}`", where=_WHERE)
+    return signed
+
+
+def _signing_keys(root: TrustRoot, signed: envelopes.Envelope) -> tuple[OperatorKey, ...]:
+    made = {k.keyid for k in envelopes.signers(signed, (k.key for k in root.keys))}
+    if made:
+        return tuple(k for k in root.keys if k.key.keyid in made)
+    claimed = {s.keyid for s in signed.signatures}
+    named = [k.name for k in root.keys if k.key.keyid in claimed]
+    if named:
+        raise errors.SignatureError(
+            f"the signature of `{named[0]}` does not fit the payload", hint="sign again", where=_WHERE
+        )
+    raise errors.UnknownKeyError(
+        "no signature is by a key of the trust root",
+        hint="covenant trust show lists the keys that may sign",
+        where=_WHERE,
+    )
+
+
+def _signers(keys: Iterable[OperatorKey], agent_id: str, *, now_ms: int, latest_ms: int) -> tuple[Signer, ...]:
+    covering = [k for k in keys if k.scope.covers_agent(agent_id)]
+    if not covering:
+        raise errors.UnknownKeyError(f"no signer may sign for agent `{agent_id}`", where=_WHERE)
+    valid = [k for k in covering if k.not_before <= now_ms and latest_ms < k.expires_at]
+    if not valid:
+        raise errors.ExpiredError(f"the key of `{covering[0].name}` is not valid now", where=_WHERE)
+    signers = tuple(Signer(k.name, k.key.keyid, k.scope, k.threshold) for k in valid)
+    _check_enough(signers)
+    return signers
+
+
+def _check_enough(signers: tuple[Signer, ...]) -> None:
+    least = min(s.threshold for s in signers)
+    if len(signers) < least:
+        raise errors.SignatureError(
+            f"{len(signers)} operators signed and {least} are needed",
+            hint="another operator of the trust root has to sign as well",
+            where=_WHERE,
+        )
+
+
+def _check_serial(statement: statements.Statement, payload_digest: str, serials: SerialState, now_ms: int) -> None:
+    if statement.serial > now_ms + MAX_SERIAL_AHEAD_MS:
+        raise errors.SerialError(
+            f"serial {statement.serial} is more than a day ahead of this machine's clock",
+            hint="check this machine's clock, or sign again with --serial",
+            where=_WHERE,
+        )
+    check_rollback(statement.agent_id, statement.serial, payload_digest, serials.accepted(statement.agent_id))
+
+
+def check_rollback(agent_id: str, serial: int, payload_digest: str, last: Accepted | None) -> None:
+    """The ratchet: a serial never goes down, and one serial has one payload.
+
+    Raises:
+        errors.SerialError: it does, or it has two.
+    """
+    if last is None or (serial == last.serial and payload_digest == last.payload_digest):
+        return
+    if serial < last.serial:
+        raise errors.SerialError(
+            f"serial {serial} of agent `{agent_id}` is older than {last.serial}, which was accepted",
+            hint="sign the package again",
+            where=_WHERE,
+        )
+    if serial == last.serial:
+        raise errors.SerialError(
+            f"serial {serial} of agent `{agent_id}` was accepted for another package",
+            hint="sign the package again with a higher serial",
+            where=_WHERE,
+        )
+
+
+def _check_digests(package: packages.Package, subjects: Mapping[str, str]) -> None:
+    if dict(package.digests) == dict(subjects):
+        return
+    for path in sorted(package.digests.keys() | subjects.keys()):
+        if path not in subjects:
+            fault, hint = f"`{path}` is not in the signed statement", "take the file away, or sign again"
+        elif path not in package.digests:
+            fault, hint = f"`{path}` was signed and is missing", "put the file back, or sign again"
+        elif package.digests[path] != subjects[path]:
+            fault, hint = f"`{path}` is not the file that was signed", "put the file back, or sign again"
+        else:
+            continue
+        raise errors.DigestMismatchError(fault, hint=hint, where=path)
+    raise AssertionError("two different listings without a difference")
