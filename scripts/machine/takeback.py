@@ -46,9 +46,7 @@ def _paths(clone: pathlib.Path, record: Record) -> None:
         path = clone / name
         # A record is a file that somebody could edit: nothing outside the clone is removed through it.
         if ".." in pathlib.PurePath(name).parts or pathlib.PurePath(name).is_absolute() or not name:
-            raise SetupError(
-                f"the record names `{name}`, which is not inside the clone", f"look at {record.path}"
-            )
+            raise SetupError(f"the record names `{name}`, which is not inside the clone", f"look at {record.path}")
         if path.is_symlink() or path.is_file():
             console.change(f"remove {name}")
             path.unlink()

@@ -1,0 +1,106 @@
+"""Every command that a page shows exists as it is written: scripts, make targets, verbs and their options.
+
+What a command prints is proved elsewhere; here a page cannot promise an option that is not there.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+import subprocess
+
+import click
+import pytest
+
+from covenant.cli import main
+
+_FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs")
+
+# Programs of the system that a page may show; anything else in a fence is a mistake of the page.
+_SYSTEM = frozenset({"export", "git", "sudo", "cd", "apt-get", "rm", "sha512sum", "install"})
+
+
+def commands(text: str) -> list[str]:
+    """The command lines of a page's fences; in a `console` fence those after `$ ` or `# `."""
+    found = []
+    for block in _FENCE.findall(text):
+        lines = block.replace("\\\n", " ").splitlines()
+        prompted = [line[2:] for line in lines if line.startswith(("$ ", "# "))]
+        found.extend(prompted or [line for line in lines if line.strip() and not line.startswith("#")])
+    return found
+
+
+def _pages(clone: pathlib.Path) -> list[pathlib.Path]:
+    found: list[pathlib.Path] = []
+    for name in _PAGES:
+        path = clone / name
+        found.extend(sorted(path.rglob("*.md")) if path.is_dir() else [path])
+    return found
+
+
+def check(line: str, clone: pathlib.Path) -> None:
+    """Raise unless the command exists with the options that it is given."""
+    words = shlex.split(line, comments=True)
+    while words and (words[0] in ("sudo", "env") or re.fullmatch(r"[A-Z_]+=\S*", words[0])):
+        words = words[1:]
+    program, arguments = words[0], words[1:]
+    if program == "make":
+        done = subprocess.run(["make", "-n", *arguments], cwd=clone, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+    elif program.startswith(("./", ".ci/")):
+        assert (clone / program).stat().st_mode & 0o100, program
+    elif program in ("covenant", ".venv/bin/covenant"):
+        check_verb(arguments)
+    else:
+        assert program in _SYSTEM or program.startswith(".venv/bin/"), f"unknown program `{program}`"
+
+
+def check_verb(arguments: list[str]) -> None:
+    """Walk the command tree and parse the rest as the command itself would; nothing is run."""
+    command: click.Command = main.cli
+    context = click.Context(command, info_name="covenant")
+    while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        _, found, arguments = command.resolve_command(context, arguments)
+        assert found is not None
+        command = found
+        context = click.Context(command, info_name=command.name, parent=context, resilient_parsing=True)
+    command.make_parser(context).parse_args(list(arguments))
+
+
+def test_every_command_of_every_page_exists(clone: pathlib.Path) -> None:
+    checked = 0
+    for page in _pages(clone):
+        for line in commands(page.read_text()):
+            try:
+                check(line, clone)
+            except (AssertionError, OSError, click.ClickException) as e:
+                raise AssertionError(f"{page.relative_to(clone)}: `{line}`: {e}") from e
+            checked += 1
+    assert checked >= 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "covenant nothing",
+        "covenant audit verify --no-such-option",
+        "./scripts/absent",
+        "make absent",
+        "curl example.org",
+    ],
+)
+def test_the_check_sees(clone: pathlib.Path, line: str) -> None:
+    with pytest.raises((AssertionError, OSError, click.ClickException)):
+        check(line, clone)
+
+
+def test_relative_links_lead_somewhere(clone: pathlib.Path) -> None:
+    dead = [
+        f"{page.relative_to(clone)}: {target}"
+        for page in _pages(clone)
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert dead == []

@@ -1,0 +1,63 @@
+"""`covenant --help` is click and the standard library's light half: by import list, not by clock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+HEAVY = (
+    "_cffi_backend",
+    "aiohttp",
+    "aiosqlite",
+    "anyio",
+    "asyncio",
+    "cryptography",
+    "ctypes",
+    "elftools",
+    "http.client",
+    "multiprocessing",
+    "numpy",
+    "psutil",
+    "pydantic",
+    "pydantic_core",
+    "pyroute2",
+    "pyseccomp",
+    "seccomp",
+    "sqlite3",
+    "ssl",
+    "tomllib",
+)
+
+_AFTER = """
+import json, sys
+from covenant.cli import main
+sys.argv[0] = "covenant"
+try:
+    main.entry()
+except SystemExit as e:
+    status = e.code
+else:
+    status = 0
+print("\\n@" + json.dumps({"status": status or 0, "modules": sorted(sys.modules)}))
+"""
+
+
+def _modules(*arguments: str) -> set[str]:
+    command = [sys.executable, "-c", _AFTER, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "\n@" in done.stdout, done.stderr
+    found = json.loads(done.stdout.rsplit("\n@", 1)[1])
+    assert found["status"] == 0, done.stdout + done.stderr
+    return set(found["modules"])
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert sorted(_modules("--help").intersection(HEAVY)) == []
+
+
+def test_the_list_is_alive() -> None:
+    """The control: a command that needs a manifest does import what the list names."""
+    command = [sys.executable, "-c", "import sys, policy.manifest.parse; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "pydantic" in done.stdout.split(), done.stderr

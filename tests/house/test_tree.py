@@ -1,0 +1,82 @@
+"""What may not be in the tree: machine paths, registry hosts, envelopes, keys, code in agents/."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+# Of a machine on which this was written; spelt in pieces, since this file is searched too.
+MACHINE_PATHS = re.compile(
+    "|".join(["/" + r"work/(main|shared|\.library)\b", "/" + "tmp/team", "/" + "opt/(pypi|wheels)"])
+)
+
+
+def _tracked(clone: pathlib.Path) -> list[pathlib.Path]:
+    # Under sudo the clone may belong to another user; the command line may say that it is safe.
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, check=True)
+    paths = [clone / name for name in done.stdout.decode().split("\0") if name]
+    assert len(paths) > 20
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def test_nothing_names_the_machine_it_was_written_on(clone: pathlib.Path) -> None:
+    found = [
+        f"{path.relative_to(clone)}: {match[0]}"
+        for path in _tracked(clone)
+        if (match := MACHINE_PATHS.search(path.read_text(errors="replace")))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
+def test_a_lock_names_versions_and_hashes_and_no_host(clone: pathlib.Path, name: str) -> None:
+    text = (clone / "locks" / name).read_text()
+    assert not re.search(r"://|index|find-links|trusted-host", text)
+    # Every requirement is exact and has at least one hash: `pip --require-hashes` would refuse the rest.
+    requirements = re.sub(r"\\\n", " ", text).strip().splitlines()
+    assert len(requirements) > 5
+    for requirement in requirements:
+        assert re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", requirement), requirement
+
+
+def test_the_locks_agree(clone: pathlib.Path) -> None:
+    def pins(name: str) -> set[str]:
+        return set(re.findall(r"^[a-z0-9-]+==\S+", (clone / "locks" / name).read_text(), re.MULTILINE))
+
+    assert pins("runtime.txt") < pins("dev.txt")
+
+
+def test_the_locks_hold_what_the_project_asks_for(clone: pathlib.Path) -> None:
+    project = (clone / "pyproject.toml").read_text()
+    block = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    group = re.search(r"^dev = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert block
+    assert group
+    for found, lock in ((block, "runtime.txt"), (group, "dev.txt")):
+        text = (clone / "locks" / lock).read_text()
+        for name in re.findall(r'"([a-z0-9-]+)', found[1]):
+            assert re.search(rf"^{name}==", text, re.MULTILINE), (name, lock)
+
+
+def test_agents_are_data(clone: pathlib.Path) -> None:
+    tracked = [
+        path.relative_to(clone / "agents") for path in _tracked(clone) if path.is_relative_to(clone / "agents")
+    ]
+    assert tracked
+    assert [path for path in tracked if path.name in ("__init__.py", "agent.dsse.json")] == []
+
+
+def test_no_key_is_committed(clone: pathlib.Path) -> None:
+    marks = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\n[A-Za-z0-9+/=]{20}")
+    assert [path for path in _tracked(clone) if path.suffix == ".key" or marks.search(path.read_bytes())] == []
+
+
+def test_scripts_can_be_run(clone: pathlib.Path) -> None:
+    for name in ("setup", "undo", "demo", "test", "lock"):
+        path = clone / "scripts" / name
+        assert path.stat().st_mode & 0o111 == 0o111, name
+        assert path.read_text().startswith("#!/usr/bin/"), name

@@ -1,0 +1,82 @@
+"""The wheel owns exactly three import packages, carries its data, and works away from the clone."""
+
+from __future__ import annotations
+
+import configparser
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOMS = {"covenant", "policy", "sandbox"}
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Built without isolation: hatchling is in the lock, and nothing is fetched."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(clone)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [found] = out.glob("*.whl")
+    return found
+
+
+def _members(wheel: pathlib.Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_owns_exactly_three_names(wheel: pathlib.Path) -> None:
+    tops = {name.split("/")[0] for name in _members(wheel)}
+    assert {top for top in tops if not top.endswith(".dist-info")} == ROOMS
+    assert [top for top in tops if top.endswith(".dist-info")] == ["covenant_supervisor-0.1.0.dist-info"]
+
+
+def test_every_source_and_data_file_is_in_the_wheel(clone: pathlib.Path, wheel: pathlib.Path) -> None:
+    there = {
+        str(path.relative_to(clone))
+        for room in ROOMS
+        for path in (clone / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = {name for name in _members(wheel) if name.split("/")[0] in ROOMS}
+    assert packed == there
+    assert {f"{room}/py.typed" for room in ROOMS} <= packed
+    assert any(name.startswith("policy/data/") and name.endswith(".toml") for name in packed)
+
+
+def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name)
+        scripts = configparser.ConfigParser()
+        scripts.read_string(archive.read(f"{info}/entry_points.txt").decode())
+        metadata = archive.read(f"{info}/METADATA").decode()
+        assert f"{info}/licenses/LICENSE" in archive.namelist()
+    assert dict(scripts["console_scripts"]) == {"covenant": "covenant.cli.main:entry"}
+    assert "Name: covenant-supervisor\n" in metadata
+    assert "Requires-Python: >=3.11\n" in metadata
+
+
+def test_the_installed_wheel_reads_its_own_data(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """From a folder of its own, not the clone: a data file that was left out would be missed here."""
+    target = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:  # a wheel of pure Python is installed by unpacking it
+        archive.extractall(target)
+    program = (
+        "import policy.data, covenant.cli.main as m, sandbox\n"
+        "print(policy.data.__file__, m.__file__, sandbox.__file__)\n"
+        "assert policy.data.roles() and policy.data.deny()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(path.startswith(str(target)) for path in done.stdout.split()), done.stdout
