@@ -84,6 +84,12 @@ class ManifestSyntaxError(ManifestError):
     code = "manifest_syntax"
 
 
+class UnknownSyscallError(ManifestError):
+    """A system call is named that no supported architecture has."""
+
+    code = "unknown_syscall"
+
+
 # --- the operator must act ----------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ reason or a wrong type is an error of the build) and cached for the life of the 
 
     deny.toml               version, [calls] name = "reason"
     profiles/NAME.toml      version, [calls] name = "reason"
+    additions/NAME.toml     version, [calls] name = "reason"
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
     never_grantable.toml    version, [trees] "/path" = "reason"
     roles.toml              version, [roles.NAME] (policy.grants.roles)
@@ -28,6 +29,7 @@ __all__ = [
     "NeverGrantable",
     "Profile",
     "SyscallTable",
+    "addition",
     "deny",
     "never_grantable",
     "profile",
@@ -111,6 +113,20 @@ def profile(name: str) -> Profile:
     if name not in profile_names():
         raise KeyError(name)
     path = f"profiles/{name}.toml"
+    table = _load(path, {"version": int, "calls": dict})
+    reasons = _reasons(path, table["calls"], _CALL)
+    return Profile(name, table["version"], frozenset(reasons), reasons)
+
+
+@functools.cache
+def addition(name: str) -> Profile:
+    """The calls that another grant brings into the filter: ``network`` (not off) or ``executables`` (any path).
+
+    Raises KeyError for another name.
+    """
+    if name not in ("executables", "network"):
+        raise KeyError(name)
+    path = f"additions/{name}.toml"
     table = _load(path, {"version": int, "calls": dict})
     reasons = _reasons(path, table["calls"], _CALL)
     return Profile(name, table["version"], frozenset(reasons), reasons)
