@@ -32,10 +32,7 @@ def deb822(text: str) -> Iterator[Entry]:
                 key, _, value = line.partition(":")
                 key = key.strip().lower()
                 fields[key] = value.strip()
-        if (
-            fields.get("enabled", "yes").lower() in ("no", "false", "0")
-            or "deb" not in fields.get("types", "").split()
-        ):
+        if fields.get("enabled", "yes").lower() in ("no", "false", "0") or "deb" not in fields.get("types", "").split():
             continue
         for uri in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():

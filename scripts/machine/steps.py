@@ -168,9 +168,7 @@ def _runsc(machine: Machine) -> None:
     _install_runsc(machine)
     found = runsc.probe()
     if not found.works:
-        raise SetupError(
-            f"a runsc that works: the one that was installed does not ({found.problem})", *GVISOR_RELEASE
-        )
+        raise SetupError(f"a runsc that works: the one that was installed does not ({found.problem})", *GVISOR_RELEASE)
     console.fine(f"{found.path} starts a sandbox")
 
 
@@ -272,21 +270,18 @@ def _venv(machine: Machine) -> None:
         "install",
         "-q",
     ]
+    console.run([PYTHON, "-m", "venv", str(venv)])
+    hashes = ["--require-hashes", "--no-deps", "--only-binary=:all:"]
     try:
-        console.run([PYTHON, "-m", "venv", str(venv)])
-        console.run(
-            [*pip, "--require-hashes", "--no-deps", "--only-binary=:all:", "-r", str(machine.clone / LOCK)]
-        )
-        # hatchling is in the lock: the project itself is built without an index.
-        console.run(
-            [*pip, "--no-index", "--no-deps", "--no-build-isolation", "-e", str(machine.clone)],
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        console.run([*pip, *hashes, "-r", str(machine.clone / LOCK)])
     except SetupError as e:
         raise SetupError(
             f"the Python packages of {LOCK}: {e}",
             "pip needs an index that it can reach (PIP_INDEX_URL or pip.conf); then run set-up again",
         ) from e
+    # hatchling is in the lock: the project itself is built without an index.
+    local = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(machine.clone)]
+    console.run([*pip, *local], env={"PYTHONDONTWRITEBYTECODE": "1"})
     stamp.write_text(digest)
 
 
@@ -297,7 +292,5 @@ def _agents(machine: Machine) -> None:
         if not script.exists():
             continue
         python = str(machine.clone / VENV / "bin/python")
-        out = console.run(
-            [python, "-B", str(script)], cwd=str(machine.clone), env={"PYTHONDONTWRITEBYTECODE": "1"}
-        )
+        out = console.run([python, "-B", str(script)], cwd=str(machine.clone), env={"PYTHONDONTWRITEBYTECODE": "1"})
         sys.stdout.write(out)
