@@ -1,0 +1,187 @@
+"""The supervisor's own configuration: a small TOML file that only root can write.
+
+Read from ``COVENANT_STATE/config.toml``, else ``/etc/covenant/config.toml``, else the defaults below. Nothing here
+comes from the environment, and programs with rights are named by absolute path: PATH is under the caller's
+control (decisions.md, "Environment and binaries").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from policy import errors
+
+SYSTEM_FILE = Path("/etc/covenant/config.toml")
+_MAX_BYTES = 64 * 1024
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+# Places of runsc, by preference: gVisor's own package and Debian's, then a release installed by hand.
+_DEFAULT_PATHS = {
+    "runsc": ("/usr/bin/runsc", "/usr/local/bin/runsc"),
+    "nft": ("/usr/sbin/nft",),
+    "ip": ("/usr/sbin/ip", "/usr/bin/ip"),
+    "python3": ("/usr/bin/python3",),
+    "node": ("/usr/bin/node", "/usr/local/bin/node"),
+}
+
+
+class ConfigError(errors.OperatorError):
+    """The configuration file is malformed, or others than root can write it."""
+
+    code = "config_invalid"
+
+
+def _default(name: str) -> Path:
+    candidates = [Path(p) for p in _DEFAULT_PATHS[name]]
+    return next((p for p in candidates if p.exists()), candidates[0])
+
+
+class Config(pydantic.BaseModel):
+    """What the operator settles for one host. Times in seconds.
+
+    ``host`` is the audience that envelopes are signed for. ``uid_first`` and ``uid_count`` are the range that live
+    runs take their uids from. ``path_owners`` are the uids, besides 0, whose directories may be granted: those of
+    people who may sign anyway. ``state`` is not a key of the file: it is where the file was looked for.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: str = pydantic.Field(default_factory=lambda: os.uname().nodename)
+    runsc: Path = pydantic.Field(default_factory=lambda: _default("runsc"))
+    nft: Path = pydantic.Field(default_factory=lambda: _default("nft"))
+    ip: Path = pydantic.Field(default_factory=lambda: _default("ip"))
+    python3: Path = pydantic.Field(default_factory=lambda: _default("python3"))
+    node: Path = pydantic.Field(default_factory=lambda: _default("node"))
+    cgroup: str = "covenant"
+    uid_first: int = pydantic.Field(default=2_000_000, ge=65_536, le=2**31 - 70_000)
+    uid_count: int = pydantic.Field(default=4_096, ge=1, le=65_536)
+    start_deadline_seconds: int = pydantic.Field(default=60, ge=1, le=3_600)
+    grace_seconds: int = pydantic.Field(default=5, ge=0, le=300)
+    allow_unsigned_trusted_local: bool = False
+    trusted_local_user: str = "covenant-agent"
+    path_owners: tuple[int, ...] = ()
+    state: Path = Path("/var/lib/covenant")
+
+    @pydantic.field_validator("runsc", "nft", "ip", "python3", "node", "state", mode="before")
+    @classmethod
+    def _absolute(cls, value: object) -> object:
+        path = Path(value) if isinstance(value, str) else value
+        if not isinstance(path, Path) or not path.is_absolute() or ".." in path.parts:
+            raise ValueError("must be an absolute path without `..`")
+        return path
+
+    @pydantic.field_validator("path_owners", mode="before")
+    @classmethod
+    def _tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @pydantic.field_validator("host")
+    @classmethod
+    def _host_name(cls, value: str) -> str:
+        if not _HOST.fullmatch(value):
+            raise ValueError("must be a host name")
+        return value
+
+    @pydantic.field_validator("cgroup", "trusted_local_user")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", value):
+            raise ValueError("must be a plain lower-case name")
+        return value
+
+
+def load(state: Path) -> Config:
+    """The configuration that holds for ``state`` (COVENANT_STATE).
+
+    Raises:
+        ConfigError: the file is there and is malformed, too large, or can be written by others.
+    """
+    for path in (state / "config.toml", SYSTEM_FILE):
+        raw = _read(path)
+        if raw is not None:
+            return parse(raw, file=str(path), state=state)
+    return Config(state=state)
+
+
+def parse(raw: bytes, *, file: str, state: Path) -> Config:
+    """The configuration in these bytes; ``file`` stands in errors."""
+    try:
+        document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
+        raise ConfigError(f"configuration is not valid TOML: {e}", where=file) from e
+    if "state" in document:
+        raise ConfigError("`state` cannot be configured", hint="set COVENANT_STATE", where=file)
+    try:
+        return Config(**document, state=state)
+    except pydantic.ValidationError as e:
+        first = e.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ").lower()
+        raise ConfigError(f"configuration key `{key}`: {message}", where=file) from e
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        raise ConfigError(f"configuration cannot be read: {e.strerror}", where=str(path)) from e
+    with os.fdopen(fd, "rb") as stream:
+        info = os.fstat(fd)
+        # Under root only root's own file decides; without rights one's own file harms nobody but oneself.
+        if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & 0o022:
+            raise ConfigError(
+                "configuration can be written by others",
+                hint=f"chown root {path}; chmod 0600 {path}",
+                where=str(path),
+            )
+        raw = stream.read(_MAX_BYTES + 1)
+    if len(raw) > _MAX_BYTES:
+        raise ConfigError(f"configuration is larger than {_MAX_BYTES} bytes", where=str(path))
+    return raw
+
+
+def trusted_binary(path: Path) -> Path:
+    """The program at an absolute path, with symlinks resolved, if only root can have put it there.
+
+    Raises:
+        errors.HostError: it is missing, no executable file, or it or a directory above it is in other hands.
+    """
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        info = real.stat()
+    except OSError as e:
+        raise errors.HostError(f"program `{path}` cannot be used: {e.strerror}", where=str(path)) from e
+    if not stat.S_ISREG(info.st_mode) or not info.st_mode & 0o111:
+        raise errors.HostError(f"program `{path}` is not an executable file", where=str(real))
+    for place in (real, *real.parents, *path.parents):
+        check_owner(place)
+    return real
+
+
+def check_owner(path: Path) -> os.stat_result:
+    """The lstat of a path that only root can change.
+
+    Raises:
+        errors.HostError: it is missing, not owned by root, or writable by group or others.
+    """
+    try:
+        info = os.lstat(path)
+    except OSError as e:
+        raise errors.HostError(f"`{path}` cannot be looked at: {e.strerror}", where=str(path)) from e
+    if info.st_uid != 0:
+        raise errors.HostError(
+            f"`{path}` belongs to uid {info.st_uid}, not to root", hint=f"chown root {path}", where=str(path)
+        )
+    # A symlink has mode 0777 always; a sticky directory of root lets nobody replace root's entries in it.
+    loose = info.st_mode & 0o022 and not stat.S_ISLNK(info.st_mode)
+    if loose and not (stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX):
+        raise errors.HostError(f"`{path}` can be written by others", hint=f"chmod go-w {path}", where=str(path))
+    return info
