@@ -285,6 +285,18 @@ class EventError(MachineError):
     code = "event_invalid"
 
 
+class StateError(MachineError):
+    """COVENANT_STATE holds a file that is damaged, or is busy, or cannot be written."""
+
+    code = "state_damaged"
+
+
+class ArtefactError(MachineError):
+    """A compiled artefact cannot be read back, so that nothing can be said about what it allows."""
+
+    code = "artefact_unreadable"
+
+
 class KernelError(MachineError):
     """A system call or tool failed where it should not."""
 

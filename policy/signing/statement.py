@@ -26,7 +26,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 DEFAULT_LIFETIME_MS = 90 * DAY_MS
 
 AGENT_ID_PATTERN = r"^[A-Za-z0-9_.-]{1,128}$"
-AUDIENCE_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
+AUDIENCE_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$"
 
 Sha256 = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 TimeMs = Annotated[int, pydantic.Field(ge=0, le=MAX_TIME_MS)]

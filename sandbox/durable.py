@@ -1,0 +1,177 @@
+"""Small private files that decide something: read with their owner and mode checked, written so that a crash at
+any point leaves the old bytes or the new ones.
+
+Everything goes by the descriptor of a directory that was checked when it was opened, so that a path swapped later
+changes nothing. Write order: temporary file, fsync, rename (or link), fsync of the directory (rename(2), fsync(2)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from policy import errors
+
+LOCK_SECONDS = 10.0
+_POLL_SECONDS = 0.005
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_directory(path: Path, *, error: type[errors.CovenantError]) -> int:
+    """A descriptor of a directory that is ours alone: our uid, mode 0700, no symlink.
+
+    Raises:
+        error: it is missing, or something of that does not hold.
+    """
+    try:
+        fd = os.open(path, _DIRECTORY)
+    except OSError as e:
+        reason = "it is a symlink" if e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink() else e.strerror
+        raise error(f"directory `{path}` cannot be used: {reason}", where=str(path)) from e
+    try:
+        _check_private(os.fstat(fd), str(path), "0700", error)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_subdirectory(directory: int, name: str, *, where: str, make: bool, error: type[errors.CovenantError]) -> int:
+    """A descriptor of a private directory in a private directory, made 0700 when ``make`` says so.
+
+    Raises:
+        error: as ``open_directory``.
+    """
+    place = f"{where}/{name}"
+    try:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=directory)
+                os.fsync(directory)
+        fd = os.open(name, _DIRECTORY, dir_fd=directory)
+    except OSError as e:
+        raise error(f"directory `{place}` cannot be used: {e.strerror}", where=place) from e
+    try:
+        _check_private(os.fstat(fd), place, "0700", error)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[errors.CovenantError]) -> bytes | None:
+    """The bytes of a private file, None when there is none.
+
+    Raises:
+        error: a symlink, no regular file, another owner, readable by others, too large, or unreadable.
+    """
+    place = f"{where}/{name}"
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
+        raise error(f"file `{place}` cannot be read: {reason}", where=place) from e
+    with os.fdopen(fd, "rb") as stream:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise error(f"`{place}` is no plain file", where=place)
+        _check_private(info, place, "0600", error)
+        raw = stream.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise error(f"file `{place}` is larger than {max_bytes} bytes", where=place)
+    return raw
+
+
+def replace(directory: int, name: str, data: bytes) -> None:
+    """Put ``data`` in the place of a file (0600), durably.
+
+    The caller holds the lock of the directory: the temporary name is a fixed one, so that what a crash leaves is
+    overwritten by the next write and never piles up.
+
+    Raises:
+        OSError: nothing was changed, unless the directory itself could not be synced.
+    """
+    making = f".{name}.new"
+    # What a crash left, or a link that somebody laid there, goes first: O_EXCL then makes a file of our own.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(making, dir_fd=directory)
+    _write(directory, making, data)
+    os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)
+
+
+def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Make a file that is not there yet, whole or not at all, durably.
+
+    Raises:
+        FileExistsError: there is one of that name; it is left as it is.
+        OSError: nothing was made.
+    """
+    making = f".{name}.{uuid.uuid4()}"
+    try:
+        _write(directory, making, data, mode=mode)
+        # link(2) refuses an existing name, which rename(2) would replace.
+        os.link(making, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(making, dir_fd=directory)
+    os.fsync(directory)
+
+
+@contextlib.contextmanager
+def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> Iterator[None]:
+    """Hold the directory's lock file; writers of one state take turns, threads and processes alike.
+
+    Raises:
+        error: another holder did not let go within ``LOCK_SECONDS``, or the lock cannot be opened.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open("lock", flags, 0o600, dir_fd=directory)
+    except OSError as e:
+        raise error(f"`{where}/lock` cannot be opened: {e.strerror}", where=where) from e
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise error(f"`{where}` is held by another process", where=where) from None
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _write(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        if mode != 0o600:
+            os.fchmod(fd, mode)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_private(info: os.stat_result, place: str, mode: str, error: type[errors.CovenantError]) -> None:
+    if info.st_uid != os.geteuid():
+        raise error(f"`{place}` belongs to uid {info.st_uid}, not to uid {os.geteuid()}", where=place)
+    if info.st_mode & 0o077:
+        found = stat.S_IMODE(info.st_mode)
+        raise error(f"`{place}` has mode {found:04o}", hint=f"chmod {mode} {place}", where=place)

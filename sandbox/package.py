@@ -1,0 +1,166 @@
+"""Read a package directory once, into memory, trusting nothing about it.
+
+Every name is opened beneath the descriptor of its directory, one component at a time, without following
+symlinks or crossing mounts (openat2(2)). Only regular files are read, each once, within the bounds of
+``policy.package``; a file that changes while it is read is refused. The bytes that come back are hashed, verified,
+parsed and copied for the run, so nobody can put other bytes in between.
+
+A hard link is read like any file. It names bytes, and bytes are all that a package is: what the link's other
+names hold later does not matter, since the copy runs. Refusing it would break checkouts and package stores
+that link, and would prove nothing about who can write the file.
+
+Nothing is skipped: a hidden file or a ``__pycache__`` is part of the package, and is refused later when the
+statement does not list it. Empty directories hold no bytes and do not exist in the copy that runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from policy import errors
+from policy import package as packages
+from sandbox.kernel import libc
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a fifo that took a file's place between lstat and open must not hang us.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_RESOLVE = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS | libc.RESOLVE_NO_XDEV
+_KINDS = {
+    stat.S_IFLNK: "a symlink",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFSOCK: "a socket",
+}
+_REASONS = {
+    errno.ELOOP: "it is a symlink",
+    errno.EXDEV: "another file system is mounted there",
+    errno.ENOENT: "it went away while the package was read",
+    errno.ENOTDIR: "it changed while the package was read",
+}
+
+
+def read(path: Path | int) -> packages.Package:
+    """The package in a directory, given as a path or as an open descriptor (which stays open).
+
+    Raises:
+        errors.PackageError: anything but plain files and directories, a refused name, too many files or bytes, or
+            a file that changed while it was read.
+    """
+    if isinstance(path, int):
+        root = os.open(".", _DIRECTORY, dir_fd=path)
+    else:
+        try:
+            root = os.open(path, _DIRECTORY)
+        except OSError as e:
+            # O_NOFOLLOW with O_DIRECTORY says ENOTDIR for a symlink.
+            symlink = e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink()
+            reason = "it is a symlink" if symlink else e.strerror
+            raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
+    try:
+        reader = _Reader()
+        reader.walk(root, "", depth=1)
+    finally:
+        os.close(root)
+    return packages.Package(reader.files, reader.envelope)
+
+
+class _Reader:
+    """One walk: what it has read so far, and what it may still read."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.envelope: bytes | None = None
+        self._bytes = 0
+        self._entries = 0
+
+    def walk(self, directory: int, prefix: str, *, depth: int) -> None:
+        if depth > packages.MAX_DEPTH:
+            raise errors.PackageError(f"the path `{prefix[:64]}...` is deeper than {packages.MAX_DEPTH} levels")
+        for name in self._names(directory):
+            path = prefix + name
+            if path != packages.ENVELOPE_NAME:
+                packages.check_path(path)
+            before = _lstat(name, path, directory)
+            if stat.S_ISDIR(before.st_mode):
+                fd = _open(name, path, directory, _DIRECTORY)
+                try:
+                    self.walk(fd, path + "/", depth=depth + 1)
+                finally:
+                    os.close(fd)
+            elif stat.S_ISREG(before.st_mode):
+                self._file(name, path, directory, before)
+            else:
+                kind = _KINDS.get(stat.S_IFMT(before.st_mode), "no plain file")
+                raise errors.PackageError(f"`{path}` is {kind}", where=path)
+
+    def _names(self, directory: int) -> list[str]:
+        """The directory's names, sorted, counted before they are kept."""
+        names = []
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                self._entries += 1
+                # Directories are not files of a package, but a tree of empty ones must end somewhere too.
+                if self._entries > 2 * packages.MAX_FILES:
+                    raise errors.PackageError(f"the package has more than {packages.MAX_FILES} files")
+                names.append(entry.name)
+        return sorted(names)
+
+    def _file(self, name: str, path: str, directory: int, seen: os.stat_result) -> None:
+        is_envelope = path == packages.ENVELOPE_NAME
+        if is_envelope:
+            packages.check_envelope_size(seen.st_size)
+        else:
+            self._bytes += seen.st_size
+            packages.check_size(files=len(self.files) + 1, total_bytes=self._bytes)
+        fd = _open(name, path, directory, _FILE)
+        try:
+            data = _read_unchanged(fd, path, seen)
+        finally:
+            os.close(fd)
+        if is_envelope:
+            self.envelope = data
+        else:
+            self.files[path] = data
+
+
+def _read_unchanged(fd: int, path: str, seen: os.stat_result) -> bytes:
+    """All bytes of an open file that is, before and after, the one that ``lstat`` saw."""
+    before = os.fstat(fd)
+    chunks = []
+    # One byte more than was promised, so that growth shows.
+    left = seen.st_size + 1
+    while left > 0 and (chunk := os.read(fd, min(left, 1 << 20))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    data = b"".join(chunks)
+    after = os.fstat(fd)
+    if not (_identity(seen) == _identity(before) == _identity(after)) or len(data) != seen.st_size:
+        raise errors.PackageError(f"`{path}` changed while it was read", hint="try again", where=path)
+    return data
+
+
+def _identity(info: os.stat_result) -> tuple[int, ...]:
+    return (info.st_ino, info.st_mode, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def _lstat(name: str, path: str, directory: int) -> os.stat_result:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError as e:
+        raise _refused(path, e) from e
+
+
+def _open(name: str, path: str, directory: int, flags: int) -> int:
+    try:
+        return libc.openat2(name, flags, dir_fd=directory, resolve=_RESOLVE)
+    except OSError as e:
+        raise _refused(path, e) from e
+
+
+def _refused(path: str, error: OSError) -> errors.PackageError:
+    reason = _REASONS.get(error.errno or 0, error.strerror)
+    return errors.PackageError(f"`{path}` cannot be read: {reason}", where=path)
