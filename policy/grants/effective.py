@@ -1,0 +1,180 @@
+"""Effective grants: the product of the ten domains. What a manifest asks for, what a role or parent bounds, and
+what an agent has are all values of this one type.
+
+One law joins two domains: without an executables grant no ``execve`` is held, and ``execveat`` and
+``memfd_create``, which start programs without a path, never are (decisions.md, "Filesystem and execution"). It
+only takes away and is monotone, so the product of the meets stays a meet (tests/property/policy/test_grants.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from policy import errors
+from policy.grants import source
+from policy.grants.credentials import Credentials
+from policy.grants.domain import Domain
+from policy.grants.executables import Executables
+from policy.grants.identity import Identity
+from policy.grants.lifetime import Lifetime
+from policy.grants.network import Network
+from policy.grants.paths import Filesystem
+from policy.grants.resources import UNITS, Resources
+from policy.grants.skills import Skills
+from policy.grants.spawning import Spawning
+from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, Syscalls
+
+# The ten, in the order of the OctantOS table; every loop over domains takes them from here.
+DOMAINS: dict[str, type[Domain]] = {
+    "identity": Identity,
+    "filesystem": Filesystem,
+    "network": Network,
+    "syscalls": Syscalls,
+    "executables": Executables,
+    "resources": Resources,
+    "credentials": Credentials,
+    "skills": Skills,
+    "spawning": Spawning,
+    "lifetime": Lifetime,
+}
+# The profile that a runtime brings where the manifest names none.
+RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static"}
+_NO_EXEC = NEVER_CALLS | {EXEC_CALL}
+
+Lines = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Grants in all ten domains; everything not in it is denied."""
+
+    identity: Identity
+    filesystem: Filesystem
+    network: Network
+    syscalls: Syscalls
+    executables: Executables
+    resources: Resources
+    credentials: Credentials
+    skills: Skills
+    spawning: Spawning
+    lifetime: Lifetime
+
+    def __post_init__(self) -> None:
+        calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
+        if calls is not self.syscalls:
+            object.__setattr__(self, "syscalls", calls)
+
+    @classmethod
+    def _of(cls, domains: Iterable[Any]) -> Self:
+        """The product of one value a domain, in the order of ``DOMAINS``."""
+        return cls(*domains)
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """Nothing in any domain."""
+        return cls._of(domain.bottom() for domain in DOMAINS.values())
+
+    @classmethod
+    def top(cls) -> Self:
+        """Everything in every domain; where a ceiling starts from."""
+        return cls._of(domain.top() for domain in DOMAINS.values())
+
+    @classmethod
+    def from_manifest(
+        cls,
+        manifest: source.Source,
+        *,
+        profiles: Mapping[str, source.Calls],
+        additions: Mapping[str, source.Calls] | None = None,
+        below: Mapping[str, frozenset[str]] | None = None,
+    ) -> Self:
+        """What ``manifest`` asks for.
+
+        ``profiles`` are the named sets of system calls; ``additions`` the sets that a grant of ``executables`` or
+        ``network`` brings with it; ``below`` maps each role to itself and the roles below it. Without the last two
+        less is granted, never more.
+
+        Raises ManifestError for a profile that is not in ``profiles``.
+        """
+        table = manifest.permissions
+        network = _network(manifest)
+        executables = Executables.of((e.path, e.sha256) for e in table.executables.allow)
+        brought = (("executables", bool(executables)), ("network", network.mode != "off"))
+        names = frozenset[str]().union(
+            *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
+        )
+        return cls(
+            identity=Identity.of(manifest.agent.role, below or {}),
+            filesystem=Filesystem.of(manifest.sandbox.filesystem, table.filesystem.read, table.filesystem.write),
+            network=network,
+            syscalls=_syscalls(manifest, profiles, names),
+            executables=executables,
+            resources=Resources(*(source.ceiling(manifest.resources, name) for name in UNITS)),
+            credentials=Credentials.of(table.credentials.grants),
+            skills=Skills.of(table.skills.allow, table.skills.side_effects),
+            spawning=_spawning(manifest.spawn),
+            lifetime=_lifetime(manifest.lifetime),
+        )
+
+    def domains(self) -> tuple[tuple[str, Domain], ...]:
+        """Name and value of each domain, in the order of ``DOMAINS``."""
+        return tuple((name, getattr(self, name)) for name in DOMAINS)
+
+    def meet(self, other: Self, /) -> Self:
+        """What both allow, in every domain."""
+        return self._of(mine.meet(getattr(other, name)) for name, mine in self.domains())
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` allows all of this."""
+        return all(mine.is_subset(getattr(other, name)) for name, mine in self.domains())
+
+    def difference(self, other: Self, /) -> dict[str, Domain]:
+        """The grants of this that ``other`` does not cover, by domain; empty exactly when a subset."""
+        left = ((name, mine.difference(getattr(other, name))) for name, mine in self.domains())
+        return {name: domain for name, domain in left if domain != DOMAINS[name].bottom()}
+
+    def describe(self) -> Lines:
+        """The grants as lines, by domain; domains without a grant are left out."""
+        return {name: lines for name, mine in self.domains() if (lines := mine.describe())}
+
+    def canonical(self) -> dict[str, Any]:
+        """The grants as JSON would hold them: sorted, stable, and what the policy digest covers."""
+        return {name: mine.canonical() for name, mine in self.domains()}
+
+    def for_child(self, *, remaining_seconds: int | None) -> Self:
+        """The ceiling of this agent's children: one level of spawning less, and no longer than what is left.
+
+        ``remaining_seconds`` is what is left of this agent's life, None when it has no end.
+        """
+        left = Lifetime(remaining_seconds, self.lifetime.on_expiry)
+        return replace(self, spawning=self.spawning.for_child(), lifetime=left)
+
+
+def _network(manifest: source.Source) -> Network:
+    # A table that is there and empty lists no destination; one that is absent leaves the mode's own.
+    if not manifest.wrote("permissions.network"):
+        return Network.without_table(manifest.resources.network)
+    return Network.of((e.host, e.ports, e.protocol) for e in manifest.permissions.network)
+
+
+def _syscalls(manifest: source.Source, profiles: Mapping[str, source.Calls], added: frozenset[str]) -> Syscalls:
+    table = manifest.permissions.syscalls
+    name = table.profile or RUNTIME_PROFILES.get(manifest.agent.runtime, "")
+    if name and name not in profiles:
+        raise errors.ManifestError(
+            f"system call profile `{name}` is not known", hint=f"known profiles: {', '.join(sorted(profiles))}"
+        )
+    base = profiles[name].names if name else frozenset()
+    return Syscalls((base | added | frozenset(table.allow)) - frozenset(table.deny), profile=name, profile_names=base)
+
+
+def _spawning(table: source.Spawn) -> Spawning:
+    if not table.allowed:
+        return Spawning(on_parent_exit=table.on_parent_exit)
+    return Spawning(table.max_depth, table.max_descendants, table.on_parent_exit)
+
+
+def _lifetime(table: source.Lifetime) -> Lifetime:
+    return Lifetime(None if table.unlimited else table.ttl_seconds or 0, table.on_expiry)

@@ -1,0 +1,142 @@
+"""Network grants: which names and addresses may be reached, on which ports, by which protocol.
+
+Everything is one set of destinations. A mode without a table is a set too: every name and every public address, with
+port 443 by TLS (``outbound-https-only``) or with everything (``full``). So the meet is right when one side has a
+table and the other has none, and ``mode`` is read off the set: the least one that holds it.
+
+Names and addresses are judged apart (decisions.md): a name leads only to public addresses, a private address is
+reached only by an address or CIDR entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+from policy.grants import access, addresses, hostnames, spans
+from policy.grants.access import Access, Protocol
+from policy.grants.spans import Spans
+
+Mode = Literal["off", "outbound-https-only", "full"]
+MODES: tuple[Mode, ...] = ("off", "outbound-https-only", "full")
+# What a mode allows where the manifest has no table.
+WITHOUT_TABLE: dict[Mode, Access] = {
+    "off": access.NOTHING,
+    "outbound-https-only": access.HTTPS,
+    "full": access.EVERYTHING,
+}
+ANY_PUBLIC = "any public host"
+
+
+class Entry(NamedTuple):
+    """One line of the set: ``host`` is a name, ``*.name``, ``*``, a CIDR block, or ``any public host``."""
+
+    host: str
+    protocol: Protocol
+    ports: Spans
+
+    def __str__(self) -> str:
+        ports = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ports)
+        return f"{self.host} {self.protocol} {ports}"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The destinations of an agent; made by ``of``, ``without_table``, ``bottom``, ``top`` and the operations."""
+
+    names: hostnames.Names = ()
+    reach: addresses.Reach = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[str, Iterable[tuple[int, int]], Protocol]]) -> Self:
+        """The union of entries (host, spans of ports, protocol).
+
+        Raises ManifestError for a host that is no name, ``*.name``, address or CIDR block.
+        """
+        names: list[tuple[str, Access]] = []
+        reach: list[tuple[int, int, Access]] = []
+        for host, ports, protocol in entries:
+            how = Access.of(protocol, ports)
+            span = addresses.parse(host)
+            if span is None:
+                names.append((hostnames.check(host), how))
+            else:
+                reach.append((*span, how))
+        return cls(hostnames.join(names), addresses.join(reach))
+
+    @classmethod
+    def without_table(cls, mode: Mode) -> Self:
+        """What ``mode`` allows where the manifest lists no destinations."""
+        return cls.any(WITHOUT_TABLE[mode], addresses.PUBLIC)
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """Nowhere."""
+        return cls()
+
+    @classmethod
+    def top(cls) -> Self:
+        """Everywhere, private addresses included; a ceiling that leaves hosts open."""
+        return cls.any(access.EVERYTHING)
+
+    @classmethod
+    def any(cls, how: Access, where: Spans = addresses.ALL) -> Self:
+        """Every name, and every address of ``where``, with this access."""
+        return cls(((hostnames.EVERY, how),), addresses.uniform(where, how)) if how else cls()
+
+    @property
+    def mode(self) -> Mode:
+        """The least mode that holds the set."""
+        accesses = {how for _, how in self.names} | {how for _, _, how in self.reach}
+        if not accesses:
+            return "off"
+        return "outbound-https-only" if accesses <= {access.HTTPS} else "full"
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The set as lines, sorted; what every public host shares is one line."""
+        public = self._public()
+        rest = self.difference(self.any(public, addresses.PUBLIC))
+        lines = [Entry(ANY_PUBLIC, protocol, ports) for protocol, ports in public.by_protocol()]
+        for pattern, how in rest.names:
+            lines += [Entry(pattern, protocol, ports) for protocol, ports in how.by_protocol()]
+        for first, last, how in rest.reach:
+            for block in addresses.blocks(first, last):
+                lines += [Entry(str(block), protocol, ports) for protocol, ports in how.by_protocol()]
+        return tuple(lines)
+
+    def _public(self) -> Access:
+        """The access that every name and every public address has in common."""
+        how = dict(self.names).get(hostnames.EVERY, access.NOTHING)
+        if not how or not self.reach:
+            return access.NOTHING
+        for _, _, one in addresses.meet(self.reach, addresses.uniform(addresses.PUBLIC, access.EVERYTHING)):
+            how = access.meet(how, one)
+        covered = tuple((first, last) for first, last, one in self.reach if access.meet(one, how) == how)
+        return access.NOTHING if spans.minus(addresses.PUBLIC, spans.join(covered)) else how
+
+    def meet(self, other: Self, /) -> Self:
+        """The destinations that both allow."""
+        return type(self)(hostnames.meet(self.names, other.names), addresses.meet(self.reach, other.reach))
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` allows every destination of this."""
+        if self == other:
+            return True
+        return not hostnames.minus(self.names, other.names) and not addresses.minus(self.reach, other.reach)
+
+    def difference(self, other: Self, /) -> Self:
+        """The addresses that ``other`` lacks, and the name patterns, whole, with the access that it lacks."""
+        return type(self)(hostnames.minus(self.names, other.names), addresses.minus(self.reach, other.reach))
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a destination and protocol."""
+        return tuple(f"connect {entry}" for entry in self.entries)
+
+    def canonical(self) -> dict[str, Any]:
+        """Mode and destinations."""
+        lines = [
+            {"host": e.host, "protocol": e.protocol, "ports": [list(span) for span in e.ports]} for e in self.entries
+        ]
+        return {"mode": self.mode, "entries": lines}

@@ -1,0 +1,83 @@
+"""Hypothesis strategies for every domain of grants: small alphabets, so that values overlap, nest and collide."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from policy.grants.access import PROTOCOLS
+from policy.grants.credentials import Credentials
+from policy.grants.effective import DOMAINS, Effective
+from policy.grants.executables import Executables
+from policy.grants.identity import Identity
+from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.network import MODES as NETWORK_MODES
+from policy.grants.network import Network
+from policy.grants.paths import MODES as FILESYSTEM_MODES
+from policy.grants.paths import Filesystem, PathSet
+from policy.grants.resources import UNITS, Resources
+from policy.grants.skills import SIDE_EFFECTS, Skills
+from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from policy.grants.syscalls import Syscalls
+
+# `data` beside `data2` and `data-x`: by string one is a prefix of the others, by component none is.
+components = st.sampled_from(["data", "data2", "data-x", "a", "b", "é"])
+paths = st.lists(components, max_size=4).map(lambda parts: "/" + "/".join(parts))
+path_lists = st.lists(paths, max_size=5)
+path_sets = path_lists.map(PathSet.of)
+
+names = st.lists(st.sampled_from(["a", "b", "com", "ex"]), min_size=1, max_size=4).map(".".join)
+addresses = st.sampled_from([
+    "10.0.0.0/8", "10.1.0.0/16", "10.0.0.0/9", "10.128.0.0/9", "10.1.2.3", "8.8.8.8", "8.8.8.0/24", "8.0.0.0/5",
+    "127.0.0.1", "169.254.169.254", "2001:db8::/32", "2606:4700::/32", "2606:4700::1111", "::ffff:10.1.2.3", "fe80::1",
+])  # fmt: skip
+hosts = st.one_of(names, names.map(lambda n: f"*.{n}"), addresses)
+ports = st.tuples(st.integers(1, 12), st.integers(0, 6)).map(lambda p: (p[0], p[0] + p[1]))
+port_lists = st.lists(ports | st.just((443, 443)), min_size=1, max_size=3)
+entries = st.tuples(hosts, port_lists, st.sampled_from(PROTOCOLS))
+
+networks = st.one_of(
+    st.lists(entries, max_size=6).map(Network.of),
+    st.sampled_from(NETWORK_MODES).map(Network.without_table),
+    st.just(Network.top()),
+)
+modes = st.sampled_from(FILESYSTEM_MODES)
+filesystems = st.builds(Filesystem.of, modes, path_lists, path_lists) | st.just(Filesystem.top())
+
+calls = st.frozensets(st.sampled_from(["read", "write", "execve", "execveat", "memfd_create", "openat"]))
+syscalls = calls.map(Syscalls) | st.just(Syscalls.top())
+
+digests = st.sampled_from([None, "a1" * 32, "b2" * 32])
+executables = st.lists(st.tuples(paths, digests), max_size=5).map(Executables.of) | st.just(Executables.top())
+
+ceilings = st.none() | st.integers(0, 3)
+resources = st.tuples(*(ceilings for _ in UNITS)).map(lambda values: Resources(*values))
+
+words = st.frozensets(st.sampled_from(["a", "b", "c"]))
+credentials = words.map(Credentials) | st.just(Credentials.top())
+skills = st.builds(Skills.of, words, st.frozensets(st.sampled_from(SIDE_EFFECTS))) | st.just(Skills.top())
+spawnings = st.builds(Spawning, ceilings, ceilings, st.sampled_from(ON_PARENT_EXIT))
+lifetimes = st.builds(Lifetime, ceilings, st.sampled_from(ON_EXPIRY))
+
+# A small order of roles: low is below left and right, which are below high.
+BELOW = {
+    "low": frozenset({"low"}),
+    "left": frozenset({"left", "low"}),
+    "right": frozenset({"right", "low"}),
+    "high": frozenset({"high", "left", "right", "low"}),
+}
+identities = st.sampled_from([None, "unknown", *BELOW]).map(lambda role: Identity.of(role, BELOW))
+
+BY_DOMAIN = {
+    "identity": identities,
+    "filesystem": filesystems,
+    "network": networks,
+    "syscalls": syscalls,
+    "executables": executables,
+    "resources": resources,
+    "credentials": credentials,
+    "skills": skills,
+    "spawning": spawnings,
+    "lifetime": lifetimes,
+}
+assert tuple(BY_DOMAIN) == tuple(DOMAINS)
+effectives = st.builds(Effective, **BY_DOMAIN)
