@@ -1,0 +1,240 @@
+"""``agent.toml``: Covenant's sections with the additions of design.md, as frozen models.
+
+The names, defaults and meanings of the first six sections are those of seeds/covenant-agent-manifest.txt, so an
+existing manifest parses unchanged. ``Manifest`` is made by ``policy.manifest.parse`` alone, which also tells it what
+the file wrote and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from policy.manifest import fields, lines, paths, structure, text
+from policy.manifest.permissions import Permissions  # by name: the field of that name would hide the module
+
+says, whole = fields.says, fields.whole
+
+Runtime = Literal["rust-bin", "python3", "node", "hermes"]
+NetworkMode = Literal["off", "outbound-https-only", "full"]
+Backend = Literal["trusted-local", "linux-gvisor"]
+FilesystemMode = Literal["read-only-package", "ephemeral", "host"]
+Priority = Literal["low", "normal", "high"]
+OnParentExit = Literal["terminate", "wind-down", "adopt"]
+OnExpiry = Literal["terminate", "suspend"]
+
+NAMESPACES = ("intent.", "memory.", "identity.", "tool.", "agent.")
+
+# Ceilings of what can be written; what a host has is rule 6. 16 TiB, a week, a year, 1,024 cores.
+_MIB = 16 * 1024 * 1024
+_WEEK_MS = 7 * 86_400_000
+_YEAR_SECONDS = 365 * 86_400
+_BYTES_PER_SECOND = 10**12
+_U63 = 2**63 - 1  # TOML's largest integer
+
+
+def _id(value: str) -> str:
+    if not value.strip("."):
+        raise text.wrong(f"agent id {text.quote(value)} is only dots", "give it a name")
+    return value
+
+
+AgentId = Annotated[
+    str,
+    AfterValidator(
+        text.matching("agent id", r"[A-Za-z0-9_.-]{1,128}", "1 to 128 of A-Z a-z 0-9 _ . - (no `@`, no spaces)")
+    ),
+    AfterValidator(_id),
+]
+RoleName = Annotated[
+    str,
+    AfterValidator(text.matching("role", r"[a-z][a-z0-9_-]{0,63}", "a role's name is a-z, 0-9, `_` and `-`")),
+]
+OperatorName = Annotated[
+    str,
+    AfterValidator(
+        text.matching("operator", r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}", "the name of a key of the trust root")
+    ),
+]
+
+
+class Agent(fields.Section):
+    """``[agent]``: who it is and how it is started."""
+
+    id: Annotated[AgentId, says("stable identifier and routing key: 1 to 128 of `A-Z a-z 0-9 _ . -`")]
+    name: Annotated[fields.Text, says("display name")]
+    version: Annotated[fields.Text, says("version of the package; SemVer recommended")]
+    runtime: Annotated[Runtime, says("what starts `entry`")]
+    entry: Annotated[
+        str, says("program or script, relative to the package; needed except for hermes, which ignores it")
+    ] = ""
+    role: Annotated[RoleName | None, says("role whose ceiling the grants must stay within")] = None
+    operator: Annotated[OperatorName | None, says("trust-root name of a key that must have signed")] = None
+
+    @field_validator("entry", mode="after")
+    @classmethod
+    def _inside_the_package(cls, value: str, info: ValidationInfo) -> str:
+        # Covenant ignores the entry of a hermes agent; a runtime that is itself wrong is reported alone.
+        if info.data.get("runtime") in structure.SUBPROCESS_RUNTIMES:
+            return paths.relative(value)
+        return value
+
+
+_action = text.matching(
+    "action",
+    r"(?:intent|memory|identity|tool|agent)\.[A-Za-z0-9_.:/*+-]{1,200}",
+    f"begin it with one of {' '.join(f'`{n}`' for n in NAMESPACES)} and a name",
+)
+Actions = Annotated[tuple[Annotated[str, AfterValidator(_action)], ...], fields.LIST, AfterValidator(fields.unique)]
+
+
+class Capabilities(fields.Section):
+    """``[capabilities]``: what the caller of the agent must hold."""
+
+    required: Annotated[Actions, says("actions that the caller must hold")] = ()
+    optional: Annotated[Actions, says("actions recorded and not enforced")] = ()
+
+
+class Resources(fields.Section):
+    """``[resources]``: ceilings. ``None`` means that the kind is not limited."""
+
+    cpu_ms_per_task: Annotated[
+        int, whole(1, _WEEK_MS, "milliseconds from the intent line to the answer (wall clock, as Covenant)")
+    ] = 30_000
+    memory_mb: Annotated[int, whole(1, _MIB, "memory of the agent, MiB")] = 512
+    disk_mb: Annotated[int, whole(0, _MIB, "sum of the writable mounts, MiB")] = 100
+    network: Annotated[NetworkMode, says("network mode; `sign` wants it written")] = "outbound-https-only"
+    pids_max: Annotated[int, whole(1, 4_194_304, "processes and threads at one time")] = 64
+    cpu_millis: Annotated[int, whole(10, 1_024_000, "thousandths of one core")] = 1000
+    cpu_weight: Annotated[int, whole(1, 10_000, "share of the CPU under contention")] = 100
+    cpu_time_ms: Annotated[int | None, whole(1, _YEAR_SECONDS * 1000, "CPU time of the run, milliseconds")] = None
+    swap_mb: Annotated[int, whole(0, _MIB, "swap, MiB")] = 0
+    io_read_bps: Annotated[int | None, whole(1, _BYTES_PER_SECOND, "bytes read per second")] = None
+    io_write_bps: Annotated[int | None, whole(1, _BYTES_PER_SECOND, "bytes written per second")] = None
+    io_read_iops: Annotated[int | None, whole(1, 10**9, "read operations per second")] = None
+    io_write_iops: Annotated[int | None, whole(1, 10**9, "write operations per second")] = None
+    net_bps: Annotated[int | None, whole(1, _BYTES_PER_SECOND, "network bytes per second, each way")] = None
+
+
+class Sandbox(fields.Section):
+    """``[sandbox]``: what confines it."""
+
+    required: Annotated[bool, says("refuse any backend that is no sandbox")] = False
+    backend: Annotated[Backend, says("what runs it; only linux-gvisor is a sandbox")] = "trusted-local"
+    filesystem: Annotated[
+        FilesystemMode,
+        says(
+            "read-only-package: nothing is writable; ephemeral: /tmp of disk_mb, thrown away; "
+            "host: that, and the granted write paths"
+        ),
+    ] = "read-only-package"
+    standby: Annotated[int, whole(0, 64, "instances kept started and waiting, each used once")] = 0
+
+
+class Settlement(fields.Section):
+    """``[settlement]``: the budget of the agent."""
+
+    budget_credits_per_hour: Annotated[int, whole(0, _U63, "credits an hour; 0 means no budget")] = 0
+    priority: Annotated[Priority, says("priority of its intents")] = "normal"
+
+
+class Hermes(fields.Section):
+    """``[hermes]``: consulted when the runtime is hermes, else only its types are checked."""
+
+    tools_allowed: Annotated[
+        tuple[str, ...], fields.LIST, says("tools that the run is expected to use, for listings")
+    ] = ()
+    approval_policy: Annotated[str, says("`operator-prompt`, `auto-deny` or `auto-once`")] = "operator-prompt"
+
+
+class Spawn(fields.Section):
+    """``[spawn]``: agents that this agent may start."""
+
+    allowed: Annotated[bool, says("whether it may start agents")] = False
+    max_depth: Annotated[int, whole(0, 32, "generations that may exist below it")] = 0
+    max_descendants: Annotated[int, whole(0, 10_000, "live descendants at one time, the whole tree")] = 0
+    on_parent_exit: Annotated[OnParentExit, says("what becomes of it when its parent ends")] = "terminate"
+
+
+class Lifetime(fields.Section):
+    """``[lifetime]``: absent, the run ends with its task."""
+
+    ttl_seconds: Annotated[int | None, whole(1, _YEAR_SECONDS, "seconds that a run may live")] = None
+    unlimited: Annotated[bool, says("no end; needs an approval in the signature")] = False
+    on_expiry: Annotated[OnExpiry, says("what happens at the end of ttl_seconds")] = "terminate"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the file said beyond its values: the keys that it wrote, sections that are not ours, its text."""
+
+    written: frozenset[str] = frozenset()
+    unknown: tuple[str, ...] = ()
+    file: str = field(default="agent.toml", compare=False)
+    text: str = field(default="", compare=False, repr=False)
+
+    @cached_property
+    def places(self) -> Mapping[lines.Path, int]:
+        """Line numbers by path; scanned when first asked for."""
+        return lines.scan(self.text).lines
+
+    def where(self, path: lines.Path) -> str:
+        """``agent.toml:LINE`` of a key, or of the nearest table around it that the file wrote."""
+        for length in range(len(path), 0, -1):
+            line = self.places.get(path[:length])
+            if line is not None:
+                return f"{self.file}:{line}"
+        return self.file
+
+
+class Manifest(fields.Section):
+    """A manifest that satisfies every rule of its own; signature, role, host and parent are other checks.
+
+    A section that the file leaves out is its default object: ``wrote`` tells the difference.
+    """
+
+    agent: Agent
+    capabilities: Capabilities = Capabilities()
+    resources: Resources = Resources()
+    sandbox: Sandbox = Sandbox()
+    settlement: Settlement = Settlement()
+    hermes: Hermes = Hermes()
+    permissions: Permissions = Permissions()
+    spawn: Spawn = Spawn()
+    lifetime: Lifetime = Lifetime()
+
+    _source: Source = PrivateAttr(default=Source())
+
+    @model_validator(mode="after")
+    def _structure(self) -> Manifest:
+        # INVARIANT: no Manifest exists that breaks a rule across sections, however it was made.
+        found = tuple(structure.problems(self))
+        if found:
+            raise PydanticCustomError("structure", "sections contradict each other", {"problems": found})
+        return self
+
+    @property
+    def written(self) -> frozenset[str]:
+        """Dotted keys and tables that the file wrote, such as ``resources.memory_mb`` and ``resources``."""
+        return self._source.written
+
+    @property
+    def unknown_sections(self) -> tuple[str, ...]:
+        """Top-level sections that are tolerated and mean nothing here, sorted."""
+        return self._source.unknown
+
+    def wrote(self, dotted: str) -> bool:
+        """Whether the file wrote this key or table, as opposed to its default applying."""
+        return dotted in self._source.written
+
+    def where(self, dotted: str) -> str:
+        """``agent.toml:LINE`` of a dotted key such as ``permissions.network[0].host``.
+
+        For what the file did not write, the line of the nearest table around it, or the file alone.
+        """
+        return self._source.where(lines.parse_dotted(dotted))

@@ -1,0 +1,112 @@
+"""Paths of a manifest, as text: one spelling for each, settled before anything is compared or mounted.
+
+A path is judged by its components. Whatever could be read in two ways is refused and the right spelling named,
+never repaired in silence: what was signed is what is compared. That a path exists, is no symlink and is
+grantable is for the host (decisions.md, Authority and state).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from policy.manifest import text
+
+PATH_BYTES = 4095  # PATH_MAX without its NUL
+COMPONENT_BYTES = 255  # NAME_MAX
+_GLOB = re.compile(r"[*?\[\]{}]")
+# Characters that look like a slash or a dot and are neither: a reader of the manifest would see another path.
+_LOOK_ALIKES = {
+    **dict.fromkeys("\u1735\u2044\u2215\u2571\u27cb\u29f8\u2cc6\u3033\uff0f", "/"),
+    **dict.fromkeys("\u2024\ufe52\uff0e", "."),
+    "\u2025": "..",
+    "\u2026": "...",
+}
+
+
+def absolute(value: str) -> str:
+    """An absolute, normalised host path other than ``/``.
+
+    Raises:
+        PydanticCustomError: with the right spelling as hint, where there is one.
+    """
+    _characters(value)
+    if not value.startswith("/"):
+        raise text.wrong(f"path {text.quote(value)} is not absolute", _absolute_hint(value))
+    if value.strip("/") == "":
+        raise text.wrong(f"path {text.quote(value)} is the whole root", "name the directories that are needed")
+    _components(value, value[1:])
+    return value
+
+
+def _absolute_hint(value: str) -> str:
+    if value.startswith(("~", "$")):
+        return "write the path out: nothing is expanded"
+    return "begin it with `/`"
+
+
+def relative(value: str) -> str:
+    """A path inside the package: relative, without ``..``; a leading ``./`` is dropped as Covenant allows it."""
+    _characters(value)
+    inside = "the entry lies inside the package: give its path from the directory of agent.toml"
+    if value.startswith("/") or re.match(r"[A-Za-z]:", value):
+        raise text.wrong(f"entry {text.quote(value)} is absolute", inside)
+    if ".." in value.split("/"):
+        raise text.wrong(f"entry {text.quote(value)} leaves the package by `..`", inside)
+    plain = value.removeprefix("./")
+    if plain.startswith("-"):
+        raise text.wrong(f"entry {text.quote(value)} begins with `-`", "an interpreter would take it for an option")
+    _components(value, plain)
+    return plain
+
+
+def _characters(value: str) -> None:
+    text.plain(value)
+    for ch in value:
+        if ch in _LOOK_ALIKES:
+            right = "".join(_LOOK_ALIKES.get(c, c) for c in value)
+            raise text.wrong(
+                f"path {text.quote(value)} holds U+{ord(ch):04X}, which looks like `{_LOOK_ALIKES[ch]}`",
+                f"write `{text.visible(right)}`",
+            )
+        if ch != " " and unicodedata.category(ch) == "Zs":
+            raise text.wrong(f"path {text.quote(value)} holds the space U+{ord(ch):04X}", "use an ordinary space")
+    normal = unicodedata.normalize("NFC", value)
+    if normal != value:
+        raise text.wrong(
+            f"path {text.quote(value)} is not in Unicode form NFC",
+            f"write {normal!a} (the composed form)",
+        )
+    if "\\" in value:
+        raise text.wrong(f"path {text.quote(value)} holds a backslash", "separate components with `/`")
+    if _GLOB.search(value):
+        raise text.wrong(
+            f"path {text.quote(value)} holds a wildcard", "grant the directory itself: it covers what is below"
+        )
+    if len(value.encode()) > PATH_BYTES:
+        raise text.wrong(f"path {text.quote(value)} is too long", f"at most {PATH_BYTES} bytes")
+
+
+def _components(value: str, body: str) -> None:
+    parts = body.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise text.wrong(
+            f"path {text.quote(value)} is not normalised", _normal_hint(parts, absolute=value.startswith("/"))
+        )
+    for part in parts:
+        if len(part.encode()) > COMPONENT_BYTES:
+            raise text.wrong(f"path component {text.quote(part)} is too long", f"at most {COMPONENT_BYTES} bytes")
+        if part != part.strip():
+            raise text.wrong(f"path {text.quote(value)} has a component with outer spaces", "remove the spaces")
+
+
+def _normal_hint(parts: list[str], *, absolute: bool) -> str:
+    """The spelling without empty and dot components; ``..`` is resolved as text, never below the root."""
+    kept: list[str] = []
+    for part in parts:
+        if part == "..":
+            kept = kept[:-1]
+        elif part not in ("", "."):
+            kept.append(part)
+    right = ("/" if absolute else "") + "/".join(kept)
+    return f"write `{text.visible(right)}`" if kept else "name a directory"

@@ -1,0 +1,163 @@
+"""The ten domains below ``[permissions]``: filesystem, network, syscalls, executables, credentials, skills.
+
+Identity stands in ``[agent]``, resources, spawning and lifetime in sections of their own (design.md, One manifest).
+An absent list grants nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from policy.manifest import fields, hosts, paths, text
+
+says = fields.says
+HostPath = Annotated[str, AfterValidator(paths.absolute)]
+PathList = Annotated[tuple[HostPath, ...], fields.LIST, AfterValidator(fields.unique)]
+Protocol = Literal["tls", "tcp", "udp"]
+SideEffect = Literal["read", "write", "network", "shell", "chain"]
+
+
+class Filesystem(fields.Section):
+    """``[permissions.filesystem]``: host paths; a directory covers everything below it."""
+
+    read: Annotated[PathList, says("host paths, mounted read-only at the same place")] = ()
+    write: Annotated[PathList, says('host paths, mounted writable; needs sandbox.filesystem = "host"')] = ()
+
+
+class NetworkEntry(fields.Section):
+    """One ``[[permissions.network]]``: a destination. Ports are sorted pairs (first, last)."""
+
+    host: Annotated[
+        str,
+        AfterValidator(hosts.check),
+        says("exact name, `*.name` (two labels or more after the star), address or CIDR block"),
+    ]
+    ports: Annotated[
+        tuple[tuple[int, int], ...],
+        BeforeValidator(hosts.port_ranges),
+        says('numbers from 1 to 65535 and ranges such as `"8000-8010"`, at least one'),
+    ]
+    protocol: Annotated[Protocol, says("`tls` is TCP that begins with a ClientHello for the host")]
+
+    @property
+    def kind(self) -> hosts.HostKind:
+        """``name``, ``wildcard``, ``address`` or ``cidr``."""
+        return hosts.kind(self.host)
+
+
+Syscall = Annotated[
+    str,
+    AfterValidator(text.matching("system call", r"[a-z_][a-z0-9_]{0,63}", "use the kernel's name, such as `openat`")),
+]
+SyscallList = Annotated[tuple[Syscall, ...], fields.LONG_LIST, AfterValidator(fields.unique)]
+ProfileName = Annotated[
+    str,
+    AfterValidator(text.matching("profile", r"[a-z][a-z0-9-]{0,63}", "use a profile's name: a-z, 0-9 and `-`")),
+]
+
+
+class Syscalls(fields.Section):
+    """``[permissions.syscalls]``: a profile, calls added to it and calls taken from it."""
+
+    profile: Annotated[ProfileName | None, says("the base set; absent, the runtime's own")] = None
+    allow: Annotated[SyscallList, says("system calls added to the profile")] = ()
+    deny: Annotated[SyscallList, says("system calls taken from the profile")] = ()
+
+
+class ExecutableEntry(fields.Section):
+    """A program that may be started: its host path and, when written, the digest that it must have."""
+
+    path: Annotated[HostPath, says("absolute host path")]
+    sha256: Annotated[str | None, says("64 lower-case hex digits")] = None
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_EXECUTABLE_HINT = 'write "/usr/bin/tool" or "/usr/bin/tool@sha256:" and 64 lower-case hex digits'
+
+
+def _executable(value: Any) -> Any:
+    if isinstance(value, ExecutableEntry):
+        return value
+    if not isinstance(value, str):
+        raise text.wrong(f"executable {text.quote(value)} is not a string", _EXECUTABLE_HINT)
+    path, at, digest = value.rpartition("@sha256:")
+    if not at:
+        if re.search(r"@sha[0-9]*:?", value, re.IGNORECASE):
+            raise text.wrong(f"executable {text.quote(value)} has a digest of another form", _EXECUTABLE_HINT)
+        return ExecutableEntry.model_construct(path=paths.absolute(value), sha256=None)
+    if not _DIGEST.fullmatch(digest):
+        raise text.wrong(f"executable {text.quote(value)} has a malformed digest", _EXECUTABLE_HINT)
+    if len(set(digest)) == 1:
+        raise text.wrong(f"executable {text.quote(value)} has a filler digest", "give the program's own SHA-256")
+    return ExecutableEntry.model_construct(path=paths.absolute(path), sha256=digest)
+
+
+def _unique_paths(items: tuple[ExecutableEntry, ...]) -> tuple[ExecutableEntry, ...]:
+    fields.unique(tuple(item.path for item in items))
+    return items
+
+
+class Executables(fields.Section):
+    """``[permissions.executables]``: programs that the agent may start; without one, execve is denied."""
+
+    allow: Annotated[
+        tuple[Annotated[ExecutableEntry, BeforeValidator(_executable)], ...],
+        fields.LIST,
+        AfterValidator(_unique_paths),
+        says('absolute host paths, each may end in a digest: `"/usr/bin/tool@sha256:<64 hex digits>"`'),
+    ] = ()
+
+
+CredentialName = Annotated[
+    str,
+    AfterValidator(text.matching("credential", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "1 to 128 of A-Z a-z 0-9 _ . -")),
+]
+
+
+class Credentials(fields.Section):
+    """``[permissions.credentials]``: secrets of the vault, by name."""
+
+    grants: Annotated[
+        tuple[CredentialName, ...], fields.LIST, AfterValidator(fields.unique), says("names of secrets")
+    ] = ()
+
+
+_ALIAS, _TOOL, _VERSION = r"[a-z0-9_-]{1,64}", r"[A-Za-z0-9_.-]{1,128}", r"[A-Za-z0-9._+:-]{1,64}"
+SkillUri = Annotated[
+    str,
+    AfterValidator(
+        text.matching(
+            "tool URI",
+            rf"matrix://tool/(?:mcp/{_ALIAS}|(?!mcp/){_ALIAS})/{_TOOL}@{_VERSION}",
+            "write matrix://tool/mcp/<alias>/<name>@<version> or matrix://tool/<namespace>/<name>@<version>",
+        )
+    ),
+]
+
+
+class Skills(fields.Section):
+    """``[permissions.skills]``: tools by pinned URI, and the classes of side effect that they may have."""
+
+    allow: Annotated[
+        tuple[SkillUri, ...], fields.LIST, AfterValidator(fields.unique), says("tool URIs with their version")
+    ] = ()
+    side_effects: Annotated[
+        tuple[SideEffect, ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says("classes of side effect; absent or empty allows none"),
+    ] = ()
+
+
+class Permissions(fields.Section):
+    """``[permissions]``: whatever is absent is not granted."""
+
+    filesystem: Filesystem = Filesystem()
+    network: Annotated[tuple[NetworkEntry, ...], fields.LIST, AfterValidator(fields.unique)] = ()
+    syscalls: Syscalls = Syscalls()
+    executables: Executables = Executables()
+    credentials: Credentials = Credentials()
+    skills: Skills = Skills()

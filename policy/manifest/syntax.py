@@ -1,0 +1,153 @@
+"""From bytes to TOML values: size, encoding, nesting and grammar, each refused with its line.
+
+tomllib recurses on nested arrays and is quadratic in the parts of a dotted key, so both are bounded on the raw text
+before it runs.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+from policy import errors
+from policy.manifest import lines, text
+
+MANIFEST_BYTES = 1024 * 1024
+NESTING = 16
+KEYS = 10_000
+
+_HIDE = re.compile(f"{lines.STRING}|{lines.COMMENT}", re.DOTALL)
+_LONG_KEY = re.compile(rf"(?:\.[^.,\n=\[\]{{}}]*+){{{NESTING}}}")
+_BRACKET = re.compile(r"[\[\]{}]")
+_PLACE = re.compile(r"(?P<reason>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
+_TWICE = ("Cannot overwrite", "Cannot declare", "Duplicate inline", "Cannot mutate", "Cannot redefine")
+_HINTS = (
+    ("Invalid value", 'text needs quotes (key = "value"), booleans are true and false'),
+    ("Invalid statement", "a line is `key = value`, `[section]`, or a comment that begins with `#`"),
+    ("Expected newline", "one key a line"),
+    ("Expected '='", "a line is `key = value`"),
+    ("Invalid initial character for a key part", "keys are letters, digits, `_` and `-`"),
+    ("Unclosed array", "close it with `]`"),
+    ("Unclosed inline table", "close it with `}` on the same line"),
+    ("Unterminated string", "close the quotes"),
+    ("Illegal character", 'close the quotes on the same line, or write text of several lines in """'),
+    ("Unescaped '\\' in a string", "write `\\\\`, or put the text in single quotes"),
+    ("Invalid date or datetime", 'a date that is text needs quotes: "2026-01-31"'),
+)
+
+
+def load(raw: bytes, file: str) -> tuple[str, dict[str, Any]]:
+    """The text of a manifest and its values.
+
+    Raises:
+        errors.ManifestSyntaxError: too large, not UTF-8, NUL, byte order mark, too deep, too many keys, duplicate
+            keys, or not TOML.
+    """
+    document = _decode(raw, file)
+    _bound(document, file)
+    try:
+        return document, tomllib.loads(document)
+    except (ValueError, OverflowError, RecursionError) as e:
+        raise _grammar(str(e), document, file) from e
+
+
+def _decode(raw: bytes, file: str) -> str:
+    if len(raw) > MANIFEST_BYTES:
+        raise errors.ManifestSyntaxError(
+            f"the manifest is `{len(raw)}` bytes", hint=f"at most {MANIFEST_BYTES} are accepted", where=file
+        )
+    if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise errors.ManifestSyntaxError(
+            f"the manifest begins with the byte order mark `{raw[:3].hex()}`",
+            hint="save it as UTF-8 without a byte order mark",
+            where=f"{file}:1",
+        )
+    nul = raw.find(b"\0")
+    if nul >= 0:
+        raise errors.ManifestSyntaxError(
+            "the manifest holds the byte `0x00`",
+            hint="a manifest is UTF-8 text",
+            where=_line(raw, nul, file),
+        )
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise errors.ManifestSyntaxError(
+            f"the byte `0x{raw[e.start]:02x}` is not UTF-8",
+            hint="save the manifest as UTF-8",
+            where=_line(raw, e.start, file),
+        ) from None
+
+
+def _line(raw: bytes, offset: int, file: str) -> str:
+    line = raw.count(b"\n", 0, offset) + 1
+    return f"{file}:{line}"
+
+
+def _bound(document: str, file: str) -> None:
+    # Strings become one quote and comments vanish: what is left is structure, on the same lines except that strings of
+    # several lines are folded.
+    skeleton = _HIDE.sub('"', document)
+    if skeleton.count("=") > KEYS or skeleton.count("[") > KEYS:
+        raise errors.ManifestSyntaxError(
+            f"the manifest has more than `{KEYS}` keys or tables", hint="shorten it", where=file
+        )
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(skeleton):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    if deepest > NESTING:
+        raise errors.ManifestSyntaxError(
+            f"tables and arrays are nested `{deepest}` deep", hint=f"at most {NESTING}", where=_deep(document, file)
+        )
+    if _LONG_KEY.search(skeleton):
+        raise errors.ManifestSyntaxError(
+            f"a key has more than `{NESTING}` parts", hint="shorten it", where=_dotted(document, file)
+        )
+
+
+def _deep(document: str, file: str) -> str:
+    """The place of the first bracket that is nested too deep."""
+    depth, start = 0, 0
+    for match in re.finditer(rf"(?P<hidden>{_HIDE.pattern})|[\[\]{{}}]", document, re.DOTALL):
+        if match["hidden"] is None:
+            depth = depth + 1 if match[0] in "[{" else max(0, depth - 1)
+            if depth > NESTING:
+                start = match.start()
+                break
+    return f"{file}:{document.count(chr(10), 0, start) + 1}"
+
+
+def _dotted(document: str, file: str) -> str:
+    """The place of the key with too many parts: the search again, with every string kept at its length."""
+    kept = _HIDE.sub(lambda m: re.sub(r"[^\n]", '"', m[0]), document)
+    match = _LONG_KEY.search(kept)
+    start = match.start() if match else 0
+    return f"{file}:{kept.count(chr(10), 0, start) + 1}"
+
+
+def _grammar(reason: str, document: str, file: str) -> errors.ManifestSyntaxError:
+    """tomllib's error in our words: the offending line in backticks, and for a key given twice both places."""
+    place = _PLACE.fullmatch(reason)
+    if place is None:
+        return errors.ManifestSyntaxError(f"the manifest is not TOML: {text.visible(reason)}", where=file)
+    if place["reason"].startswith(_TWICE):
+        twice = lines.scan(document).duplicates
+        if twice:
+            path, first, again = twice[0]
+            return errors.ManifestSyntaxError(
+                f"{text.quote(lines.dotted(path))} is written twice",
+                hint=f"it is first written on line {first}: keep one",
+                where=f"{file}:{again}",
+            )
+    rows = document.replace("\r\n", "\n").split("\n")
+    number = int(place["line"]) if place["line"] else len(rows)
+    row = rows[min(number, len(rows)) - 1].strip()
+    if not row and number > 1:
+        number, row = number - 1, rows[number - 2].strip()
+    # tomllib repeats keys and characters of the document in its message: only its own words are kept.
+    words = re.split(r" \(|['\"]|\d", place["reason"])[0].strip() or place["reason"]
+    said = text.visible(words[:1].lower() + words[1:])
+    hint = next((hint for start, hint in _HINTS if place["reason"].startswith(start)), "see https://toml.io/en/v1.0.0")
+    return errors.ManifestSyntaxError(f"{said} in {text.quote(row)}", hint=hint, where=f"{file}:{number}")
