@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 
@@ -30,7 +31,7 @@ class ClosureFile:
     source: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Closure:
     """The files that one program needs: itself, its loader, its libraries, its standard library.
 
@@ -43,7 +44,7 @@ class Closure:
     entry: str
     files: tuple[ClosureFile, ...]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 over the sorted listing; what the policy digest carries."""
         h = hashlib.sha256()

@@ -8,15 +8,13 @@ stale record can delay an update and can never let other bytes run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from policy.host import Closure, ClosureFile
+from sandbox import memo
 
 _VERSION = 1
 _T = TypeVar("_T")
@@ -35,7 +33,7 @@ def signature(info: os.stat_result) -> Signature:
 def load(state: Path, key: str, extra: str) -> Closure | None:
     """The remembered closure, if nothing that it was made from has changed since."""
     name = (str(state), key, extra)
-    held = _in_process.get(name) or _read(state / "closures" / f"{key}.json", extra)
+    held = _in_process.get(name) or _read(state, key, extra)
     if held is None or not _unchanged(held[1]):
         return None
     _in_process[name] = held
@@ -47,15 +45,7 @@ def store(state: Path, key: str, extra: str, closure: Closure, watch: Mapping[st
     _in_process[str(state), key, extra] = (closure, dict(watch))
     rows = [[f.path, f.kind, f.mode, f.size, f.sha256, f.target, f.source] for f in closure.files]
     document = {"version": _VERSION, "extra": extra, "name": closure.name, "entry": closure.entry}
-    text = json.dumps({**document, "files": rows, "watch": {p: list(s) for p, s in watch.items()}})
-    folder = state / "closures"
-    temporary = folder / f".{key}.{secrets.token_hex(8)}"
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w") as stream:
-            stream.write(text)
-        os.replace(temporary, folder / f"{key}.json")
+    memo.write(_place(state, key), {**document, "files": rows, "watch": {p: list(s) for p, s in watch.items()}})
 
 
 def forget(state: Path) -> None:
@@ -74,22 +64,20 @@ def _unchanged(watch: Mapping[str, Signature]) -> bool:
         return False
 
 
-def _read(path: Path, extra: str) -> tuple[Closure, dict[str, Signature]] | None:
+def _read(state: Path, key: str, extra: str) -> tuple[Closure, dict[str, Signature]] | None:
+    document = memo.read(_place(state, key))
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as stream:
-            info = os.fstat(fd)
-            # Someone else's record would decide what runs: only our own counts.
-            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-                return None
-            document: dict[str, Any] = json.load(stream)
-        if document["version"] != _VERSION or document["extra"] != extra:
+        if document is None or document["version"] != _VERSION or document["extra"] != extra:
             return None
         files = tuple(ClosureFile(*row) for row in document["files"])
         watch = {str(p): _as_signature(s) for p, s in document["watch"].items()}
         return Closure(document["name"], document["entry"], files), watch
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _place(state: Path, key: str) -> Path:
+    return state / "closures" / f"{key}.json"
 
 
 def _as_signature(values: list[int]) -> Signature:

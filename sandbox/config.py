@@ -58,7 +58,6 @@ class Config(pydantic.BaseModel):
     ip: Path = pydantic.Field(default_factory=lambda: _default("ip"))
     python3: Path = pydantic.Field(default_factory=lambda: _default("python3"))
     node: Path = pydantic.Field(default_factory=lambda: _default("node"))
-    cgroup: str = "covenant"
     uid_first: int = pydantic.Field(default=2_000_000, ge=65_536, le=2**31 - 70_000)
     uid_count: int = pydantic.Field(default=4_096, ge=1, le=65_536)
     start_deadline_seconds: int = pydantic.Field(default=60, ge=1, le=3_600)
@@ -88,7 +87,7 @@ class Config(pydantic.BaseModel):
             raise ValueError("must be a host name")
         return value
 
-    @pydantic.field_validator("cgroup", "trusted_local_user")
+    @pydantic.field_validator("trusted_local_user")
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", value):

@@ -24,7 +24,7 @@ from typing import Literal
 
 from policy import errors
 from policy.host import Closure, ClosureFile
-from sandbox import closure_files
+from sandbox import closure_cache, closure_files
 
 MountKind = Literal["dir", "file"]
 MountPoint = tuple[str, MountKind]
@@ -34,17 +34,22 @@ _MAX_PATH = 4096
 
 
 class StaleClosureError(errors.HostError):
-    """A file of the host changed after its closure was listed: list it again (sandbox.closure_cache.forget)."""
+    """A file of the host changed between the listing of its closure and its copy; another attempt lists it anew."""
 
     code = "closure_stale"
 
 
 class Skeletons:
-    """The store below one directory, which only root can reach (0700)."""
+    """The store below one directory, which only root can reach (0700).
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._known: dict[str, Path] = {}
+    ``state`` is where closures are remembered (sandbox.closure_cache): when a listing proves stale, all are
+    forgotten there, so that the next attempt lists anew.
+    """
+
+    def __init__(self, directory: Path, *, state: Path | None = None) -> None:
+        self.directory, self._state = directory, state
+        # Merging a thousand files costs milliseconds. Keyed by identity: the closures are kept alive beside the key.
+        self._known: dict[tuple[object, ...], tuple[tuple[Closure, ...], str]] = {}
         for folder in (directory, directory / "closures", directory / "skeletons"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = os.lstat(directory)
@@ -60,6 +65,11 @@ class Skeletons:
             errors.HostError: two closures disagree about a path, or a mount point runs through a file.
             StaleClosureError: the host's files are no longer those of the listing.
         """
+        key = (*map(id, closures), *sorted(set(mount_points)))
+        if key in self._known:
+            digest = self._known[key][1]
+            if _is_complete(self.directory / "skeletons" / digest, digest):
+                return self.directory / "skeletons" / digest / "root"
         merged = _merge(closures)
         points = _mount_points(merged, mount_points)
         digest = _digest(merged, points)
@@ -69,6 +79,7 @@ class Skeletons:
             origin = _origins(closures, copies, merged)
             with self._fresh("skeletons", digest) as fresh:
                 _lay_links(fresh / "root", merged, points, origin)
+        self._known[key] = (tuple(closures), digest)
         return target / "root"
 
     @contextlib.contextmanager
@@ -124,8 +135,13 @@ class Skeletons:
         digest = closure.digest
         target = self.directory / "closures" / digest
         if not _is_complete(target, digest):
-            with self._fresh("closures", digest) as fresh:
-                _lay_copies(fresh / "root", closure)
+            try:
+                with self._fresh("closures", digest) as fresh:
+                    _lay_copies(fresh / "root", closure)
+            except StaleClosureError:
+                if self._state is not None:
+                    closure_cache.forget(self._state)
+                raise
         return target / "root"
 
     @contextlib.contextmanager

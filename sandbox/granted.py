@@ -1,0 +1,141 @@
+"""Granted host paths: found component by component, without symlinks, through directories that only root can change.
+
+A right never follows a name that others control (decisions.md): a component that someone else may write could be
+swapped for anything between the check and the mount. What is mounted is the descriptor that was checked.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Mapping
+
+from policy import errors
+from policy.host import GrantedPath
+
+_OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# File systems through which the kernel itself is read or steered, wherever they are mounted.
+KERNEL_FILESYSTEMS = frozenset(
+    {"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"}
+    | {"fusectl", "mqueue", "nsfs", "proc", "pstore", "securityfs", "selinuxfs", "sysfs", "tracefs"}
+)
+
+
+class GrantedPathError(errors.AuthorError):
+    """A granted host path is missing, leads through a symlink, is in other hands, or may never be granted."""
+
+    code = "path_refused"
+
+
+def open_granted(
+    path: str, *, owners: Collection[int] = (), never: Mapping[str, str] | None = None, where: str = ""
+) -> tuple[int, GrantedPath]:
+    """An O_PATH descriptor of a granted file or directory, and the fact; the descriptor is the caller's.
+
+    ``owners`` are uids trusted besides 0; ``never`` maps a path to the reason why it, what lies in it and what
+    contains it is never granted; ``where`` stands in errors.
+
+    Raises:
+        GrantedPathError: the path cannot be granted on this host.
+    """
+    trusted = frozenset(owners) | {0}
+    _check_spelling(path, where)
+    check_never(path, never or {}, where)
+    fd = os.open("/", _OPEN | os.O_DIRECTORY)
+    try:
+        parts = path.strip("/").split("/")
+        for depth, part in enumerate(parts):
+            at, last = "/" + "/".join(parts[: depth + 1]), depth == len(parts) - 1
+            below = _step(fd, part, path, at, where)
+            os.close(fd)
+            fd = below
+            info = os.fstat(fd)
+            _check_kind(info, path, at, last=last, where=where)
+            _check_hands(info, path, at, trusted, last=last, where=where)
+        info = os.fstat(fd)
+        filesystem = _filesystem_of(info.st_dev)
+        if filesystem in KERNEL_FILESYSTEMS:
+            raise GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
+        return os.dup(fd), GrantedPath(path, "dir" if stat.S_ISDIR(info.st_mode) else "file")
+    finally:
+        os.close(fd)
+
+
+def look_up(
+    path: str, *, owners: Collection[int] = (), never: Mapping[str, str] | None = None, where: str = ""
+) -> GrantedPath:
+    """As ``open_granted``, for the fact alone."""
+    fd, fact = open_granted(path, owners=owners, never=never, where=where)
+    os.close(fd)
+    return fact
+
+
+def check_never(path: str, never: Mapping[str, str], where: str = "") -> None:
+    """Refuse a path that is one of ``never``, lies in one, or contains one; for ``/`` only itself."""
+    for tree, reason in never.items():
+        inside = path == tree or (tree != "/" and path.startswith(tree.rstrip("/") + "/"))
+        contains = tree.startswith(path.rstrip("/") + "/")
+        if inside or contains:
+            relation = "" if path == tree else (" lies in" if inside else " contains")
+            of = f"{relation} `{tree}`, which" if relation else ""
+            raise GrantedPathError(f"path `{path}`{of} is never granted: {reason}", where=where)
+
+
+def _check_spelling(path: str, where: str) -> None:
+    if not path.startswith("/") or os.path.normpath(path) != path or path.startswith("//") or "\0" in path:
+        raise GrantedPathError(f"path `{path}` is not absolute and normalised", where=where)
+
+
+def _step(fd: int, part: str, path: str, at: str, where: str) -> int:
+    if not part:
+        return os.dup(fd)
+    try:
+        return os.open(part, _OPEN, dir_fd=fd)
+    except OSError as e:
+        hint = "make it, or take it out of the manifest" if isinstance(e, FileNotFoundError) else ""
+        raise GrantedPathError(f"path `{path}` cannot be granted: `{at}`: {e.strerror}", hint=hint, where=where) from e
+
+
+def _check_kind(info: os.stat_result, path: str, at: str, *, last: bool, where: str) -> None:
+    if stat.S_ISLNK(info.st_mode):
+        raise GrantedPathError(
+            f"path `{path}` leads through symlink `{at}`",
+            hint=f"grant `{os.path.realpath(path)}` instead",
+            where=where,
+        )
+    if not (stat.S_ISDIR(info.st_mode) or (last and stat.S_ISREG(info.st_mode))):
+        what = "neither a file nor a directory" if last else "not a directory"
+        raise GrantedPathError(f"path `{path}` cannot be granted: `{at}` is {what}", where=where)
+
+
+def _check_hands(info: os.stat_result, path: str, at: str, trusted: Collection[int], *, last: bool, where: str) -> None:
+    if info.st_uid not in trusted:
+        raise GrantedPathError(
+            f"path `{path}` cannot be granted: `{at}` belongs to uid {info.st_uid}",
+            hint=f"chown root {at}, or name that uid in path_owners of the configuration",
+            where=where,
+        )
+    # A sticky directory of root lets nobody move another's entries, so it may be passed through; what is granted
+    # itself may not be a place where anybody can put things.
+    passable = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX and info.st_uid == 0 and not last
+    if info.st_mode & 0o022 and not passable:
+        raise GrantedPathError(
+            f"path `{path}` cannot be granted: `{at}` can be written by others",
+            hint=f"chmod go-w {at}",
+            where=where,
+        )
+
+
+def _filesystem_of(device: int) -> str:
+    """The type of the file system with this device number, empty when the mount table does not show it.
+
+    btrfs and overlayfs give files other numbers than their mount; kernel file systems do not.
+    """
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            left, _, right = line.partition(" - ")
+            if left.split()[2] == number:
+                return right.split(" ", 1)[0]
+    return ""

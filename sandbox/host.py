@@ -1,0 +1,232 @@
+"""What this machine is and can enforce, as the plain values that the pure half is given (policy/host.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from policy import data, errors
+from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, RunscFacts
+from policy.manifest.agent import Manifest
+from sandbox import closure, granted, memo
+from sandbox.config import Config, trusted_binary
+from sandbox.kernel import cgroupfs
+
+_VERSION_SECONDS = 15
+_MIB = 1024 * 1024
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+def probe(config: Config) -> HostFacts:
+    """The facts about this machine that no manifest changes. Without root the cgroup facts may be weaker.
+
+    ``runsc`` is None when there is none that may be used; ``covenant doctor`` says why.
+
+    Raises:
+        errors.HostError: a machine on which nothing can be enforced: another architecture, no /proc.
+    """
+    try:
+        memory = _meminfo()
+        return HostFacts(
+            arch=architecture(),
+            kernel=os.uname().release,
+            audience=config.host,
+            cpus=len(os.sched_getaffinity(0)),
+            memory_mb=memory["MemTotal"] // 1024,
+            memory_available_mb=memory["MemAvailable"] // 1024,
+            disk_free_mb=disk_free_mb(config.state),
+            pids_free=_pids_free(),
+            cgroup=cgroup_facts(),
+            runsc=_usable_runsc(config),
+            # Honest until it is probed: a project quota is what write grants need, and they are refused without.
+            project_quota=False,
+        )
+    except (OSError, KeyError, ValueError) as e:
+        raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
+
+
+def for_manifest(
+    facts: HostFacts,
+    manifest: Manifest,
+    *,
+    config: Config,
+    package: Mapping[str, bytes] | None = None,
+    extra_never: Sequence[str] = (),
+) -> HostFacts:
+    """The facts with what this manifest asks about: its runtime, its granted executables, its granted paths.
+
+    ``package`` maps the package's file names to their verified bytes (for a rust-bin entry); ``extra_never`` are
+    paths never granted on this host beside those of the data file, such as COVENANT_HOME.
+
+    Raises:
+        granted.GrantedPathError, closure.ProgramError: something granted is not to be had here.
+        errors.HostError: the runtime is missing or in other hands.
+    """
+    never = never_granted(config, extra_never)
+    permissions = manifest.permissions
+    found: dict[str, GrantedPath] = {}
+    for table in ("read", "write"):
+        for i, path in enumerate(getattr(permissions.filesystem, table)):
+            where = manifest.where(f"permissions.filesystem.{table}[{i}]")
+            found[path] = granted.look_up(path, owners=config.path_owners, never=never, where=where)
+    programs: dict[str, Closure] = {}
+    for i, entry in enumerate(permissions.executables.allow):
+        where = manifest.where(f"permissions.executables.allow[{i}]")
+        programs[entry.path] = _executable(entry.path, entry.sha256, config, never, where)
+    runtime = _runtime(manifest, config, package or {})
+    return dataclasses.replace(
+        facts,
+        runtimes={**facts.runtimes, **runtime},
+        executables={**facts.executables, **programs},
+        granted={**facts.granted, **found},
+    )
+
+
+def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:
+    """Paths never granted on this host, with their reasons: the data file's, the state, our own code, ``extra``."""
+    own = {str(Path(__file__).resolve().parents[1] / name) for name in ("policy", "sandbox", "covenant")}
+    out = dict.fromkeys(sorted({*own, os.path.realpath(sys.prefix)}), "it is the supervisor's own code")
+    if sys.prefix == sys.base_prefix:
+        # Installed into the machine's own Python: its prefix is /usr, which is not all ours.
+        del out[os.path.realpath(sys.prefix)]
+    out.update({os.path.realpath(p): "it is Covenant's own" for p in (str(config.state), *extra)})
+    return {**out, **data.never_grantable().trees}
+
+
+def architecture() -> Literal["x86_64", "aarch64"]:
+    """The machine's architecture.
+
+    Raises:
+        errors.HostError: it is another one.
+    """
+    machine = os.uname().machine
+    if machine == "x86_64":
+        return "x86_64"
+    if machine == "aarch64":
+        return "aarch64"
+    raise errors.HostError(f"architecture `{machine}` is not supported", hint="x86_64 and aarch64 are")
+
+
+def cgroup_facts(hierarchies: cgroupfs.Hierarchies | None = None) -> CgroupFacts:
+    """Where memory, pids and cpu live, and whether swap is counted there."""
+    found = hierarchies or cgroupfs.Hierarchies.read()
+    version: Literal[0, 1, 2] = 1 if found.version == 1 else 2 if found.version == 2 else 0
+    if version == 0:
+        return CgroupFacts(0, frozenset())
+    memory = found.mounts["memory"]
+    if version == 1:
+        return CgroupFacts(1, frozenset(found.mounts), (memory / "memory.memsw.limit_in_bytes").exists())
+    controllers = frozenset((memory / "cgroup.controllers").read_text().split())
+    # The root cgroup has no such file; any other with the memory controller shows whether swap is counted.
+    return CgroupFacts(2, controllers, any(memory.glob("*/memory.swap.max")))
+
+
+def runsc_facts(config: Config) -> RunscFacts:
+    """The configured runsc: checked for its owner, hashed and asked for its version once per binary.
+
+    Raises:
+        errors.HostError: missing, in other hands, or it does not answer.
+    """
+    path = trusted_binary(config.runsc)
+    info = path.stat()
+    seen = [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+    held = memo.read(config.state / "closures" / "runsc.json")
+    if held is not None and held.get("path") == str(path) and held.get("seen") == seen:
+        return RunscFacts(str(path), str(held["version"]), str(held["sha256"]))
+    version = _version(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    record = {"path": str(path), "seen": seen, "version": version, "sha256": digest}
+    memo.write(config.state / "closures" / "runsc.json", record)
+    return RunscFacts(str(path), version, digest)
+
+
+def disk_free_mb(path: Path) -> int:
+    """Free MiB where ``path`` is or would be made."""
+    while not path.exists():
+        path = path.parent
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize // _MIB
+
+
+def _usable_runsc(config: Config) -> RunscFacts | None:
+    with contextlib.suppress(errors.HostError):
+        return runsc_facts(config)
+    return None
+
+
+def _version(path: Path) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_SECONDS,
+            check=False,
+            cwd="/",
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise errors.HostError(f"`{path} --version` does not answer", where=str(path)) from e
+    first = done.stdout.decode("ascii", "replace").splitlines()[:1]
+    if done.returncode != 0 or not first or not first[0].startswith("runsc version "):
+        raise errors.HostError(f"`{path} --version` failed with status {done.returncode}", where=str(path))
+    return first[0].removeprefix("runsc version ").strip()
+
+
+def _runtime(manifest: Manifest, config: Config, package: Mapping[str, bytes]) -> dict[str, Closure]:
+    runtime, entry = manifest.agent.runtime, manifest.agent.entry
+    if runtime in closure.RUNTIMES:
+        return {runtime: closure.of_runtime(runtime, config)}
+    if runtime == "rust-bin" and entry in package:
+        libraries = {os.path.basename(n): b for n, b in package.items() if ".so" in os.path.basename(n)}
+        return {runtime: closure.of_elf(package[entry], config, entry=f"/workspace/{entry}", siblings=libraries)}
+    return {}
+
+
+def _executable(path: str, sha256: str | None, config: Config, never: Mapping[str, str], where: str) -> Closure:
+    if architecture() != "x86_64":
+        raise errors.NotEnforceableError(
+            f"executable `{path}` cannot be granted on this architecture: its loader cannot be stopped from "
+            "running other files",
+            hint="leave permissions.executables out",
+            where=where,
+        )
+    # Only root's: a program that someone else may replace is that one's program.
+    if granted.look_up(path, never=never, where=where).kind != "file":
+        raise granted.GrantedPathError(f"executable `{path}` is a directory", where=where)
+    try:
+        found = closure.of_elf(Path(path), config)
+    except closure.ProgramError as e:
+        e.where = where
+        raise
+    program = next(f for f in found.files if f.path == found.entry)
+    if sha256 is not None and program.sha256 != sha256:
+        raise closure.ProgramError(
+            f"executable `{path}` has digest {program.sha256}, the manifest wants {sha256}",
+            hint="sign the digest of the program that this host has",
+            where=where,
+        )
+    return found
+
+
+def _meminfo() -> dict[str, int]:
+    """/proc/meminfo in KiB."""
+    out = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        out[key] = int(rest.split()[0])
+    return out
+
+
+def _pids_free() -> int:
+    limits = [int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max")]
+    # loadavg(5): the fourth field is runnable/existing scheduling entities.
+    existing = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    return max(0, min(limits) - existing)
