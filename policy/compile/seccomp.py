@@ -68,8 +68,8 @@ _ARCHES: Final = MappingProxyType(
 class SeccompArtefact:
     """One filter in two forms.
 
-    `oci` is the value of linux.seccomp (for the caller to copy, not to change), `bpf` an array of struct
-    sock_filter, `names` what is granted on `arch`, sorted.
+    `oci` is the value of linux.seccomp, `bpf` an array of struct sock_filter, `names` what is
+    granted on `arch`, sorted.
     """
 
     arch: str
@@ -105,16 +105,18 @@ def compile(names: Collection[str], *, arch: str) -> SeccompArtefact:
         errors.DenyListViolation: `clone3`, which no filter can hold to anything.
         errors.HostError: there is no table for `arch`.
     """
-    return _compile(frozenset(names), arch)
+    granted_names, program = _compile(frozenset(names), arch)
+    # The JSON is made anew for each caller: a change to a cached one would reach every later run.
+    return SeccompArtefact(arch, granted_names, _oci(granted_names, arch), program)
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(names: frozenset[str], arch: str) -> SeccompArtefact:
+def _compile(names: frozenset[str], arch: str) -> tuple[tuple[str, ...], bytes]:
     numbers = _numbers(names, arch)
     if "clone3" in names:
         raise errors.DenyListViolation("system call `clone3` is permanently denied", grant="clone3")
-    granted = tuple(sorted(name for name in names if name in numbers))
-    return SeccompArtefact(arch, granted, _oci(granted, arch), _bpf(granted, arch))
+    granted_names = tuple(sorted(name for name in names if name in numbers))
+    return granted_names, _bpf(granted_names, arch)
 
 
 def _numbers(names: Collection[str], arch: str) -> Mapping[str, int]:
