@@ -77,6 +77,10 @@ class ManifestError(AuthorError):
 
     code = "manifest_invalid"
 
+    def to_json(self) -> dict[str, Any]:
+        """The error document, with every finding of the manifest in ``errors``, in the order of the file."""
+        return {**super().to_json(), "errors": list(self.details.get("errors", ()))}
+
 
 class ManifestSyntaxError(ManifestError):
     """The manifest is not acceptable TOML: bytes, size, nesting, duplicate keys or grammar."""

@@ -45,6 +45,8 @@ def check(value: str) -> str:
     text.plain(value)
     if "://" in value:
         raise text.wrong(f"host {text.quote(value)} is a URL", "write only the host; ports and protocol are keys")
+    if re.fullmatch(r"[^:]*:[0-9]+", value):
+        raise text.wrong(f"host {text.quote(value)} has a port", "write the port in ports = [ ]")
     if value.startswith("["):
         raise text.wrong(f"host {text.quote(value)} has brackets", "write the address without brackets")
     if "/" in value:
@@ -163,7 +165,8 @@ def _is_a_label(label: str) -> bool:
 def _ascii_hint(value: str) -> str:
     """The A-labels of a name, label by label: punycode of the lower-case composed form (RFC 5891, 5.3)."""
     labels = []
-    for label in unicodedata.normalize("NFC", value.lower()).split("."):
+    # IDNA's other full stops (RFC 3490, 3.1).
+    for label in re.split("[.\u3002\uff0e\uff61]", unicodedata.normalize("NFC", value.lower())):
         # Full-width letters and dots and other stand-ins have no A-label of their own.
         if unicodedata.normalize("NFKC", label) != label:
             return "write the name in ASCII"

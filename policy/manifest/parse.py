@@ -88,8 +88,8 @@ def _top_level(document: Mapping[str, Any], unknown: tuple[str, ...]) -> Iterato
     for name in unknown:
         value = document[name]
         if not (isinstance(value, dict) or (isinstance(value, list) and value and _all_tables(value))):
-            known_as = text.nearest(name, _all_keys())
-            meant = f"did you mean a key of a section? `{known_as}`: " if known_as else ""
+            known_as = report.elsewhere(name)
+            meant = f"did you mean `{known_as}`? " if known_as else ""
             yield report.Problem(
                 (name,), f"key {text.quote(name)} stands outside any section", f"{meant}put it below its [section]"
             )
@@ -104,10 +104,6 @@ def _top_level(document: Mapping[str, Any], unknown: tuple[str, ...]) -> Iterato
 
 def _all_tables(value: list[Any]) -> bool:
     return all(isinstance(item, dict) for item in value)
-
-
-def _all_keys() -> tuple[str, ...]:
-    return tuple(sorted({key for section in _SECTIONS for key in report.keys((section,))}))
 
 
 def require_network(manifest: agent.Manifest) -> None:

@@ -152,11 +152,18 @@ class Skills(fields.Section):
     ] = ()
 
 
+def _unique_entries(items: tuple[NetworkEntry, ...]) -> tuple[NetworkEntry, ...]:
+    for index, item in enumerate(items):
+        if item in items[:index]:
+            raise text.wrong(f"the entry for host {text.quote(item.host)} is written twice", "keep one", at=index)
+    return items
+
+
 class Permissions(fields.Section):
     """``[permissions]``: whatever is absent is not granted."""
 
     filesystem: Filesystem = Filesystem()
-    network: Annotated[tuple[NetworkEntry, ...], fields.LIST, AfterValidator(fields.unique)] = ()
+    network: Annotated[tuple[NetworkEntry, ...], fields.LIST, AfterValidator(_unique_entries)] = ()
     syscalls: Syscalls = Syscalls()
     executables: Executables = Executables()
     credentials: Credentials = Credentials()

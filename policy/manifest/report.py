@@ -103,7 +103,8 @@ def _unknown(path: lines.Path) -> Problem:
     *around, key = path
     known = keys(tuple(around))
     where = f"[{lines.dotted(tuple(p for p in around if isinstance(p, str)))}]"
-    near = text.nearest(str(key), known)
+    begins = (k for k in known if k.startswith(str(key)) and len(str(key)) >= 3)
+    near = text.nearest(str(key), known) or next(begins, "") or elsewhere(str(key))
     hint = f"did you mean `{near}`? " if near else ""
     what = "section" if where == "[permissions]" else "key"
     return Problem(path, f"unknown {what} {text.quote(key)} in `{where}`", f"{hint}known here: {', '.join(known)}")
@@ -126,6 +127,13 @@ def keys(path: lines.Path) -> tuple[str, ...]:
         if isinstance(part, str):
             model = next(_models(model.model_fields[part].annotation))
     return tuple(model.model_fields)
+
+
+def elsewhere(key: str) -> str:
+    """Where a key belongs that stands in the wrong place: a section, or ``section.key``; else empty."""
+    if key in agent.Manifest.model_fields:
+        return f"[{key}]"
+    return next((f"{s}.{key}" for s in agent.Manifest.model_fields if key in keys((s,))), "")
 
 
 def _field(path: lines.Path) -> Any:

@@ -19,21 +19,30 @@ KEYS = 10_000
 
 _HIDE = re.compile(f"{lines.STRING}|{lines.COMMENT}", re.DOTALL)
 _LONG_KEY = re.compile(rf"(?:\.[^.,\n=\[\]{{}}]*+){{{NESTING}}}")
+# int() refuses more than 4,300 digits without a place, and TOML's integers end at 19.
+_LONG_NUMBER = re.compile(r"(?<![\w.+-])[+-]?[0-9][0-9_]{64,}+")
 _BRACKET = re.compile(r"[\[\]{}]")
 _PLACE = re.compile(r"(?P<reason>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _TWICE = ("Cannot overwrite", "Cannot declare", "Duplicate inline", "Cannot mutate", "Cannot redefine")
-_HINTS = (
-    ("Invalid value", 'text needs quotes (key = "value"), booleans are true and false'),
-    ("Invalid statement", "a line is `key = value`, `[section]`, or a comment that begins with `#`"),
-    ("Expected newline", "one key a line"),
-    ("Expected '='", "a line is `key = value`"),
-    ("Invalid initial character for a key part", "keys are letters, digits, `_` and `-`"),
-    ("Unclosed array", "close it with `]`"),
-    ("Unclosed inline table", "close it with `}` on the same line"),
-    ("Unterminated string", "close the quotes"),
-    ("Illegal character", 'close the quotes on the same line, or write text of several lines in """'),
-    ("Unescaped '\\' in a string", "write `\\\\`, or put the text in single quotes"),
-    ("Invalid date or datetime", 'a date that is text needs quotes: "2026-01-31"'),
+# (how tomllib's message begins, our words, the mend): its own text repeats pieces of the document.
+_REASONS = (
+    ("Invalid value", "no TOML value", 'text needs quotes (key = "value"), booleans are true and false'),
+    ("Invalid statement", "no TOML line", "a line is `key = value`, `[section]` or `# comment`"),
+    ("Expected newline", "more than one key on a line", "write one key a line"),
+    ("Expected '='", "no `=` after the key", "a line is `key = value`"),
+    ("Expected ']", "a header without its closing bracket", "write `[section]` or `[[section]]`"),
+    ("Expected", "a string that is not closed", "close the quotes"),
+    ("Invalid initial character", "no key", "keys are letters, digits, `_` and `-`"),
+    ("Unclosed array", "an array that is not closed", "close it with `]`"),
+    ("Unclosed inline table", "an inline table that is not closed", "close it with `}` on the same line"),
+    ("Unterminated string", "a string that is not closed", "close the quotes"),
+    ("Illegal character", "a character that TOML does not allow", "close the quotes on the same line"),
+    ("Found invalid character", "a character that TOML does not allow", "remove the character"),
+    ("Unescaped", "an escape that TOML does not know", "write `\\\\`, or put the text in single quotes"),
+    ("Escaped character", "an escape that is no character", "write a Unicode scalar value"),
+    ("Invalid hex", "an escape that is no character", "write `\\u` and four hex digits"),
+    ("Invalid date", "no date", 'a date that is text needs quotes: "2026-01-31"'),
+    (_TWICE, "a key or table that is written twice", "keep one"),
 )
 
 
@@ -101,10 +110,12 @@ def _bound(document: str, file: str) -> None:
         raise errors.ManifestSyntaxError(
             f"tables and arrays are nested `{deepest}` deep", hint=f"at most {NESTING}", where=_deep(document, file)
         )
-    if _LONG_KEY.search(skeleton):
-        raise errors.ManifestSyntaxError(
-            f"a key has more than `{NESTING}` parts", hint="shorten it", where=_dotted(document, file)
-        )
+    for pattern, what, hint in (
+        (_LONG_KEY, f"a key has more than `{NESTING}` parts", "shorten it"),
+        (_LONG_NUMBER, "a number has more than `64` digits", "integers end at 9223372036854775807"),
+    ):
+        if pattern.search(skeleton):
+            raise errors.ManifestSyntaxError(what, hint=hint, where=_place(pattern, document, file))
 
 
 def _deep(document: str, file: str) -> str:
@@ -119,10 +130,10 @@ def _deep(document: str, file: str) -> str:
     return f"{file}:{document.count(chr(10), 0, start) + 1}"
 
 
-def _dotted(document: str, file: str) -> str:
-    """The place of the key with too many parts: the search again, with every string kept at its length."""
+def _place(pattern: re.Pattern[str], document: str, file: str) -> str:
+    """The place of a match: the search again, with every string kept at its length."""
     kept = _HIDE.sub(lambda m: re.sub(r"[^\n]", '"', m[0]), document)
-    match = _LONG_KEY.search(kept)
+    match = pattern.search(kept)
     start = match.start() if match else 0
     return f"{file}:{kept.count(chr(10), 0, start) + 1}"
 
@@ -146,8 +157,8 @@ def _grammar(reason: str, document: str, file: str) -> errors.ManifestSyntaxErro
     row = rows[min(number, len(rows)) - 1].strip()
     if not row and number > 1:
         number, row = number - 1, rows[number - 2].strip()
-    # tomllib repeats keys and characters of the document in its message: only its own words are kept.
-    words = re.split(r" \(|['\"]|\d", place["reason"])[0].strip() or place["reason"]
-    said = text.visible(words[:1].lower() + words[1:])
-    hint = next((hint for start, hint in _HINTS if place["reason"].startswith(start)), "see https://toml.io/en/v1.0.0")
-    return errors.ManifestSyntaxError(f"{said} in {text.quote(row)}", hint=hint, where=f"{file}:{number}")
+    found = next(
+        ((words, hint) for start, words, hint in _REASONS if place["reason"].startswith(start)),
+        ("no TOML", "see https://toml.io/en/v1.0.0"),
+    )
+    return errors.ManifestSyntaxError(f"{text.quote(row)} holds {found[0]}", hint=found[1], where=f"{file}:{number}")

@@ -102,6 +102,8 @@ def matching(what: str, pattern: str, rule: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if compiled.fullmatch(value):
             return value
+        if not value:
+            raise wrong(f"the {what} is empty", rule)
         raise wrong(f"{what} {quote(value)} is not accepted", rule)
 
     return check
