@@ -12,7 +12,7 @@ from scripts.machine.record import Record
 SOURCES = pathlib.Path("/etc/apt")
 
 _ENV = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "NEEDRESTART_MODE": "l"}
-_GET = ["apt-get", "-y", "-o", "DPkg::Lock::Timeout=300"]
+_GET = ["apt-get", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "APT::Keep-Downloaded-Packages=false"]
 
 
 def installed() -> dict[str, str]:
@@ -65,17 +65,23 @@ def install(record: Record, packages: Sequence[str], *, release: str = "") -> No
     """
     options = ["--no-install-recommends", "--no-upgrade", "--no-remove"]
     target = ["-t", release] if release else []
-    plan = console.run([*_GET, "-s", "install", *options, *target, *packages], env=_ENV)
+    arguments = ["install", *options, *target, *packages]
+    if console.quiet(["env", "LC_ALL=C", *_GET, "--download-only", *arguments])[0] != 0:
+        update()  # lists older than the mirror name archives that are gone
+    plan = console.run([*_GET, "-s", *arguments], env=_ENV)
     coming = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
     before = installed()
     new = sorted({name for name in coming if name not in before})
     raised = sorted({name for name in coming if name in before})
-    console.change(f"install Debian packages{f' from {release}' if release else ''}: {' '.join(new)}")
+    origin = f" from {release}" if release else ""
+    console.change(f"install Debian packages{origin}: {' '.join(packages)}")
+    if others := [name for name in new if name not in packages]:
+        console.change(f"install Debian packages that those need: {' '.join(others)}")
     if raised:
         console.change(f"upgrade Debian packages that those need: {' '.join(raised)}")
     record.add("packages", *new)
     record.add("upgraded", *(f"{name} {before[name]}" for name in raised))
-    console.run([*_GET, "install", *options, *target, *packages], env=_ENV)
+    console.run([*_GET, *arguments], env=_ENV)
 
 
 def removal(packages: Sequence[str]) -> list[str]:

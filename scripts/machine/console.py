@@ -71,7 +71,7 @@ def quiet(command: Sequence[str]) -> tuple[int, str]:
     """Ask a question of the machine: exit status and stdout; a program that is not there answers 127."""
     try:
         done = subprocess.run(
-            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=900
         )
     except FileNotFoundError:
         return 127, ""

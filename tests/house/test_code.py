@@ -22,9 +22,7 @@ CLOCKS = frozenset({"now", "utcnow", "today"})
 
 
 def _tool(clone: pathlib.Path, *command: str) -> None:
-    done = subprocess.run(
-        [str(BIN / command[0]), *command[1:]], cwd=clone, capture_output=True, text=True, timeout=600
-    )
+    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=clone, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

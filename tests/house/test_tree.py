@@ -63,9 +63,7 @@ def test_the_locks_hold_what_the_project_asks_for(clone: pathlib.Path) -> None:
 
 
 def test_agents_are_data(clone: pathlib.Path) -> None:
-    tracked = [
-        path.relative_to(clone / "agents") for path in _tracked(clone) if path.is_relative_to(clone / "agents")
-    ]
+    tracked = [path.relative_to(clone / "agents") for path in _tracked(clone) if path.is_relative_to(clone / "agents")]
     assert tracked
     assert [path for path in tracked if path.name in ("__init__.py", "agent.dsse.json")] == []
 
