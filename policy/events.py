@@ -151,9 +151,7 @@ def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind, **{name: _clean(fields[name]) for name in table}}
 
 
-def event_line(
-    kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: Mapping[str, str], now_ms: int
-) -> bytes:
+def event_line(kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: Mapping[str, str], now_ms: int) -> bytes:
     """One event as its exact JSON line, without the newline: these are the bytes that are hashed.
 
     ASCII only, so that no control or bidi character of an agent reaches whoever reads the file itself.

@@ -1,0 +1,246 @@
+"""``covenant audit``: read the audit logs there are, and verify them, without root where they are readable.
+
+    COVENANT_STATE/audit    the supervisor's log (COVENANT_STATE is $COVENANT_HOME/supervisor unless set)
+    COVENANT_HOME/audit     the daemon's log
+
+Each has its head and public key in ``audit-head`` beside it. Every answer names the logs that it read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+_LOCK_SECONDS = 10.0
+_SHOWN_FAILURES = 40
+_NAMES = ("events.jsonl", "events.chain.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log as it was read: raw bytes of the files that are there, under the writers' lock."""
+
+    name: str
+    path: Path
+    events: bytes
+    chain: bytes
+    head: bytes | None
+    public_key: bytes | None
+    set_aside: tuple[str, ...]
+
+
+@click.group()
+def audit() -> None:
+    """Read and verify the audit log."""
+
+
+@audit.command()
+@click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Records.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def recent(limit: int, as_json: bool) -> None:
+    """Show the last records, oldest first."""
+    logs = _logs()
+    rows = [row for log in logs for row in _last(log, limit)]
+    rows.sort(key=lambda row: row["timestamp_ms"] if isinstance(row.get("timestamp_ms"), int) else 0)
+    rows = rows[-limit:]
+    if as_json:
+        listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
+        common.emit({"kind": "audit_recent", "events": rows, "logs": listed})
+        return
+    for log in logs:
+        common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)
+    for row in rows:
+        common.say(_line(row))
+
+
+@audit.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def verify(ctx: click.Context, as_json: bool) -> None:
+    """Check every record against the chain and the signed head. Exit status 3 when a log does not hold."""
+    # cryptography is not needed to read, and costs as much as the rest of this command.
+    from policy import audit as check
+    from policy import ledger
+
+    found = []
+    for log in _logs():
+        key = None if log.public_key is None else ledger.read_public_key(log.public_key)
+        found.append((log, check.verify(log.events, log.chain, log.head, key)))
+    valid = all(report.valid for _, report in found)
+    # Version 1's clients look at one report: it must be a failed one if any failed.
+    first = min(found, key=lambda item: item[1].valid)
+    if as_json:
+        logs = [
+            {
+                "origin": log.name,
+                "path": str(log.path),
+                "set_aside": list(log.set_aside),
+                "report": report.to_json(),
+            }
+            for log, report in found
+        ]
+        common.emit({"kind": "audit_integrity", "valid": valid, "report": first[1].to_json(), "logs": logs})
+    else:
+        for log, report in found:
+            _print_report(log, report.to_json())
+    if not valid:
+        ctx.exit(common.EXIT_NO)
+
+
+def _print_report(log: Log, report: dict[str, Any]) -> None:
+    word = "holds" if report["valid"] else "DOES NOT HOLD"
+    counts = f"{report['events']} events, {report['anchors']} chain entries, root {report['root_hash_hex']}"
+    common.say(f"{log.name} log {common.visible(str(log.path))}: {word} ({counts})")
+    failures = report["failures"]
+    for failure in failures[:_SHOWN_FAILURES]:
+        event = f" (event {common.visible(failure['event_id'])})" if failure["event_id"] else ""
+        common.say(f"  {failure['kind']}: {common.visible(failure['message'])}{event}")
+    if len(failures) > _SHOWN_FAILURES:
+        common.say(f"  and {len(failures) - _SHOWN_FAILURES} more: see --json")
+    for note in report["notes"]:
+        common.say(f"  note: {common.visible(note)}")
+    for name in log.set_aside:
+        common.say(f"  note: unacknowledged bytes of a writer that died are in {common.visible(name)}")
+
+
+def _logs() -> list[Log]:
+    """Every log there is.
+
+    Raises:
+        errors.LedgerError: there is none, or one cannot be read.
+    """
+    places = _places()
+    logs = [log for name, path in places if (log := _read(name, path)) is not None]
+    if not logs:
+        looked = " or ".join(f"`{path}`" for _, path in places)
+        raise errors.LedgerError(
+            f"no log: there is no audit log at {looked}",
+            hint="set COVENANT_HOME or COVENANT_STATE; a run makes the log",
+        )
+    return logs
+
+
+def _places() -> list[tuple[str, Path]]:
+    """Where logs may be. Nothing is made: reading leaves no directory behind."""
+    home = os.environ.get("COVENANT_HOME")
+    if not home and os.environ.get("SUDO_UID"):
+        common.home()  # refuses, with its hint
+    base = Path(home).absolute() if home else Path.home() / ".covenant"
+    state = os.environ.get("COVENANT_STATE")
+    return [
+        ("supervisor", (Path(state).absolute() if state else base / "supervisor") / "audit"),
+        ("daemon", base / "audit"),
+    ]
+
+
+def _read(name: str, path: Path) -> Log | None:
+    try:
+        return _snapshot(name, path)
+    except PermissionError as e:
+        raise errors.LedgerError(
+            f"the {name} log cannot be read: {e.strerror}", hint="run as its owner", where=str(path)
+        ) from e
+    except OSError as e:
+        raise errors.LedgerError(f"the {name} log cannot be read: {e.strerror}", where=str(path)) from e
+
+
+def _snapshot(name: str, path: Path) -> Log | None:
+    head_folder = path.with_name("audit-head")
+    lock = _open(path / _NAMES[0])
+    try:
+        if lock is not None:
+            _shared(lock, path)
+        events, chain = (_content(path / file) for file in _NAMES)
+        head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
+        if events is None and chain is None and head is None:
+            return None
+        aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
+        return Log(name, path, events or b"", chain or b"", head, key, tuple(aside))
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _shared(fd: int, path: Path) -> None:
+    """Wait until no writer is between its three files."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                message = f"a writer held the log for {_LOCK_SECONDS:.0f} seconds"
+                raise errors.LedgerError(message, where=str(path)) from None
+            time.sleep(0.005)
+
+
+def _open(path: Path) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise errors.LedgerError(f"`{path}` is not a regular file", where=str(path))
+    return fd
+
+
+def _content(path: Path) -> bytes | None:
+    fd = _open(path)
+    if fd is None:
+        return None
+    with os.fdopen(fd, "rb") as stream:
+        return stream.read()
+
+
+def _last(log: Log, limit: int) -> Iterable[dict[str, Any]]:
+    """The last records, each with its origin; a line that is no event is shown as such, not dropped."""
+    lines = log.events.rsplit(b"\n", limit + 1)
+    # What follows the last newline was never acknowledged; what precedes the limit is one long rest.
+    complete = lines[:-1] if len(lines) <= limit + 1 else lines[1:-1]
+    for line in complete[-limit:]:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict):
+            yield {**event, "origin": log.name}
+        else:
+            yield {"unreadable": line[:200].decode("utf-8", "backslashreplace"), "origin": log.name}
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "unreadable" in row:
+        return common.visible(f"{row['origin']} unreadable record: {row['unreadable']}")
+    kind = row.get("kind")
+    fields = dict(kind) if isinstance(kind, dict) else {"kind": kind}
+    name = fields.pop("type", "?")
+    shown = " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
+    return common.visible(f"{_time(row.get('timestamp_ms'))} {row['origin']} {name} {shown}")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str) and value and not any(c.isspace() or c == '"' for c in value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _time(value: Any) -> str:
+    try:
+        moment = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return str(value)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

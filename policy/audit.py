@@ -1,0 +1,331 @@
+"""Verify an audit log: which record of which file was changed, removed, swapped, inserted or cut off.
+
+The two files are three witnesses together with the signed head: the events, the chain over them, and what
+the head says about the chain's end. Whichever file folds to the head's chain hash is the one that was
+signed, record by record, so it is the reference that the other is compared with.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from policy import ledger
+
+Change = Literal["changed", "removed", "swapped", "inserted", "truncated"]
+File = Literal["events", "chain", "both", "head"]
+
+# Version 1's names of failures. What an event lacks in the chain is a missing entry, what the chain has
+# beyond the events is a dangling anchor; seen from the chain file the same changes are the other way round.
+_KINDS: dict[tuple[File, Change], str] = {
+    ("events", "changed"): "entry_mismatch",
+    ("events", "swapped"): "entry_mismatch",
+    ("events", "inserted"): "entry_missing",
+    ("events", "removed"): "dangling_anchors",
+    ("events", "truncated"): "dangling_anchors",
+    ("chain", "changed"): "entry_mismatch",
+    ("chain", "swapped"): "entry_mismatch",
+    ("chain", "inserted"): "dangling_anchors",
+    ("chain", "removed"): "entry_missing",
+    ("chain", "truncated"): "entry_missing",
+    ("both", "changed"): "head_mismatch",
+    ("both", "swapped"): "head_mismatch",
+    ("both", "inserted"): "head_mismatch",
+    ("both", "removed"): "head_mismatch",
+    ("both", "truncated"): "head_mismatch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that is wrong. ``index`` counts records from 0; None where no single record is meant."""
+
+    kind: str
+    file: File
+    message: str
+    change: Change | None = None
+    index: int | None = None
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``verify`` found. ``notes`` are no failures: a torn tail that the head does not name."""
+
+    events: int
+    anchors: int
+    valid: bool
+    root_hash_hex: str
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report object of version 1's ``audit_integrity``, plus ``notes``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Both files, read: one hash a record, and what could be parsed of each."""
+
+    hashes: tuple[str, ...]
+    ids: tuple[tuple[str, int] | None, ...]
+    anchors: tuple[ledger.Anchor | None, ...]
+
+    @property
+    def anchored(self) -> tuple[str, ...]:
+        """The chain file's event hashes; an unreadable entry matches nothing."""
+        return tuple(a.event_hash_hex if a else f"unreadable {i}" for i, a in enumerate(self.anchors))
+
+
+def verify(events: bytes, chain: bytes, head: bytes | None, public_key: Ed25519PublicKey | None) -> Report:
+    """Compare the events file, the chain file and the head file with each other.
+
+    (1) Read the files; a last line without newline was never acknowledged unless the head names it.
+    (2) The head must verify under the log's key.
+    (3) Find the reference: the file whose first ``count`` records fold to the head's chain hash.
+    (4) Compare each file with the reference, record by record, and each anchor with its event.
+    (5) Without a reference both files were touched: report what the files say against each other, and the
+        range in which they left what was signed.
+    """
+    # (1)
+    lines, torn_events = _split(events)
+    entries, torn_chain = _split(chain)
+    log = _Log(
+        tuple(ledger.event_hash(line) for line in lines),
+        tuple(_identity(line) for line in lines),
+        tuple(ledger.Anchor.parse(entry) for entry in entries),
+    )
+    failures = [
+        Failure("event_parse_error", "events", f"record {i} is not an event", index=i)
+        for i, identity in enumerate(log.ids)
+        if identity is None
+    ]
+    if len(lines) != len(entries):
+        failures.append(Failure("length_mismatch", "both", f"{len(lines)} events, {len(entries)} chain entries"))
+    # (2)
+    signed, problem = _signed_head(head, public_key, empty=not (lines or entries))
+    failures += [problem] if problem else []
+    # (3)
+    reference = _reference(log, signed)
+    if reference is not None:
+        # (4)
+        failures += _against_reference(log, reference)
+    else:
+        # (5)
+        failures += _without_reference(log, signed)
+    notes = tuple(
+        f"the {name} file ends in {size} bytes without newline, which the next start sets aside"
+        for name, size in (("events", torn_events), ("chain", torn_chain))
+        if size
+    )
+    return Report(len(lines), len(entries), not failures, ledger.fold(log.hashes), tuple(_merged(failures)), notes)
+
+
+def _signed_head(
+    raw: bytes | None, public_key: Ed25519PublicKey | None, *, empty: bool
+) -> tuple[ledger.Head | None, Failure | None]:
+    if raw is None or public_key is None:
+        # No head and no record is a log that nothing was ever written to; the caller decides what that is.
+        what = "signed head" if raw is None else "public key"
+        missing = Failure("head_missing", "head", f"the log has no {what}, so a cut cannot be seen")
+        return None, None if empty and raw is None else missing
+    head = ledger.read_head(raw, public_key)
+    if head is None:
+        return None, Failure("head_invalid", "head", "no head record verifies under the log's key")
+    return head, None
+
+
+def _reference(log: _Log, head: ledger.Head | None) -> Sequence[str] | None:
+    if head is None:
+        return None
+    for candidate in (log.hashes, log.anchored):
+        signed = candidate[: head.count]
+        if len(signed) == head.count and ledger.fold(signed) == head.chain_hash_hex:
+            return signed
+    return None
+
+
+def _against_reference(log: _Log, reference: Sequence[str]) -> list[Failure]:
+    failures = [_failure("events", *found) for found in differences(log.hashes, reference)]
+    chain = differences(log.anchored, reference)
+    failures += [_failure("chain", *found) for found in chain]
+    named = {index for _, index in chain}
+    identities = dict(zip(log.hashes, log.ids, strict=True))
+    place = {value: i for i, value in enumerate(reference)}
+    after = [ledger.GENESIS]
+    for value in reference:
+        after.append(ledger.chain_hash(after[-1], value))
+    for anchor in log.anchors:
+        index = place.get(anchor.event_hash_hex) if anchor else None
+        if anchor is None or index is None or index in named:
+            continue
+        identity = identities.get(anchor.event_hash_hex) or (anchor.event_id, anchor.timestamp_ms)
+        if anchor != ledger.Anchor(index, *identity, reference[index], after[index], after[index + 1]):
+            failures.append(_failure("chain", "changed", index))
+    return [_with_id(failure, log) for failure in failures]
+
+
+def _without_reference(log: _Log, head: ledger.Head | None) -> list[Failure]:
+    """Neither file is the signed one, or nothing was signed: compare them with each other."""
+    failures = [_failure("events", *found) for found in differences(log.hashes, log.anchored)]
+    failures += _broken_links(log)
+    if head is None:
+        return [_with_id(failure, log) for failure in failures]
+    # How far both files still are what was signed: the marks are chain hashes at some counts.
+    chained = [ledger.GENESIS]
+    for value in log.hashes:
+        chained.append(ledger.chain_hash(chained[-1], value))
+    intact, broken = 0, head.count
+    for count, value in sorted(head.marks):
+        if count >= len(chained) or chained[count] != value:
+            broken = count
+            break
+        intact = count
+    records = len(log.hashes)
+    change: Change = "changed" if records == head.count else "removed" if records < head.count else "inserted"
+    where = f"between records {intact} and {broken - 1}"
+    if change == "removed" and broken > records:
+        # No mark stands between here and the cut: removed just before the end would look the same.
+        change, where = "truncated", f"at the end, after record {intact - 1} at the earliest"
+    message = (
+        f"the head signs {head.count} records, the files hold {records} and do not end in its hash: "
+        f"{change} in both {where}; records below {intact} are as signed"
+    )
+    named = [f for f in failures if f.file in ("both", "chain") and f.index is not None]
+    index = None if named else records if change == "truncated" else intact
+    failures.append(Failure("head_mismatch", "both", message, None if named else change, index))
+    return [_with_id(failure, log) for failure in failures]
+
+
+def _broken_links(log: _Log) -> list[Failure]:
+    """What the chain file says against itself: entries out of order, and links that do not follow."""
+    readable = [a for a in log.anchors if a]
+    if not readable:
+        return []
+    # Entries carry their own index, so lines removed or swapped without making the chain anew still show it.
+    found = differences([a.index for a in readable], range(max(a.index for a in readable) + 1))
+    failures = [_failure("both", *item) for item in found]
+    previous: ledger.Anchor | None = None
+    for anchor in readable:
+        expected = previous.chain_hash_hex if previous else ledger.GENESIS
+        follows = anchor.index == (previous.index + 1 if previous else 0)
+        linked = anchor.previous_hash_hex == expected or not follows
+        sound = anchor.chain_hash_hex == ledger.chain_hash(anchor.previous_hash_hex, anchor.event_hash_hex)
+        if not (linked and sound):
+            in_events = anchor.event_hash_hex in log.hashes
+            failures.append(_failure("both" if in_events else "chain", "changed", anchor.index))
+        previous = anchor
+    return failures
+
+
+def differences(have: Sequence[Hashable], want: Sequence[Hashable]) -> list[tuple[Change, int]]:
+    """How ``have`` differs from ``want``: (change, index), the index in ``want`` except for an insertion.
+
+    Both are sequences of values that are unique in ``want``. What stands in the same order is kept; of
+    the rest, two in each other's place are swapped, others that are known are moved (called swapped), and
+    within a gap the unknown are paired with the missing as changed.
+    """
+    start = 0
+    while start < min(len(have), len(want)) and have[start] == want[start]:
+        start += 1
+    shared = 0
+    while shared < min(len(have), len(want)) - start and have[-1 - shared] == want[-1 - shared]:
+        shared += 1
+    stop_have, stop_want = len(have) - shared, len(want) - shared
+
+    place = {want[q]: q for q in range(start, stop_want)}
+    found: dict[int, int] = {}
+    for p in range(start, stop_have):
+        q = place.pop(have[p], None)
+        if q is not None:
+            found[p] = q
+    crossed = {p for p, q in found.items() if p != q and found.get(q) == p}
+    kept = _longest_increasing([(p, q) for p, q in found.items() if p not in crossed])
+    moved = sorted(q for p, q in found.items() if p not in kept)
+    out: list[tuple[Change, int]] = [("swapped", q) for q in moved]
+
+    # What is missing after the last record that is there was cut off, not taken out.
+    last_known = len(want) if shared else max(found.values(), default=start - 1)
+    kept_p, kept_q = sorted(kept), sorted(kept.values())
+    gaps: dict[int, tuple[list[int], list[int]]] = {}
+    for p in range(start, stop_have):
+        if p not in found:
+            gaps.setdefault(bisect.bisect(kept_p, p), ([], []))[0].append(p)
+    for q in sorted(place.values()):
+        gaps.setdefault(bisect.bisect(kept_q, q), ([], []))[1].append(q)
+    for _, (unknown, missing) in sorted(gaps.items()):
+        pairs = min(len(unknown), len(missing))
+        out += [("changed", q) for q in missing[:pairs]]
+        out += [("inserted", p) for p in unknown[pairs:]]
+        out += [("truncated" if q > last_known else "removed", q) for q in missing[pairs:]]
+    return out
+
+
+def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """The longest subsequence of (p, q), p ascending, whose q ascend: patience sorting, O(n log n)."""
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for i, (_, q) in enumerate(pairs):
+        at = bisect.bisect_left(tails, q)
+        before.append(ends[at - 1] if at else -1)
+        tails[at : at + 1], ends[at : at + 1] = [q], [i]
+    kept = {}
+    i = ends[-1] if ends else -1
+    while i >= 0:
+        kept[pairs[i][0]] = pairs[i][1]
+        i = before[i]
+    return kept
+
+
+def _failure(file: File, change: Change, index: int) -> Failure:
+    where = {"events": "in the events file", "chain": "in the chain file", "both": "in both files"}[file]
+    return Failure(_KINDS[file, change], file, f"record {index} {change} {where}", change, index)
+
+
+def _merged(failures: Sequence[Failure]) -> list[Failure]:
+    """The same change of the same record in both files becomes one failure; doubles go."""
+    chain = {(f.change, f.index) for f in failures if f.file == "chain" and f.change}
+    events = {(f.change, f.index) for f in failures if f.file == "events" and f.change}
+    both = {key for key in chain & events if key[1] is not None}
+    out: dict[Failure, None] = {}
+    for failure in failures:
+        if failure.change and failure.index is not None and (failure.change, failure.index) in both:
+            found = _failure("both", failure.change, failure.index)
+            out[replace(found, event_id=failure.event_id)] = None
+        else:
+            out[failure] = None
+    return list(out)
+
+
+def _with_id(failure: Failure, log: _Log) -> Failure:
+    """The event id beside a record's number, taken from the file that was not touched where there is one."""
+    index = failure.index
+    if index is None or failure.event_id is not None:
+        return failure
+    anchors = {a.index: a.event_id for a in log.anchors if a}
+    identity = log.ids[index] if failure.file == "chain" and index < len(log.ids) else None
+    found = identity[0] if identity else anchors.get(index)
+    return replace(failure, event_id=found)
+
+
+def _split(raw: bytes) -> tuple[list[bytes], int]:
+    """Complete lines without their newline, and how many bytes follow the last newline."""
+    *lines, rest = raw.split(b"\n")
+    return lines, len(rest)
+
+
+def _identity(line: bytes) -> tuple[str, int] | None:
+    try:
+        event = json.loads(line)
+        event_id, timestamp = event["id"], event["timestamp_ms"]
+        well_formed = isinstance(event["kind"]["type"], str) and "issuer" in event
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return (event_id, timestamp) if well_formed and type(event_id) is str and type(timestamp) is int else None

@@ -1,0 +1,209 @@
+"""The audit log as bytes: event lines, their hash chain, and the signed head.
+
+    events.jsonl         one event a line (policy/events.py)
+    events.chain.jsonl   one anchor a line: {index, event_id, timestamp_ms, event_hash_hex,
+                         previous_hash_hex, chain_hash_hex}
+    head.json            two slots of 4,096 bytes, one JSON line each, written in turn
+
+event_hash is the SHA-256 of the exact JSON line without its newline; chain_hash is
+SHA-256(previous_hash_hex + "\\n" + event_hash_hex), both as text; genesis is 64 zeros. These are version 1's
+hashes, so its log verifies here. What version 1 lacks is the head: index, chain hash and sizes of what was
+acknowledged, signed with the log's key and kept outside the log's folder. Without it a cut at the end of
+both files leaves no trace.
+
+Nothing here reads a file or a clock. This module makes; ``policy.audit.verify`` compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from policy import errors
+
+GENESIS = "0" * 64
+SLOT_BYTES = 4096
+HEAD_BYTES = 2 * SLOT_BYTES
+
+# INVARIANT: no other signing door of this project uses this prefix (decisions.md, signing doors).
+_DOMAIN = b"covenant.audit.head.v1\n"
+_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
+_ANCHOR_FIELDS = ("index", "event_id", "timestamp_ms", "event_hash_hex", "previous_hash_hex", "chain_hash_hex")
+
+
+def event_hash(line: bytes) -> str:
+    """Hex SHA-256 of the exact JSON line, without its newline."""
+    return hashlib.sha256(line).hexdigest()
+
+
+def chain_hash(previous_hex: str, event_hex: str) -> str:
+    """Hex SHA-256 over both hashes as text, joined by a newline."""
+    return hashlib.sha256(f"{previous_hex}\n{event_hex}".encode("ascii")).hexdigest()
+
+
+def fold(event_hashes: Sequence[str]) -> str:
+    """The chain hash after the given event hashes, from genesis."""
+    value = GENESIS
+    for item in event_hashes:
+        value = chain_hash(value, item)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One entry of the chain file."""
+
+    index: int
+    event_id: str
+    timestamp_ms: int
+    event_hash_hex: str
+    previous_hash_hex: str
+    chain_hash_hex: str
+
+    def line(self) -> bytes:
+        """The exact JSON line, without newline."""
+        return _dump({name: getattr(self, name) for name in _ANCHOR_FIELDS})
+
+    @classmethod
+    def parse(cls, line: bytes) -> Anchor | None:
+        """The entry of a line, or None unless the line is byte for byte what ``line`` would write."""
+        try:
+            value = json.loads(line)
+            if set(value) != set(_ANCHOR_FIELDS):
+                return None
+            anchor = cls(**value)
+            numbers = (anchor.index, anchor.timestamp_ms)
+            texts = (anchor.event_id, anchor.event_hash_hex, anchor.previous_hash_hex, anchor.chain_hash_hex)
+            well_typed = all(type(n) is int for n in numbers) and all(type(t) is str for t in texts)
+            well_typed = well_typed and all(_HEX64.match(t) for t in texts[1:])
+            return anchor if well_typed and anchor.line() == line else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far the log goes: ``count`` records, the last one's chain hash, and both files' sizes in bytes.
+
+    ``marks`` are (count, chain hash) at ``count`` with its low bits cleared one by one (11 -> 11, 10, 8):
+    at most one a bit, each kept from the head before, and enough to say up to where a log that was
+    rewritten consistently is still the one that was signed.
+    """
+
+    count: int = 0
+    chain_hash_hex: str = GENESIS
+    events_bytes: int = 0
+    chain_bytes: int = 0
+    marks: tuple[tuple[int, str], ...] = ()
+
+    def advance(self, line: bytes, *, event_id: str, timestamp_ms: int) -> tuple[bytes, Head]:
+        """The chain line for the next event line, and the head after both (newlines are counted here)."""
+        event_hex = event_hash(line)
+        after = chain_hash(self.chain_hash_hex, event_hex)
+        anchor = Anchor(self.count, event_id, timestamp_ms, event_hex, self.chain_hash_hex, after).line()
+        count = self.count + 1
+        kept = set(_mark_counts(count))
+        marks = ((count, after), *(mark for mark in self.marks if mark[0] in kept))
+        return anchor, Head(count, after, self.events_bytes + len(line) + 1, self.chain_bytes + len(anchor) + 1, marks)
+
+
+def key_id(public_key: Ed25519PublicKey) -> str:
+    """Hex SHA-256 of the raw public key."""
+    return hashlib.sha256(public_key.public_bytes_raw()).hexdigest()
+
+
+def sign_head(head: Head, key: Ed25519PrivateKey) -> bytes:
+    """One slot: the signed head as a JSON line, padded with spaces to ``SLOT_BYTES``.
+
+    ``index`` is the last record's index as in the chain file, -1 for an empty log. The signature covers the
+    domain tag and the compact JSON of everything but itself.
+    """
+    body = _head_body(head, key_id(key.public_key()))
+    signature = key.sign(_DOMAIN + _dump(body)).hex()
+    return _dump({**body, "signature_hex": signature}).ljust(SLOT_BYTES - 1) + b"\n"
+
+
+def slot_offset(head: Head) -> int:
+    """Where this head's slot stands in the file: in turn, so that a torn write spares the one before."""
+    return (head.count % 2) * SLOT_BYTES
+
+
+def read_head(raw: bytes, public_key: Ed25519PublicKey) -> Head | None:
+    """The newest head of the file whose signature verifies, or None when there is none.
+
+    A slot that does not verify counts as torn while it was written, so its record was never acknowledged.
+    """
+    found = []
+    for start in range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES):
+        head = _read_slot(raw[start : start + SLOT_BYTES], public_key)
+        if head is not None and slot_offset(head) == start:
+            found.append(head)
+    return max(found, key=lambda head: head.count, default=None)
+
+
+def public_key_file(public_key: Ed25519PublicKey) -> bytes:
+    """``ledger.pub``: the raw public key as one line of hex, readable so that verify needs no secret."""
+    return public_key.public_bytes_raw().hex().encode("ascii") + b"\n"
+
+
+def read_public_key(raw: bytes) -> Ed25519PublicKey:
+    """The key of ``ledger.pub``.
+
+    Raises:
+        errors.LedgerError: it is not one line with 64 hex digits.
+    """
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(raw.decode("ascii").strip()))
+    except ValueError as e:
+        raise errors.LedgerError("the log's public key file is not one line of 64 hex digits") from e
+
+
+def _read_slot(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
+    try:
+        document = json.loads(slot)
+        signature = bytes.fromhex(document.pop("signature_hex"))
+        head = Head(
+            document["index"] + 1,
+            document["chain_hash_hex"],
+            document["events_bytes"],
+            document["chain_bytes"],
+            tuple((count, value) for count, value in document["marks"]),
+        )
+        body = _head_body(head, key_id(public_key))
+        # Closed: only what sign_head writes is read, so no field can stand beside the signature.
+        if body != document or [m[0] for m in head.marks] != _mark_counts(head.count):
+            return None
+        public_key.verify(signature, _DOMAIN + _dump(body))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidSignature):
+        return None
+    return head
+
+
+def _head_body(head: Head, signer: str) -> dict[str, Any]:
+    return {
+        "index": head.count - 1,
+        "chain_hash_hex": head.chain_hash_hex,
+        "events_bytes": head.events_bytes,
+        "chain_bytes": head.chain_bytes,
+        "marks": [list(mark) for mark in head.marks],
+        "key_id": signer,
+    }
+
+
+def _mark_counts(count: int) -> list[int]:
+    counts = []
+    while count > 0:
+        counts.append(count)
+        count &= count - 1
+    return counts
+
+
+def _dump(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")

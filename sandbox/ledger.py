@@ -1,0 +1,348 @@
+"""The supervisor's audit log: a record is durable in three files before ``append`` returns.
+
+Writers take turns: each append holds an flock, and reads the signed head again, so that two runs at once
+both write. The head is the acknowledgement. What stands in the files beyond it was never acknowledged
+(its writer died or its disk was full); it is moved into a file beside the log, never signed afterwards, since
+whoever can append a line must not get it signed at the next start.
+
+Opening costs the same for a log of any length: the head, and the last line of each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from policy import errors, events, ledger
+
+EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
+KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
+LOCK_SECONDS = 10.0
+
+_POLL_SECONDS = 0.005
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+# One line and its newline: a writer leaves no more than that beyond the head.
+_MAX_TAIL_BYTES = events.MAX_LINE_BYTES + 1
+_HINT = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
+
+
+class Ledger:
+    """An open log. Make it with ``Ledger.open``; close it, or use it as a context manager.
+
+    ``recovered`` says what was set aside since it was opened.
+    """
+
+    def __init__(self, directory: Path, head: Path, key: Ed25519PrivateKey | None) -> None:
+        self.recovered: list[str] = []
+        self._path = directory
+        self._head_path = head
+        self._threads = threading.Lock()
+        self._failure: str | None = None
+        self._head = ledger.Head()
+        self._raw = b""
+        with contextlib.ExitStack() as stack:
+            self._dir = _open_directory(directory, stack)
+            self._head_dir = _open_directory(head.parent, stack)
+            self._events = _open_file(EVENTS, self._dir, stack, os.O_APPEND)
+            self._chain = _open_file(CHAIN, self._dir, stack, os.O_APPEND)
+            self._head_fd = -1
+            with self._turn():
+                self._key = self._load_key(key)
+                self._open_head(stack)
+                self._reload()
+            self._stack = stack.pop_all()
+
+    @classmethod
+    def open(cls, directory: Path, *, key: Ed25519PrivateKey | None = None, head: Path) -> Ledger:
+        """Open or make the log in ``directory``, with its head record at ``head``.
+
+        Without ``key`` the log's own key beside the head is used, and made for a new log. Both directories
+        are made 0700, files 0600.
+
+        Raises:
+            errors.LedgerError: a file is unsafe, the log does not hold together, or another writer held
+                the lock for 10 seconds.
+        """
+        try:
+            return cls(directory, head, key)
+        except OSError as e:
+            raise errors.LedgerError(f"the log cannot be opened: {e.strerror}", where=str(directory)) from e
+
+    def append(self, kind: str, fields: Mapping[str, Any], *, issuer: Mapping[str, str], now_ms: int) -> str:
+        """Write one event and return its id; when this returns, the event, its anchor and the head are durable.
+
+        Raises:
+            errors.EventError: the fields are not those of the kind; nothing was written.
+            errors.LedgerError: anything else. The log then refuses records until it is opened again.
+        """
+        event_id = str(uuid.uuid4())
+        line = events.event_line(kind, fields, event_id=event_id, issuer=issuer, now_ms=now_ms)
+        with self._threads:
+            if self._failure is not None:
+                raise errors.LedgerError(f"the log takes no more records after: {self._failure}", where=str(self._path))
+            try:
+                with self._turn():
+                    self._write(line, event_id, now_ms)
+            except errors.LedgerError as e:
+                self._failure = e.message
+                raise
+            except OSError as e:
+                self._failure = f"{e.strerror}"
+                raise errors.LedgerError(
+                    f"the audit record could not be written: {e.strerror}", where=str(self._path)
+                ) from e
+        return event_id
+
+    @property
+    def count(self) -> int:
+        """Acknowledged records, as of this process's last turn."""
+        return self._head.count
+
+    def close(self) -> None:
+        """Release the files. What was acknowledged is durable already."""
+        with self._threads:
+            self._failure = self._failure or "it was closed"
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def _write(self, line: bytes, event_id: str, now_ms: int) -> None:
+        self._check_names()
+        raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        sizes = os.fstat(self._events).st_size, os.fstat(self._chain).st_size
+        if raw != self._raw or sizes != (self._head.events_bytes, self._head.chain_bytes):
+            self._reload()
+        anchor, head = self._head.advance(line, event_id=event_id, timestamp_ms=now_ms)
+        # INVARIANT: event, chain, head, each durable before the next: the head never names what a crash
+        # could still take away.
+        _write_all(self._events, line + b"\n")
+        os.fdatasync(self._events)
+        _write_all(self._chain, anchor + b"\n")
+        os.fdatasync(self._chain)
+        # Two slots in turn cost half of a write, rename and directory fsync (0.5 against 1.0 ms in all),
+        # and a torn slot leaves the one before.
+        slot = ledger.sign_head(head, self._key)
+        if os.pwrite(self._head_fd, slot, ledger.slot_offset(head)) != len(slot):
+            raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
+        os.fdatasync(self._head_fd)
+        self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the writers' lock; wait at most ``LOCK_SECONDS``."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise errors.LedgerError(
+                        f"another process held the audit log for {LOCK_SECONDS:.0f} seconds",
+                        hint="wait for it or end it, then repeat",
+                        where=str(self._path),
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._events, fcntl.LOCK_UN)
+
+    def _check_names(self) -> None:
+        """The open files must still be the ones under their names: a record in an unlinked file is lost."""
+        for fd, name, folder in (
+            (self._events, EVENTS, self._dir),
+            (self._chain, CHAIN, self._dir),
+            (self._head_fd, self._head_path.name, self._head_dir),
+        ):
+            ours = os.fstat(fd)
+            try:
+                named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                self._broken(f"`{name}` was removed while the log was open")
+            if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino):
+                self._broken(f"`{name}` was replaced while the log was open")
+
+    # --- opening and recovery ---------------------------------------------------------------------------
+
+    def _load_key(self, given: Ed25519PrivateKey | None) -> Ed25519PrivateKey:
+        raw = None if given else _read_private(KEY, self._head_dir)
+        if given is None and raw is None:
+            if self._exists(self._head_path.name):
+                self._broken("the log's key is missing and its head is there")
+            raw = Ed25519PrivateKey.generate().private_bytes_raw()
+            _replace(KEY, raw, self._head_dir)
+        if raw is not None and len(raw) != 32:
+            self._broken("the log's key file does not hold 32 bytes")
+        key = given or Ed25519PrivateKey.from_private_bytes(raw or b"")
+        public = ledger.public_key_file(key.public_key())
+        known = _read_private(PUBLIC_KEY, self._head_dir)
+        if known is None:
+            _replace(PUBLIC_KEY, public, self._head_dir)
+        elif known != public:
+            self._broken("the log's public key is not that of its key")
+        return key
+
+    def _open_head(self, stack: contextlib.ExitStack) -> None:
+        name = self._head_path.name
+        if not self._exists(name):
+            # Every log has a head before its first record, so one that lacks it and is not empty lost it.
+            if os.fstat(self._events).st_size or os.fstat(self._chain).st_size:
+                self._broken("the log holds records and its head is missing")
+            blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
+            _replace(name, ledger.sign_head(ledger.Head(), self._key) + blank, self._head_dir)
+            os.fsync(self._dir)
+        self._head_fd = _open_file(name, self._head_dir, stack, 0)
+
+    def _reload(self) -> None:
+        """Read the head, compare it with the last record of both files, set aside what is beyond it."""
+        self._raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        head = ledger.read_head(self._raw, self._key.public_key())
+        if head is None:
+            self._broken("no head record verifies under the log's key")
+        if head.count < self._head.count:
+            self._broken(f"the head went back from {self._head.count} to {head.count} records")
+        for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
+            if os.fstat(fd).st_size < size:
+                self._broken(f"`{name}` is shorter than its signed head says")
+        if head.count:
+            anchor = ledger.Anchor.parse(_last_line(self._chain, head.chain_bytes))
+            event = ledger.event_hash(_last_line(self._events, head.events_bytes))
+            if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != (
+                head.chain_hash_hex,
+                event,
+                head.count - 1,
+            ):
+                self._broken("the last record is not the one that the head signs")
+        for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
+            self._set_aside(fd, name, size, head.count)
+        self._head = head
+
+    def _set_aside(self, fd: int, name: str, size: int, count: int) -> None:
+        extra = os.fstat(fd).st_size - size
+        if not extra:
+            return
+        tail = os.pread(fd, min(extra, _MAX_TAIL_BYTES), size)
+        if extra > _MAX_TAIL_BYTES or tail.count(b"\n") > (1 if tail.endswith(b"\n") else 0):
+            self._broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves")
+        # Named by content: a crash in here repeats the same steps and ends in the same file.
+        aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
+        _replace(aside, tail, self._dir)
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+        self.recovered.append(f"{extra} unacknowledged bytes of `{name}` set aside in `{aside}`")
+
+    def _exists(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._head_dir, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _broken(self, message: str) -> NoReturn:
+        raise errors.LedgerError(message, hint=_HINT, where=str(self._path))
+
+
+def _open_directory(path: Path, stack: contextlib.ExitStack) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        _sync_directory(path.parent)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    info = os.fstat(fd)
+    if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        raise errors.LedgerError(
+            f"the log's directory `{path}` is not ours alone", hint=f"chown and chmod 0700 {path}", where=str(path)
+        )
+    return fd
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_file(name: str, folder: int, stack: contextlib.ExitStack, flags: int) -> int:
+    fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)
+    stack.callback(os.close, fd)
+    _check_private(os.fstat(fd), name)
+    return fd
+
+
+def _check_private(info: os.stat_result, name: str) -> None:
+    # A second link would be a name of the same bytes outside our directory.
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+        raise errors.LedgerError(f"`{name}` of the log is not a regular file with one name", where=name)
+    if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        raise errors.LedgerError(f"`{name}` of the log is not ours alone", hint=f"chmod 0600 {name}", where=name)
+
+
+def _read_private(name: str, folder: int) -> bytes | None:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as stream:
+        _check_private(os.fstat(fd), name)
+        return stream.read(4096)
+
+
+def _replace(name: str, content: bytes, folder: int) -> None:
+    """Make the file with this content, whole or not at all, durable before returning."""
+    temporary = f".{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=folder)
+    fd = os.open(temporary, _OPEN | os.O_EXCL, 0o600, dir_fd=folder)
+    try:
+        _write_all(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.fsync(folder)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    # A short write means a full disk or a limit: the next one says which.
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _last_line(fd: int, end: int) -> bytes:
+    """The line that ends, with its newline, at offset ``end``; empty when there is none of sane length."""
+    block, limit = 4096, events.MAX_LINE_BYTES + 2
+    while True:
+        size = min(block, end)
+        chunk = os.pread(fd, size, end - size)
+        if not chunk.endswith(b"\n"):
+            return b""
+        at = chunk.rfind(b"\n", 0, -1)
+        if at >= 0 or size == end:
+            return chunk[at + 1 : -1]
+        if block > limit:
+            return b""
+        block *= 8

@@ -1,0 +1,187 @@
+"""``covenant audit``: which logs it read, exit status 3 when one does not hold, nothing hidden on the screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from covenant.cli.main import cli
+from policy import errors
+from sandbox.ledger import Ledger
+
+ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
+
+
+def fill(base: Path, count: int, reason: str = "x", at: int = 0) -> None:
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with Ledger.open(base / "audit", head=base / "audit-head" / "head.json") as log:
+        for i in range(count):
+            fields = {"run_id": f"r{at + i}", "agent_id": "a", "operator": "ann", "state": "s", "reason": reason}
+            log.append("run_state", fields, issuer=ISSUER, now_ms=1_700_000_000_000 + at + i)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["audit", *arguments], standalone_mode=True)
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    value = json.loads(call(*arguments, "--json").stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+def edit(path: Path, old: bytes, new: bytes) -> None:
+    raw = path.read_bytes()
+    assert raw.count(old) == 1
+    path.write_bytes(raw.replace(old, new))
+
+
+def test_verify_is_green_and_names_the_log(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 3)
+    result = call("verify")
+    assert result.exit_code == 0
+    assert f"supervisor log {covenant_home}/supervisor/audit: holds (3 events, 3 chain entries" in result.stdout
+    answer = document("verify")
+    assert (answer["kind"], answer["valid"]) == ("audit_integrity", True)
+    assert {"events", "anchors", "valid", "root_hash_hex", "failures"} <= set(answer["report"])
+    assert [log["origin"] for log in answer["logs"]] == ["supervisor"]
+
+
+def test_one_edited_byte_is_red_with_status_3_and_names_the_record(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 3)
+    edit(covenant_home / "supervisor" / "audit" / "events.jsonl", b'"run_id":"r1"', b'"run_id":"r9"')
+    result = call("verify")
+    assert result.exit_code == 3
+    assert "DOES NOT HOLD" in result.stdout
+    assert "entry_mismatch: record 1 changed in the events file" in result.stdout
+    assert call("verify", "--json").exit_code == 3
+    answer = document("verify")
+    assert not answer["valid"]
+    assert [(f["kind"], f["index"]) for f in answer["report"]["failures"]] == [("entry_mismatch", 1)]
+
+
+def test_both_logs_are_read_and_the_failed_one_is_the_report(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 2)
+    fill(covenant_home, 3, at=10)
+    assert call("verify").exit_code == 0
+    edit(covenant_home / "audit" / "events.jsonl", b'"run_id":"r11"', b'"run_id":"r91"')
+    answer = document("verify")
+    assert [(log["origin"], log["report"]["valid"]) for log in answer["logs"]] == [
+        ("supervisor", True),
+        ("daemon", False),
+    ]
+    assert (answer["valid"], answer["report"]["events"]) == (False, 3)
+    rows = document("recent", "-n", "4")["events"]
+    assert [row["origin"] for row in rows] == ["supervisor", "daemon", "daemon", "daemon"]
+
+
+def test_covenant_state_moves_the_supervisors_log(
+    covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "state", 1)
+    monkeypatch.setenv("COVENANT_STATE", str(tmp_path / "state"))
+    assert document("verify")["logs"][0]["path"] == str(tmp_path / "state" / "audit")
+
+
+@pytest.mark.parametrize("verb", ["verify", "recent"])
+def test_no_log_is_not_green_and_nothing_is_made(covenant_home: Path, verb: str) -> None:
+    with pytest.raises(errors.LedgerError, match="no log") as caught:
+        CliRunner().invoke(cli, ["audit", verb], standalone_mode=False, catch_exceptions=False)
+    assert "supervisor/audit" in caught.value.message
+    assert not covenant_home.exists()
+
+
+def test_a_removed_or_emptied_log_is_red_while_its_head_names_records(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 2)
+    folder = covenant_home / "supervisor" / "audit"
+    for name in ("events.jsonl", "events.chain.jsonl"):
+        (folder / name).write_bytes(b"")
+    assert call("verify").exit_code == 3
+    for name in ("events.jsonl", "events.chain.jsonl"):
+        (folder / name).unlink()
+    assert call("verify").exit_code == 3
+    folder.rmdir()
+    assert call("verify").exit_code == 3
+
+
+def test_a_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 2)
+    (covenant_home / "supervisor" / "audit-head" / "ledger.pub").rename(covenant_home / "kept")
+    assert call("verify").exit_code == 3
+    (covenant_home / "kept").rename(covenant_home / "supervisor" / "audit-head" / "ledger.pub")
+    assert call("verify").exit_code == 0
+    (covenant_home / "supervisor" / "audit-head" / "head.json").unlink()
+    assert call("verify").exit_code == 3
+
+
+def test_a_symlink_in_place_of_a_file_is_refused(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 1)
+    events = covenant_home / "supervisor" / "audit" / "events.jsonl"
+    events.rename(covenant_home / "moved")
+    events.symlink_to(covenant_home / "moved")
+    result = CliRunner().invoke(cli, ["audit", "verify"], standalone_mode=False)
+    assert isinstance(result.exception, errors.LedgerError)
+
+
+def test_what_was_set_aside_is_reported(covenant_home: Path) -> None:
+    base = covenant_home / "supervisor"
+    fill(base, 1)
+    with (base / "audit" / "events.jsonl").open("ab") as stream:
+        stream.write(b'{"torn')
+    assert "6 bytes without newline" in call("verify").stdout
+    fill(base, 1, at=1)
+    assert "events.jsonl.aside-1-" in call("verify").stdout
+    assert call("verify").exit_code == 0
+
+
+def test_recent_shows_the_last_records_in_order_with_escapes_made_visible(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 5, reason="\x1b[2J\u202eevil\nline")
+    result = call("recent", "-n", "2")
+    assert [line.split("run_id=")[1].split()[0] for line in result.stdout.splitlines()] == ["r3", "r4"]
+    assert "\x1b" not in result.stdout
+    assert "\u202e" not in result.stdout
+    assert "2023-11-14T22:13:20.003Z supervisor run_state" in result.stdout
+    answer = document("recent", "-n", "2")
+    assert answer["kind"] == "audit_recent"
+    assert [row["kind"]["run_id"] for row in answer["events"]] == ["r3", "r4"]
+    assert answer["events"][0]["kind"]["reason"] == "\x1b[2J\u202eevil\nline"
+    for limit, shown in (("5", 5), ("6", 5), ("4", 4), ("100", 5)):
+        assert len(document("recent", "-n", limit)["events"]) == shown
+
+
+def test_recent_survives_a_log_full_of_junk(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 1)
+    junk = [b"\xff\x1b", b"[]", b"[" * 50_000, b'{"timestamp_ms":1e999,"kind":[]}', b'{"timestamp_ms":9e99}', b""]
+    (covenant_home / "supervisor" / "audit" / "events.jsonl").write_bytes(b"".join(j + b"\n" for j in junk))
+    result = call("recent")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == len(junk)
+    assert "\x1b" not in result.stdout
+    assert len(document("recent")["events"]) == len(junk)
+
+
+def test_the_exit_status_of_the_real_command(covenant_home: Path, clone: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = "from covenant.cli.main import entry; entry()"
+        return subprocess.run(
+            [sys.executable, "-c", code, "audit", *arguments],
+            cwd=clone,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COVENANT_HOME": str(covenant_home)},
+        )
+
+    missing = run("verify", "--json")
+    assert missing.returncode == 1
+    assert json.loads(missing.stdout)["code"] == "ledger"
+    fill(covenant_home / "supervisor", 2)
+    assert run("verify").returncode == 0
+    edit(covenant_home / "supervisor" / "audit" / "events.jsonl", b'"run_id":"r1"', b'"run_id":"r9"')
+    assert run("verify").returncode == 3

@@ -1,0 +1,281 @@
+"""Chain, head and verify: each kind of tampering is found and named, in either file and in both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from policy import audit, errors, events, ledger
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
+ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
+Lines = list[bytes]
+
+
+def event(i: int, text: str = "") -> bytes:
+    fields = {"run_id": f"r{i}", "agent_id": "a", "operator": None, "state": "s", "reason": text}
+    return events.event_line("run_state", fields, event_id=f"e{i}", issuer=ISSUER, now_ms=i)
+
+
+def chain_of(lines: Lines) -> tuple[Lines, ledger.Head]:
+    """The chain that an honest writer, or a forger without the log's key, makes over these events."""
+    head, anchors = ledger.Head(), []
+    for line in lines:
+        parsed = json.loads(line)
+        anchor, head = head.advance(line, event_id=parsed["id"], timestamp_ms=parsed["timestamp_ms"])
+        anchors.append(anchor)
+    return anchors, head
+
+
+def honest(count: int = 10) -> tuple[Lines, Lines, bytes]:
+    lines = [event(i) for i in range(count)]
+    anchors, head = chain_of(lines)
+    return lines, anchors, ledger.sign_head(head, KEY).rjust(ledger.slot_offset(head) + ledger.SLOT_BYTES)
+
+
+def check(lines: Lines, anchors: Lines, head: bytes | None) -> audit.Report:
+    joined = [b"".join(line + b"\n" for line in part) for part in (lines, anchors)]
+    return audit.verify(joined[0], joined[1], head, KEY.public_key())
+
+
+def named(report: audit.Report) -> set[tuple[str, str | None, int | None]]:
+    return {(f.file, f.change, f.index) for f in report.failures if f.change}
+
+
+def changed(lines: Lines, i: int) -> Lines:
+    return [*lines[:i], lines[i].replace(b'"timestamp_ms":', b'"timestamp_ms":7'), *lines[i + 1 :]]
+
+
+def removed(lines: Lines, i: int) -> Lines:
+    return [*lines[:i], *lines[i + 1 :]]
+
+
+def swapped(lines: Lines, i: int) -> Lines:
+    return [*lines[:i], lines[i + 1], lines[i], *lines[i + 2 :]]
+
+
+def inserted(lines: Lines, i: int) -> Lines:
+    chain = b"event_hash_hex" in lines[0]
+    made = chain_of([event(99, "forged")])[0][0] if chain else event(99, "forged")
+    return [*lines[:i], made, *lines[i:]]
+
+
+def truncated(lines: Lines, i: int) -> Lines:
+    return lines[:i]
+
+
+TAMPER: dict[str, Callable[[Lines, int], Lines]] = {
+    "changed": changed,
+    "removed": removed,
+    "swapped": swapped,
+    "inserted": inserted,
+    "truncated": truncated,
+}
+
+
+def records(change: str, i: int) -> list[int]:
+    return {"swapped": [i, i + 1], "truncated": list(range(i, 10))}.get(change, [i])
+
+
+def test_an_honest_log_verifies() -> None:
+    report = check(*honest())
+    assert report.valid
+    assert (report.events, report.anchors, report.failures, report.notes) == (10, 10, (), ())
+    assert report.root_hash_hex == json.loads(honest()[1][-1])["chain_hash_hex"]
+
+
+def test_the_hashes_are_version_1s() -> None:
+    lines, anchors, _ = honest(2)
+    first, second = (json.loads(a) for a in anchors)
+    assert first["event_hash_hex"] == hashlib.sha256(lines[0]).hexdigest()
+    assert first["previous_hash_hex"] == "0" * 64
+    joined = f"{first['chain_hash_hex']}\n{second['event_hash_hex']}"
+    assert second["chain_hash_hex"] == hashlib.sha256(joined.encode()).hexdigest()
+    fields = ["index", "event_id", "timestamp_ms", "event_hash_hex", "previous_hash_hex", "chain_hash_hex"]
+    assert list(second) == fields
+    assert (second["index"], second["event_id"], second["timestamp_ms"]) == (1, "e1", 1)
+
+
+@pytest.mark.parametrize("i", [0, 4, 8])
+@pytest.mark.parametrize("change", TAMPER)
+def test_tampering_with_the_events_is_named(change: str, i: int) -> None:
+    lines, anchors, head = honest()
+    report = check(TAMPER[change](lines, i), anchors, head)
+    assert not report.valid
+    assert named(report) == {("events", change, n) for n in records(change, i)}
+    kinds = {"inserted": "entry_missing", "removed": "dangling_anchors", "truncated": "dangling_anchors"}
+    assert {f.kind for f in report.failures if f.change} == {kinds.get(change, "entry_mismatch")}
+    if change != "inserted":
+        assert {f.event_id for f in report.failures if f.change} == {f"e{n}" for n in records(change, i)}
+
+
+@pytest.mark.parametrize("i", [0, 4, 8])
+@pytest.mark.parametrize("change", TAMPER)
+def test_tampering_with_the_chain_is_named(change: str, i: int) -> None:
+    lines, anchors, head = honest()
+    report = check(lines, TAMPER[change](anchors, i), head)
+    assert not report.valid
+    assert named(report) == {("chain", change, n) for n in records(change, i)}
+    if change != "inserted":
+        assert {f.event_id for f in report.failures if f.change} == {f"e{n}" for n in records(change, i)}
+
+
+@pytest.mark.parametrize("i", [0, 4, 8])
+@pytest.mark.parametrize("change", TAMPER)
+def test_a_chain_made_anew_over_tampered_events_is_caught_by_the_head(change: str, i: int) -> None:
+    lines, _, head = honest()
+    forged = TAMPER[change](lines, i)
+    report = check(forged, chain_of(forged)[0], head)
+    assert not report.valid
+    (failure,) = [f for f in report.failures if f.change]
+    assert (failure.kind, failure.file) == ("head_mismatch", "both")
+    # Same count: changed or swapped cannot be told apart by a hash of the end, so it says changed. Nor can
+    # a record taken out after the last mark be told from one cut off the end.
+    told = {("swapped", i): "changed", ("removed", 8): "truncated"}.get((change, i), change)
+    assert failure.change == told
+    # The head's marks for ten records are at eight and ten.
+    cut = len(forged) if told == "truncated" else None
+    assert failure.index == (cut if cut is not None else 0 if i < 8 else 8)
+
+
+def test_a_tail_cut_from_both_files_is_named_record_by_record_to_where_it_was_signed() -> None:
+    lines, anchors, head = honest()
+    report = check(lines[:9], anchors[:9], head)
+    (failure,) = report.failures
+    assert (failure.change, failure.index) == ("truncated", 9)
+    assert "10 records" in failure.message
+
+
+@pytest.mark.parametrize("change", ["removed", "swapped"])
+def test_lines_moved_in_both_without_a_new_chain_are_named_exactly(change: str) -> None:
+    lines, anchors, head = honest()
+    report = check(TAMPER[change](lines, 4), TAMPER[change](anchors, 4), head)
+    assert {("both", change, n) for n in records(change, 4)} <= named(report)
+
+
+def test_an_event_and_its_anchor_changed_without_the_rest_is_named_exactly() -> None:
+    lines, anchors, head = honest()
+    lines[4] = event(4, "other")
+    entry = json.loads(anchors[4])
+    entry["event_hash_hex"] = ledger.event_hash(lines[4])
+    anchors[4] = json.dumps(entry, separators=(",", ":")).encode()
+    assert ("both", "changed", 4) in named(check(lines, anchors, head))
+
+
+def test_records_appended_to_both_beyond_the_head_are_named() -> None:
+    lines, _, head = honest()
+    lines += [event(10), event(11)]
+    report = check(lines, chain_of(lines)[0], head)
+    assert named(report) == {("both", "inserted", 10), ("both", "inserted", 11)}
+
+
+def test_one_field_of_an_anchor_that_no_hash_covers_is_still_compared() -> None:
+    lines, anchors, head = honest()
+    anchors[3] = anchors[3].replace(b'"e3"', b'"e4"')
+    assert named(check(lines, anchors, head)) == {("chain", "changed", 3)}
+
+
+def test_an_anchor_written_in_other_words_is_changed() -> None:
+    lines, anchors, head = honest()
+    anchors[3] = anchors[3].replace(b":", b": ", 1)
+    assert named(check(lines, anchors, head)) == {("chain", "changed", 3)}
+
+
+@pytest.mark.parametrize("byte", range(0, len(event(4)), 7))
+def test_one_flipped_bit_anywhere_in_an_event_is_found(byte: int) -> None:
+    lines, anchors, head = honest()
+    line = bytearray(lines[4])
+    line[byte] ^= 1
+    lines[4] = bytes(line)
+    report = check(lines, anchors, head)
+    assert ("events", "changed", 4) in named(report)
+
+
+@pytest.mark.parametrize(
+    ("events_text", "chain_text"), [(b"", None), (None, b""), (b"", b"")], ids=["events", "chain", "both"]
+)
+def test_an_emptied_log_is_red(events_text: bytes | None, chain_text: bytes | None) -> None:
+    lines, anchors, head = honest(3)
+    report = check(lines if events_text is None else [], anchors if chain_text is None else [], head)
+    assert not report.valid
+    assert any(f.change == "truncated" for f in report.failures)
+
+
+def test_without_a_head_a_log_is_not_green_and_the_files_are_still_compared() -> None:
+    lines, anchors, _ = honest()
+    assert [f.kind for f in check(lines, anchors, None).failures] == ["head_missing"]
+    report = check(changed(lines, 4), anchors, None)
+    assert {f.kind for f in report.failures} == {"head_missing", "entry_mismatch"}
+
+
+def test_a_head_of_another_key_is_refused() -> None:
+    lines, anchors, _ = honest()
+    other = Ed25519PrivateKey.from_private_bytes(b"\x08" * 32)
+    report = check(lines, anchors, ledger.sign_head(chain_of(lines)[1], other))
+    assert [f.kind for f in report.failures] == ["head_invalid"]
+
+
+@pytest.mark.parametrize("field", ["index", "chain_hash_hex", "events_bytes", "chain_bytes", "marks", "key_id"])
+def test_every_field_of_the_head_is_signed(field: str) -> None:
+    _, head = chain_of([event(0), event(1)])
+    slot = ledger.sign_head(head, KEY)
+    assert ledger.read_head(slot, KEY.public_key()) == head
+    document = json.loads(slot)
+    value = document[field]
+    document[field] = value + 2 if isinstance(value, int) else [] if isinstance(value, list) else "f" * 64
+    raw = json.dumps(document, separators=(",", ":")).encode()
+    assert ledger.read_head(raw, KEY.public_key()) is None
+    assert ledger.read_head(json.dumps({**json.loads(slot), "more": 1}).encode(), KEY.public_key()) is None
+
+
+def test_the_newer_slot_counts_and_a_torn_one_gives_the_one_before() -> None:
+    heads = [chain_of([event(i) for i in range(n)])[1] for n in (4, 5)]
+    slots = [ledger.sign_head(head, KEY) for head in heads]
+    assert ledger.read_head(slots[0] + slots[1], KEY.public_key()) == heads[1]
+    torn = slots[1][:100].ljust(ledger.SLOT_BYTES)
+    assert ledger.read_head(slots[0] + torn, KEY.public_key()) == heads[0]
+
+
+def test_a_slot_holds_the_head_of_any_log_that_fits_a_disk() -> None:
+    head = ledger.Head(2**40 - 1, "a" * 64, 2**60, 2**60, tuple((2**40 - 1, "a" * 64) for _ in range(40)))
+    assert len(ledger.sign_head(head, KEY)) == ledger.SLOT_BYTES
+
+
+def test_a_torn_tail_is_a_note_unless_the_head_names_it() -> None:
+    lines, anchors, head = honest()
+    joined = [b"".join(line + b"\n" for line in part) for part in (lines, anchors)]
+    report = audit.verify(joined[0] + b'{"id":', joined[1], head, KEY.public_key())
+    assert report.valid
+    assert "6 bytes without newline" in report.notes[0]
+    loss = audit.verify(joined[0][:-5], joined[1], head, KEY.public_key())
+    assert named(loss) == {("events", "truncated", 9)}
+
+
+def test_a_line_that_is_no_event_is_named_even_when_it_was_signed() -> None:
+    head, anchors = ledger.Head(), []
+    for line in (event(0), b"not json"):
+        anchor, head = head.advance(line, event_id="x", timestamp_ms=1)
+        anchors.append(anchor)
+    raw = ledger.sign_head(head, KEY)
+    report = check([event(0), b"not json"], anchors, raw)
+    assert ("event_parse_error", 1) in {(f.kind, f.index) for f in report.failures}
+
+
+@pytest.mark.parametrize("junk", [b"[" * 100_000, b'{"a":1}', b"[]", b"null", b"\xff\xfe", b'{"index":1e400}'])
+def test_hostile_lines_do_not_end_verify(junk: bytes) -> None:
+    lines, anchors, head = honest(3)
+    report = check([lines[0], junk, lines[2]], [anchors[0], junk, anchors[2]], head)
+    assert not report.valid
+    assert not check(lines, anchors, junk).valid
+
+
+def test_the_public_key_file_round_trips_and_refuses_junk() -> None:
+    raw = ledger.public_key_file(KEY.public_key())
+    assert ledger.read_public_key(raw).public_bytes_raw() == KEY.public_key().public_bytes_raw()
+    for junk in (b"", b"zz", b"\xff", raw[:20]):
+        with pytest.raises(errors.LedgerError):
+            ledger.read_public_key(junk)
