@@ -68,11 +68,13 @@ def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: st
 
 
 def quiet(command: Sequence[str]) -> tuple[int, str]:
-    """Ask a question of the machine: exit status and stdout; a program that is not there answers 127."""
+    """Ask a question of the machine: exit status and stdout; absent is 127, too slow 124 (as in a shell)."""
     try:
         done = subprocess.run(
             list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=900
         )
     except FileNotFoundError:
         return 127, ""
+    except subprocess.TimeoutExpired:
+        return 124, ""
     return done.returncode, done.stdout
