@@ -1,0 +1,98 @@
+"""The number tables, the deny list and the profiles: against libseccomp, and against each other."""
+
+from __future__ import annotations
+
+import pyseccomp
+import pytest
+
+from policy import data
+
+ARCHES = {"x86_64": pyseccomp.Arch.X86_64, "aarch64": pyseccomp.Arch.AARCH64}
+# libseccomp 2.5.4 ends with Linux 5.17: what came later has to come from the kernel alone.
+LAST_KNOWN = 449
+# Names of 32-bit kernels, denied so that a manifest with them is refused for the right reason.
+FOREIGN = {"stime", "umount", "clock_settime64", "clock_adjtime64"}
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_number_is_libseccomps(arch: str) -> None:
+    for name, number in data.syscalls(arch).numbers.items():
+        resolved = pyseccomp.resolve_syscall(ARCHES[arch], name)
+        if resolved != -1:
+            assert resolved == number, name
+        else:
+            assert number > LAST_KNOWN or number in (335, 336), name
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_no_call_of_libseccomp_is_missing(arch: str) -> None:
+    ours = {number: name for name, number in data.syscalls(arch).numbers.items()}
+    assert len(ours) == len(data.syscalls(arch).numbers), "two names with one number"
+    for number in range(LAST_KNOWN + 1):
+        try:
+            theirs = pyseccomp.resolve_syscall(ARCHES[arch], number)
+        except ValueError:
+            assert number not in ours or number in (335, 336)
+            continue
+        assert ours.get(number) == theirs.decode(), number
+
+
+def test_what_came_after_linux_5_3_has_one_number_everywhere() -> None:
+    x86, arm = data.syscalls("x86_64").numbers, data.syscalls("aarch64").numbers
+    assert {n: v for n, v in x86.items() if v >= 424} == {n: v for n, v in arm.items() if v >= 424}
+    assert x86["listns"] == 470
+
+
+def test_every_denied_name_is_a_call() -> None:
+    unknown = data.deny().names - data.syscall_names()
+    assert unknown == FOREIGN
+    for name in FOREIGN:
+        # A pseudo number: some architecture has it. -1 would be a misspelling.
+        assert pyseccomp.resolve_syscall(pyseccomp.Arch.X86_64, name) < -1, name
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"init_module", "finit_module", "delete_module"},
+        {"kexec_load", "kexec_file_load", "reboot"},
+        {"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"},
+        {"bpf", "perf_event_open", "userfaultfd"},
+        {"io_uring_setup", "io_uring_enter", "io_uring_register"},
+        {"mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen"},
+        {"fsconfig", "fsmount", "fspick", "mount_setattr"},
+        {"unshare", "setns", "clone3"},
+        {"add_key", "request_key", "keyctl"},
+        {"settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "stime"},
+        {"swapon", "swapoff", "iopl", "ioperm"},
+        {"memfd_create", "execveat"},
+    ],
+    ids=min,
+)
+def test_the_families_of_the_issue_are_denied(family: set[str]) -> None:
+    assert family <= data.deny().names
+
+
+@pytest.mark.parametrize("name", ["python3", "node", "static"])
+def test_a_profile_holds_nothing_denied_and_nothing_that_another_grant_brings(name: str) -> None:
+    names = data.profile(name).names
+    assert names
+    assert names <= data.syscall_names()
+    assert not names & data.deny().names
+    assert not names & {"execve", "execveat", "memfd_create", "socket", "connect", "bind", "listen", "accept4"}
+
+
+def test_the_static_profile_is_the_common_floor() -> None:
+    assert data.profile("static").names <= data.profile("python3").names & data.profile("node").names
+
+
+@pytest.mark.parametrize("name", ["network", "executables"])
+def test_an_addition_holds_nothing_denied(name: str) -> None:
+    names = data.addition(name).names
+    assert names <= data.syscall_names()
+    assert not names & data.deny().names
+
+
+def test_there_is_no_other_addition() -> None:
+    with pytest.raises(KeyError):
+        data.addition("../deny")

@@ -1,0 +1,109 @@
+"""The trusted-local filter as libseccomp builds it, read decision by decision without loading it."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import tempfile
+
+import pytest
+
+from policy import data, errors
+from policy.compile import seccomp
+from policy.decompile import bpf
+from sandbox.kernel import seccomp_loader
+
+X86 = 0xC000003E
+EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+NUMBERS = data.syscalls("x86_64").numbers
+
+
+def described(**changes: object) -> seccomp.DenyFilter:
+    denied = seccomp.compile_denylist(data.deny().names, arch="x86_64", deny_socket_families_except={1})
+    return dataclasses.replace(denied, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def program() -> bytes:
+    with tempfile.TemporaryFile() as file:
+        seccomp_loader.prepare(described()).export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def act(program: bytes, name: str, *arguments: int, arch: int = X86) -> int:
+    return bpf.decide(program, number=NUMBERS[name], arch=arch, arguments=arguments)
+
+
+def test_all_of_the_deny_list_is_refused_and_nothing_else_is(program: bytes) -> None:
+    denied = {NUMBERS[name] for name in data.deny().names if name in NUMBERS}
+    assert len(denied) > 70
+    for number in range(601):
+        # AF_UNIX and no flags: what the argument rules let pass.
+        action = bpf.decide(program, number=number, arch=X86, arguments=[1 if number in (41, 53) else 0])
+        expected = ENOSYS if number == NUMBERS["clone3"] else EPERM if number in denied else bpf.ALLOW
+        assert action == expected, number
+
+
+@pytest.mark.parametrize("name", sorted(seccomp.NAMESPACE_FLAGS))
+def test_each_namespace_flag_of_clone_is_refused(program: bytes, name: str) -> None:
+    flag = seccomp.NAMESPACE_FLAGS[name]
+    for flags in (flag, flag | 17, flag | 0x003D0F00, flag | 1 << 40):
+        assert act(program, "clone", flags) == EPERM
+    assert act(program, "clone", 0x003D0F00) == bpf.ALLOW
+    assert act(program, "clone", 17) == bpf.ALLOW
+
+
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+def test_no_family_but_unix(program: bytes, call: str) -> None:
+    assert act(program, call, 1) == bpf.ALLOW
+    for family in (0, *range(2, 64), 1 | 1 << 32, 2 | 1 << 32, 2**64 - 1):
+        assert act(program, call, family) == EPERM, family
+
+
+def test_families_are_free_where_the_network_is() -> None:
+    free = seccomp.compile_denylist(["bpf"], arch="x86_64", deny_socket_families_except=None)
+    assert not {rule.name for rule in free.rules} & {"socket", "socketpair"}
+
+
+@pytest.mark.parametrize("families", [set(), {1}, {1, 2, 10}, {0}])
+def test_any_set_of_families(families: set[int]) -> None:
+    rules = seccomp.compile_denylist([], arch="x86_64", deny_socket_families_except=families)
+    with tempfile.TemporaryFile() as file:
+        seccomp_loader.prepare(rules).export_bpf(file)
+        file.seek(0)
+        raw = file.read()
+    for family in range(70):
+        assert (act(raw, "socket", family) == bpf.ALLOW) == (family in families)
+
+
+def test_no_32_bit_and_no_x32_call_passes(program: bytes) -> None:
+    for number in (0, 1, 20, 39, 59, 0x40000000, 0x40000000 + 39, 0x40000000 + 520, 0x7FFFFFFF, 0xFFFFFFFE):
+        assert bpf.decide(program, number=number, arch=0x40000003) == EPERM
+        if number >= 0x40000000:
+            assert bpf.decide(program, number=number, arch=X86) == EPERM
+
+
+def test_a_number_that_libseccomp_disagrees_with_is_an_error() -> None:
+    wrong = seccomp.DenyRule("bpf", NUMBERS["read"], errno.EPERM)
+    with pytest.raises(errors.HostError, match="`bpf` is 0 in our table and 321"):
+        seccomp_loader.prepare(described(rules=(wrong,)))
+
+
+def test_a_call_that_libseccomp_knows_but_our_table_does_not_is_an_error() -> None:
+    with pytest.raises(errors.HostError, match="knows system call `bpf`"):
+        seccomp_loader.prepare(described(absent=("bpf",)))
+
+
+def test_a_call_newer_than_libseccomp_is_denied_by_number() -> None:
+    future = seccomp.DenyRule("a_call_of_tomorrow", 599, errno.EPERM)
+    with tempfile.TemporaryFile() as file:
+        seccomp_loader.prepare(described(rules=(future,), absent=("stime", "no_such_call"))).export_bpf(file)
+        file.seek(0)
+        assert bpf.decide(file.read(), number=599, arch=X86) == EPERM
+
+
+def test_the_filter_of_another_architecture_is_not_loaded() -> None:
+    arm = seccomp.compile_denylist(["bpf"], arch="aarch64", deny_socket_families_except=None)
+    with pytest.raises(errors.HostError, match="`aarch64`"):
+        seccomp_loader.prepare(arm)
