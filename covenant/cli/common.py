@@ -89,6 +89,12 @@ def say(text: str = "", *, err: bool = False) -> None:
     click.echo(text, err=err)
 
 
+def remark_stderr(text: str) -> None:
+    """Show what the agent wrote to stderr, each line marked as the agent's."""
+    for line in text.splitlines():
+        say(f"agent: {visible(line)}", err=True)
+
+
 def fail(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
     """Report a refusal and end with its exit status: 2 for usage, else 1."""
     status = EXIT_USAGE if isinstance(error, errors.UsageError) else EXIT_FAILED

@@ -119,6 +119,13 @@ class Leaf:
         self.kill()
         self.remove()
 
+    def adopt(self) -> None:
+        """Take over the leaf of this name that an earlier process left, if there is one."""
+        for controller, root in self.hierarchies.mounts.items():
+            path = root / BASE / self.name
+            if path.is_dir():
+                self.paths[controller] = path
+
     def apply(self, limits: Iterable[Limit]) -> None:
         """Write each limit and read it back.
 

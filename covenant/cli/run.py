@@ -1,0 +1,122 @@
+"""``covenant run`` and ``covenant dev``: the main job in one root process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from policy.package import Package
+    from sandbox.supervisor import Answer
+
+
+@click.command()
+@click.argument("package", type=click.Path(path_type=Path))
+@click.argument("text")
+@click.option("--timeout", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Wait at most this long.")
+@click.option("--as", "user", metavar="USER", help="trusted-local only: the user to drop to.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def run(package: Path, text: str, timeout: float | None, user: str | None, as_json: bool) -> int:
+    """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer."""
+    from sandbox import package as packages
+
+    return _run(packages.read(package), text, timeout, user, as_json=as_json, dev=False)
+
+
+@click.command()
+@click.argument("package", type=click.Path(path_type=Path))
+@click.argument("text")
+@click.option("--timeout", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Wait at most this long.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
+    """Sign PACKAGE with a local key that holds for this agent id on this host only, then run it."""
+    from covenant import signing
+    from policy import decide
+    from sandbox import config, state
+    from sandbox import package as packages
+
+    read = packages.read(package)
+    with state.State(common.state()) as held:
+        host = config.load(common.state()).host
+        manifest = decide.manifest_of(read)
+        signed, dev_state = signing.dev(read, manifest, held, host=host, now_ms=int(time.time() * 1000))
+        dev_state.close()
+    common.say(
+        "dev: signed with a local key that holds for this agent id on this host; not an operator's signature",
+        err=True,
+    )
+    return _run(signed, text, timeout, None, as_json=as_json, dev=True)
+
+
+def _run(
+    package: Package, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: bool
+) -> int:
+    from covenant import identity
+    from sandbox.supervisor import Request, Supervisor
+
+    home, state = common.home(), common.state()
+    if not as_json:
+        common.say(f"home {common.visible(str(home))}, state {common.visible(str(state))}", err=True)
+    request = Request(
+        package=package,
+        text=_text(text),
+        issuer=identity.issuer(home),
+        timeout_ms=None if timeout is None else int(timeout * 1000),
+        user=user,
+        dev=dev,
+    )
+    with Supervisor(state, never_granted=(str(home),)) as supervisor:
+        answer = supervisor.run(request)
+    return _report(answer, as_json=as_json)
+
+
+def _text(text: str) -> str:
+    from policy import contract
+
+    if text != "-":
+        return text
+    raw = sys.stdin.buffer.read(contract.INTENT_BYTES + 1)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as e:
+        raise errors.UsageError("the intent on stdin is not UTF-8") from e
+
+
+def _report(answer: Answer, *, as_json: bool) -> int:
+    if answer.error is not None:
+        common.remark_stderr(answer.stderr)
+        if as_json:
+            common.emit({**answer.error.to_json(), "run_id": answer.run_id, "policy_digest": answer.policy_digest})
+            return common.EXIT_FAILED
+        raise answer.error
+    assert answer.result is not None
+    if as_json:
+        common.emit(
+            {
+                "kind": "intent_result",
+                "intent_id": answer.intent_id,
+                "status": "ok",
+                "text": answer.result.text,
+                "sources": list(answer.result.sources),
+                "settlement": None,
+                "run_id": answer.run_id,
+                "policy_digest": answer.policy_digest,
+            }
+        )
+        return common.EXIT_DONE
+    for name in answer.unknown_sections:
+        common.say(f"note: section [{common.visible(name)}] of agent.toml is not known and grants nothing", err=True)
+    for line in answer.not_enforced:
+        common.say(f"not enforced: {common.visible(line)}", err=True)
+    common.remark_stderr(answer.stderr)
+    common.say(common.visible(answer.result.text, newlines=True))
+    for source in answer.result.sources:
+        common.say(f"  source: {common.visible(source)}")
+    return common.EXIT_DONE

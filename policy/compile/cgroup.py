@@ -1,0 +1,108 @@
+"""Resource grants to cgroup values: version 2 files, their version 1 equivalents, and OCI resources.
+
+The sandbox's memory limit is the agent's ``memory_mb``, its scratch (a tmpfs lives in the sentry's memory) and a
+measured overhead of the sentry; the agent's own pids ceiling is RLIMIT_NPROC inside, and ``pids.max`` counts host
+tasks, so it is a second wall (decisions.md, Filesystem and execution; sandbox-facts.md, runsc).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from policy import errors
+from policy.compile.artefacts import Provenance, built_in
+from policy.compile.causes import cause_of
+from policy.grants.effective import Effective
+from policy.manifest.agent import Manifest
+
+MIB = 1024 * 1024
+PERIOD_US = 100_000
+# Measured with tests/kernel/test_limits.py on runsc 20240729, systrap: what an idle python3 sandbox (sentry, gofer,
+# stubs, runsc run) holds above its guest's own pages, with room for the stubs of 64 processes.
+SENTRY_OVERHEAD_MB = 96
+OVERHEAD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupFile:
+    """One file to write. ``required`` is false for what we add ourselves and report where it is missing."""
+
+    controller: str
+    file: str
+    value: str
+    required: bool
+    key: str
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in cgroup.json, order of writing kept."""
+        return {
+            "controller": self.controller,
+            "file": self.file,
+            "value": self.value,
+            "required": self.required,
+        }
+
+
+_BOUNDED = ("memory_mb", "disk_mb", "cpu_millis", "cpu_weight", "pids_max", "swap_mb")
+
+
+def _bounded(effective: Effective, name: str) -> int:
+    """A limit that every manifest has by default: unlimited can only be a mistake of ours, so it is refused."""
+    value: int | None = getattr(effective.resources, name)
+    if value is None:
+        raise errors.NotEnforceableError(f"resources.{name} has no limit", hint=f"write resources.{name}")
+    return value
+
+
+def compile(effective: Effective, manifest: Manifest, provenance: Provenance) -> dict[str, Any]:
+    """cgroup.json: ``v2`` and ``v1`` lists in writing order, and ``oci`` (linux.resources). Bytes, microseconds."""
+    limits = {name: _bounded(effective, name) for name in _BOUNDED}
+    scratch_mb = limits["disk_mb"] if effective.filesystem.mode != "read-only-package" else 0
+    memory = (limits["memory_mb"] + scratch_mb + SENTRY_OVERHEAD_MB) * MIB
+    quota = limits["cpu_millis"] * PERIOD_US // 1000
+    pids = 2 * limits["pids_max"] + 64
+    swap = limits["swap_mb"] * MIB
+    shares = max(2, min(262144, limits["cpu_weight"] * 1024 // 100))
+    files = {
+        "v2": [
+            CgroupFile("memory", "memory.max", str(memory), True, "resources.memory_mb"),
+            CgroupFile("memory", "memory.swap.max", str(swap), swap > 0, "resources.swap_mb"),
+            CgroupFile("memory", "memory.oom.group", "1", False, "memory.oom.group"),
+            CgroupFile("pids", "pids.max", str(pids), True, "resources.pids_max"),
+            CgroupFile("cpu", "cpu.max", f"{quota} {PERIOD_US}", True, "resources.cpu_millis"),
+            CgroupFile("cpu", "cpu.weight", str(limits["cpu_weight"]), True, "resources.cpu_weight"),
+        ],
+        "v1": [
+            CgroupFile("memory", "memory.limit_in_bytes", str(memory), True, "resources.memory_mb"),
+            CgroupFile(
+                "memory", "memory.memsw.limit_in_bytes", str(memory + swap), swap > 0, "resources.swap_mb"
+            ),
+            CgroupFile("memory", "memory.swappiness", "0", False, "resources.swap_mb"),
+            CgroupFile("pids", "pids.max", str(pids), True, "resources.pids_max"),
+            CgroupFile("cpu", "cpu.cfs_period_us", str(PERIOD_US), True, "resources.cpu_millis"),
+            CgroupFile("cpu", "cpu.cfs_quota_us", str(quota), True, "resources.cpu_millis"),
+            CgroupFile("cpu", "cpu.shares", str(shares), True, "resources.cpu_weight"),
+        ],
+    }
+    if swap > 0:
+        # Swap may be used only as far as it was granted; swappiness 0 would refuse what was granted.
+        files["v1"] = [f for f in files["v1"] if f.file != "memory.swappiness"]
+    for version, entries in files.items():
+        for entry in entries:
+            rule = f"cgroup.json:{version}/{entry.file}"
+            if entry.key.startswith("resources."):
+                provenance.add(rule, cause_of(manifest, entry.key))
+            else:
+                provenance.add(rule, built_in(entry.key, "an out-of-memory kill takes the whole sandbox"))
+    return {
+        "version": 1,
+        "overhead": {"mb": SENTRY_OVERHEAD_MB, "version": OVERHEAD_VERSION},
+        "v2": [f.document() for f in files["v2"]],
+        "v1": [f.document() for f in files["v1"]],
+        "oci": {
+            "memory": {"limit": memory, "swap": memory + swap},
+            "pids": {"limit": pids},
+            "cpu": {"shares": shares, "quota": quota, "period": PERIOD_US},
+        },
+    }

@@ -1,0 +1,116 @@
+"""The OCI config.json of one agent, as a template: run id and uid are filled in per run by ``bundle``.
+
+Only fields that runsc enforces are emitted; annotations never (they can set runsc's flags, sandbox-facts).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policy.compile.artefacts import Cause, Provenance, built_in
+from policy.compile.causes import cause_of
+from policy.compile.mounts import SCRATCH, WORKSPACE
+from policy.grants.effective import Effective
+from policy.manifest.agent import Manifest
+
+# Replaced per run by bundle.instantiate; 65534 is what a bare compile shows.
+TEMPLATE_UID = 65534
+TEMPLATE_RUN_ID = "00000000-0000-0000-0000-000000000000"
+HOSTNAME = "agent"
+CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
+NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
+MIB = 1024 * 1024
+
+
+def arguments(manifest: Manifest, interpreter: str) -> list[str]:
+    """The first process, as the seed's runtime contract says it is started."""
+    if manifest.agent.runtime == "rust-bin":
+        return [f"{WORKSPACE}/{manifest.agent.entry}"]
+    return [interpreter, manifest.agent.entry]
+
+
+def compile(
+    effective: Effective,
+    manifest: Manifest,
+    *,
+    interpreter: str,
+    mounts: dict[str, Any],
+    seccomp: dict[str, Any],
+    resources: dict[str, Any],
+    provenance: Provenance,
+) -> dict[str, Any]:
+    """config.json as a document. ``interpreter`` is the runtime's path in the root, empty for rust-bin."""
+    scratch = effective.filesystem.mode != "read-only-package"
+    _explain(effective, manifest, provenance)
+    home = SCRATCH if scratch else WORKSPACE
+    env = [f"COVENANT_RUN_ID={TEMPLATE_RUN_ID}", f"HOME={home}", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": HOSTNAME,
+        "root": {"path": "rootfs", "readonly": True},
+        "process": {
+            "terminal": False,
+            "user": {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID},
+            "args": arguments(manifest, interpreter),
+            "env": [*env, f"TMPDIR={SCRATCH}"] if scratch else env,
+            "cwd": WORKSPACE,
+            "capabilities": {name: [] for name in CAPABILITY_SETS},
+            "noNewPrivileges": True,
+            "rlimits": _rlimits(effective),
+        },
+        "mounts": [_mount(i, m) for i, m in enumerate(mounts["mounts"])],
+        "linux": {
+            "namespaces": [{"type": name} for name in NAMESPACES],
+            "resources": resources,
+            "seccomp": seccomp,
+        },
+    }
+
+
+def _rlimits(effective: Effective) -> list[dict[str, Any]]:
+    values = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": (effective.resources.disk_mb or 0) * MIB,
+        "RLIMIT_MEMLOCK": 64 * 1024,
+        "RLIMIT_NOFILE": 1024,
+        "RLIMIT_NPROC": effective.resources.pids_max,
+    }
+    return [{"type": name, "hard": value, "soft": value} for name, value in values.items()]
+
+
+def _mount(index: int, mount: dict[str, Any]) -> dict[str, Any]:
+    # A bind's source is the place in the bundle to which the supervisor moves the mount it made beforehand, with
+    # its flags, in a mount namespace of its own; a host path never stands in the config.
+    source = f"mounts/{index}" if mount["type"] == "bind" else mount["source"]
+    kind = ["bind"] if mount["type"] == "bind" else []
+    return {
+        "destination": mount["destination"],
+        "type": mount["type"],
+        "source": source,
+        "options": [*kind, *mount["options"]],
+    }
+
+
+def _explain(effective: Effective, manifest: Manifest, provenance: Provenance) -> None:
+    for rule, cause in (
+        ("process/args", cause_of(manifest, "agent.runtime")),
+        ("process/cwd", cause_of(manifest, "agent.entry")),
+        ("process/env", built_in("environment", "decisions.md: PATH, HOME, LANG, COVENANT_RUN_ID and nothing else")),
+        ("process/user", built_in("uid", "never uid 0 inside; each live run has a uid of its own")),
+        ("process/capabilities", built_in("capabilities", "no capability is grantable")),
+        ("process/noNewPrivileges", built_in("no-new-privs", "execve never grants privileges")),
+        ("process/rlimits/RLIMIT_CORE", built_in("core", "a core dump would write memory to a file")),
+        ("process/rlimits/RLIMIT_FSIZE", cause_of(manifest, "resources.disk_mb")),
+        ("process/rlimits/RLIMIT_MEMLOCK", built_in("memlock", "locked pages cannot be reclaimed")),
+        ("process/rlimits/RLIMIT_NOFILE", built_in("nofile", "descriptors are the sentry's memory")),
+        ("process/rlimits/RLIMIT_NPROC", cause_of(manifest, "resources.pids_max")),
+        ("hostname", built_in("hostname", "the host's name is not told")),
+        ("root", built_in("root", "an empty root, read-only; what is not granted does not exist")),
+        ("linux/resources", built_in("resources", "the same values as cgroup.json, for a runtime that applies them")),
+    ):
+        provenance.add(f"config.json:{rule}", cause)
+    for name in NAMESPACES:
+        provenance.add(
+            f"config.json:linux/namespaces/{name}",
+            Cause("built-in", f"namespace {name}", "each run has namespaces of its own"),
+        )

@@ -1,0 +1,98 @@
+"""The whole decision in one place: verify, parse, nine rules, effective, compile. Pure; every input is an argument.
+
+    (1) verify the envelope and the bytes                     policy.signing.trust.verify
+    (2) parse agent.toml from those same bytes                policy.manifest.parse
+    (3) what this version cannot enforce is refused           policy.rules.enforceable
+    (4) the nine rules, which give the effective grants       policy.rules.nine
+    (5) compile the effective grants                          policy.compile.plan
+
+The supervisor probes the host between (2) and (3), because which files a manifest names is known only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policy import data, errors
+from policy.compile import plan
+from policy.compile.artefacts import Artefacts
+from policy.grants.effective import Effective
+from policy.host import HostFacts
+from policy.manifest import parse
+from policy.manifest.agent import Manifest
+from policy.package import Package
+from policy.rules import enforceable, nine
+from policy.signing import trust
+
+MANIFEST = "agent.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What may start. ``trusted`` is None only for a look without a signature (``policy compile``)."""
+
+    trusted: trust.TrustedPackage | None
+    manifest: Manifest
+    effective: Effective
+    artefacts: Artefacts
+
+    @property
+    def policy_digest(self) -> str:
+        """The one digest over everything that confines the agent."""
+        return self.artefacts.digest
+
+
+def manifest_of(package: Package) -> Manifest:
+    """(2) The manifest in the package's bytes.
+
+    Raises:
+        errors.PackageError: there is none.
+        errors.ManifestError: it is not acceptable.
+    """
+    raw = package.files.get(MANIFEST)
+    if raw is None:
+        raise errors.PackageError(f"the package has no `{MANIFEST}`", hint="see agents/hello for one to copy")
+    return parse.parse(raw, file=MANIFEST)
+
+
+def authorise(
+    trusted: trust.TrustedPackage,
+    manifest: Manifest,
+    *,
+    host: HostFacts,
+    now_ms: int,
+    identities: Mapping[str, str] | None = None,
+    parent: nine.Parent | None = None,
+) -> Decision:
+    """(3) to (5) for the linux-gvisor backend.
+
+    Raises:
+        errors.NotYetEnforceableError, errors.NotEnforceableError: (3), (5)
+        errors.RuleViolation, errors.SignatureError: (4), with the rule's number
+    """
+    enforceable.check(manifest, host)
+    effective = nine.check(
+        trusted,
+        manifest,
+        host=host,
+        roles=data.roles(),
+        deny=data.deny(),
+        profiles=data.profiles(),
+        parent=parent,
+        identities=identities or {},
+        now_ms=now_ms,
+    )
+    artefacts = plan.compile(effective, manifest, host, package_digest=trusted.package.digest)
+    return Decision(trusted, manifest, effective, artefacts)
+
+
+def compile_unsigned(package: Package, manifest: Manifest, *, host: HostFacts) -> Decision:
+    """(3) and (5) without a signature: for people who look, never for a run.
+
+    Raises:
+        errors.NotYetEnforceableError, errors.NotEnforceableError: as ``authorise``.
+    """
+    enforceable.check(manifest, host)
+    effective = Effective.from_manifest(manifest, profiles=data.profiles())
+    return Decision(None, manifest, effective, plan.compile(effective, manifest, host, package_digest=package.digest))

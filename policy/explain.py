@@ -1,0 +1,160 @@
+"""Read compiled artefacts and say for every rule in them what caused it.
+
+The rules are read out of the artefacts (the filter out of its BPF), not out of the manifest beside them; the cause
+is then looked up in provenance.json. A rule without a cause, or a cause without a rule, is an error: the artefacts
+would do something that nobody asked for, or promise something that they do not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policy import data, errors
+from policy.compile.artefacts import Artefacts
+from policy.decompile import bpf
+
+# The closed set of places in config.json; anything else there is a rule that nobody explained.
+_CONFIG_KEYS = {"ociVersion", "hostname", "root", "process", "mounts", "linux"}
+_PROCESS_KEYS = {"terminal", "user", "args", "env", "cwd", "capabilities", "noNewPrivileges", "rlimits"}
+# linux/audit.h
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_LINUX_KEYS = {"namespaces", "resources", "seccomp"}
+
+
+class UnexplainedError(errors.MachineError):
+    """The artefacts and their provenance disagree."""
+
+    code = "unexplained_rule"
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One emitted rule: where it stands, what it says, and why it is there.
+
+    ``kind`` is manifest, default or built-in; ``key`` the manifest key or the built-in's name; ``where`` the line
+    of the manifest for a key that was written, else empty.
+    """
+
+    artefact: str
+    rule: str
+    says: str
+    kind: str
+    key: str
+    where: str
+    reason: str
+
+    def document(self) -> dict[str, str]:
+        """As ``policy explain --json`` prints it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def explain(artefacts: Artefacts, *, where: Callable[[str], str]) -> tuple[Explained, ...]:
+    """Every rule of the artefacts with its cause. ``where`` turns a dotted key into ``agent.toml:LINE``.
+
+    Raises:
+        UnexplainedError: a rule has no cause, a cause has no rule, or two artefacts contradict each other.
+    """
+    causes: Mapping[str, Mapping[str, str]] = artefacts.json("provenance.json")["rules"]
+    rows, seen = [], set()
+    for rule, says in rules(artefacts):
+        cause = causes.get(rule)
+        if cause is None:
+            raise UnexplainedError(f"rule `{rule}` ({says}) has no cause", where=rule)
+        seen.add(rule)
+        artefact, _, place = rule.partition(":")
+        line = where(cause["key"]) if cause["kind"] == "manifest" else ""
+        rows.append(Explained(artefact, place, says, cause["kind"], cause["key"], line, cause.get("reason", "")))
+    if orphans := sorted(set(causes) - seen):
+        raise UnexplainedError(f"provenance names `{orphans[0]}`, which no artefact holds", where=orphans[0])
+    return tuple(rows)
+
+
+def rules(artefacts: Artefacts) -> Iterator[tuple[str, str]]:
+    """Every rule that the artefacts hold, as (``artefact:place``, what it says)."""
+    yield from _config(artefacts.json("config.json"), artefacts.json("mounts.json"), artefacts.json("seccomp.json"))
+    yield from _filter(artefacts)
+    for version in ("v1", "v2"):
+        for entry in artefacts.json("cgroup.json")[version]:
+            need = "" if entry["required"] else " where it exists"
+            yield f"cgroup.json:{version}/{entry['file']}", f"{entry['value']}{need}"
+    yield from _mounts(artefacts.json("mounts.json"))
+    network = artefacts.json("network.json")
+    yield "network.json:mode", f"{network['mode']}, interfaces {', '.join(network['interfaces'])}"
+    for index, rule in enumerate(network["rules"]):
+        yield f"network.json:rule/{index}", str(rule)
+    for flag, value in artefacts.json("runtime.json")["flags"].items():
+        yield f"runtime.json:{flag}", value
+
+
+def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    process, linux = config["process"], config["linux"]
+    for name, keys, allowed in (
+        ("config.json", config, _CONFIG_KEYS),
+        ("process", process, _PROCESS_KEYS),
+        ("linux", linux, _LINUX_KEYS),
+    ):
+        if extra := sorted(set(keys) - allowed):
+            raise UnexplainedError(f"`{extra[0]}` of {name} is not known here", where="config.json")
+    _agree(config["mounts"], mounts["mounts"])
+    if linux["seccomp"] != seccomp:
+        raise UnexplainedError("config.json and seccomp.json hold different filters", where="config.json")
+    held = {name: caps for name, caps in process["capabilities"].items() if caps}
+    yield "config.json:process/args", " ".join(process["args"])
+    yield "config.json:process/cwd", process["cwd"]
+    yield "config.json:process/env", ", ".join(entry.partition("=")[0] for entry in process["env"])
+    yield "config.json:process/user", "a uid of its own per run"
+    yield "config.json:process/capabilities", str(held) if held else "none in any set"
+    yield "config.json:process/noNewPrivileges", str(process["noNewPrivileges"]).lower()
+    for limit in process["rlimits"]:
+        yield f"config.json:process/rlimits/{limit['type']}", f"soft {limit['soft']}, hard {limit['hard']}"
+    yield "config.json:hostname", config["hostname"]
+    yield "config.json:root", "read-only" if config["root"]["readonly"] else "writable"
+    yield "config.json:linux/resources", str(linux["resources"])
+    for namespace in linux["namespaces"]:
+        yield f"config.json:linux/namespaces/{namespace['type']}", namespace.get("path", "new")
+
+
+def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> None:
+    def shape(mount: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+        options = tuple(o for o in mount["options"] if o != "bind")
+        return mount["destination"], mount["type"], options
+
+    if [shape(m) for m in config_mounts] != [shape(m) for m in plan]:
+        raise UnexplainedError("config.json and mounts.json hold different mounts", where="config.json")
+
+
+def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for closure in plan["root"]["closures"]:
+        says = f"files with digest {closure['digest'][:16]}, start {closure['entry']}"
+        yield f"mounts.json:closure/{closure['name']}", says
+    for mount in plan["mounts"]:
+        options = ",".join(mount["options"])
+        yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}"
+
+
+def _filter(artefacts: Artefacts) -> Iterator[tuple[str, str]]:
+    allowed = _allowed_names(artefacts.files["seccomp.bpf"], artefacts.json("effective.json")["arch"])
+    listed = {name for entry in artefacts.json("seccomp.json")["syscalls"] for name in entry["names"]}
+    if difference := sorted(allowed ^ listed):
+        raise UnexplainedError(f"seccomp.bpf and seccomp.json differ in `{difference[0]}`", where="seccomp.bpf")
+    yield "seccomp.bpf:default", "errno EPERM"
+    for name in sorted(allowed):
+        yield f"seccomp.bpf:{name}", "allow"
+
+
+def _allowed_names(program: bytes, arch: str) -> set[str]:
+    """The calls that the filter lets through, read out of its instructions."""
+    tag = _AUDIT_ARCH[arch]
+    for region in bpf.regions(program):
+        if region.action == bpf.ALLOW and region.ranges(bpf.ARCH) != ((tag, tag),):
+            raise UnexplainedError("the filter allows calls of another architecture", where="seccomp.bpf")
+    names = {number: name for name, number in data.syscalls(arch).numbers.items()}
+    found = set()
+    for low, high in bpf.allowed(program, arch=tag):
+        for number in range(low, high + 1):
+            if number not in names:
+                raise UnexplainedError(f"the filter allows call {number}, which has no name", where="seccomp.bpf")
+            found.add(names[number])
+    return found

@@ -1,0 +1,89 @@
+"""One run's directory: the OCI bundle, runsc's state, the places where mounts are attached. Made, and removed.
+
+Below COVENANT_STATE, which only root can enter, so that no name in it is under anyone else's control. A live run
+holds a lock on its directory; a directory whose lock is free was left by a process that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+
+class RunDirectory:
+    """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bundle = path / "bundle"
+        self.runsc_root = path / "root"
+        self.trace = path / "trace"
+        self.rootfs = self.bundle / "rootfs"
+        self._lock = -1
+
+    def __enter__(self) -> RunDirectory:
+        with _gate(self.path.parent):
+            self.path.mkdir(mode=0o700)
+            self._lock = _open_lock(self.path)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in (self.bundle, self.runsc_root, self.trace, self.rootfs, self.bundle / "mounts"):
+            path.mkdir(mode=0o700)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
+        try:
+            shutil.rmtree(self.path)
+        finally:
+            os.close(self._lock)
+
+    def write_config(self, config: bytes) -> None:
+        """The config.json that runsc reads."""
+        (self.bundle / "config.json").write_bytes(config)
+
+    def targets(self, kinds: Sequence[str]) -> list[Path]:
+        """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
+        kind leaves its number out."""
+        out = []
+        for index, kind in enumerate(kinds):
+            path = self.bundle / "mounts" / str(index)
+            if kind == "dir":
+                path.mkdir(mode=0o700)
+            elif kind == "file":
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            out.append(path)
+        return out
+
+
+@contextlib.contextmanager
+def abandoned(runs: Path) -> Iterator[list[Path]]:
+    """The directories below ``runs`` whose process is gone, each locked for the caller to clean up."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        with _gate(runs):
+            for path in sorted(p for p in runs.iterdir() if p.is_dir()):
+                lock = _open_lock(path)
+                stack.callback(os.close, lock)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    found.append(path)
+        yield found
+
+
+@contextlib.contextmanager
+def _gate(runs: Path) -> Iterator[None]:
+    """Between a directory's making and its lock, nobody may take it for abandoned."""
+    fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,193 @@
+"""The linux-gvisor runner: compiled artefacts to a running sandbox, and back to one result with nothing left.
+
+Every acquisition is entered on one stack and released in reverse, whatever happens; what a kill -9 of this process
+leaves behind (a run directory, an empty cgroup) is removed by the next start (``recover``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy import errors
+from policy.compile import bundle as compiled_bundle
+from policy.compile.artefacts import Artefacts
+from sandbox.bundle import RunDirectory, abandoned
+from sandbox.kernel import cgroupfs, libc, process, runsc, trace
+from sandbox.runner import Channel, Exchange, Limits
+from sandbox.uids import UidLease
+
+_ATTRIBUTES = {
+    "ro": libc.MOUNT_ATTR_RDONLY,
+    "nosuid": libc.MOUNT_ATTR_NOSUID,
+    "nodev": libc.MOUNT_ATTR_NODEV,
+    "noexec": libc.MOUNT_ATTR_NOEXEC,
+    "nosymfollow": libc.MOUNT_ATTR_NOSYMFOLLOW,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
+    to be mounted there; the descriptors stay the caller's."""
+
+    run_id: str
+    artefacts: Artefacts
+    runsc_path: str
+    rootfs: Path
+    sources: Mapping[str, int]
+    intent: bytes
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds."""
+
+    stdout: bytes
+    stderr: bytes
+    stderr_total: int
+    exit_status: int
+    error: errors.RunError | None
+    oom_kills: int
+    start_seconds: float | None
+    total_seconds: float
+    reported: tuple[str, ...]
+
+
+def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
+    """Start the sandbox, hold the exchange, end everything.
+
+    Raises:
+        errors.MachineError: the sandbox could not be set up; nothing of it is left.
+    """
+    with contextlib.ExitStack() as stack:
+        uid = stack.enter_context(uids)
+        directory = stack.enter_context(RunDirectory(runs / job.run_id))
+        leaf = stack.enter_context(cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id))
+        leaf.apply(_limits(job.artefacts, leaf.hierarchies.version))
+        directory.write_config(compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid))
+        mounts = _mounts(job, directory, stack)
+        started = trace.StartTrace(directory.trace)
+        stack.callback(started.close)
+        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, started.config)))
+        exchange = Exchange(_channel(job, directory, leaf, child, started), job.intent, job.limits)
+        exchange.run()
+        status = child.reap()
+        leaf.kill()
+        return _finish(exchange, status, leaf)
+
+
+def recover(runs: Path, *, hierarchies: cgroupfs.Hierarchies | None = None) -> list[str]:
+    """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories."""
+    removed = []
+    with abandoned(runs) as paths:
+        for path in paths:
+            leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
+            leaf.adopt()
+            leaf.kill()
+            leaf.remove()
+            shutil.rmtree(path)
+            removed.append(path.name)
+    return removed
+
+
+def _limits(artefacts: Artefacts, version: int) -> list[cgroupfs.Limit]:
+    entries: Sequence[Mapping[str, Any]] = artefacts.json("cgroup.json")[f"v{version}"]
+    return [cgroupfs.Limit(e["controller"], e["file"], e["value"], e["required"]) for e in entries]
+
+
+def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> list[process.Attach]:
+    """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
+    has no flags unless the mount has them already)."""
+    plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]
+    targets = directory.targets([m["kind"] if m["type"] == "bind" else "" for m in plan])
+    root_fd = os.open(job.rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    stack.callback(os.close, root_fd)
+    out = [_attach(root_fd, ("ro", "nosuid", "nodev"), directory.rootfs, stack)]
+    for mount, target in zip(plan, targets, strict=True):
+        if mount["type"] == "bind":
+            out.append(_attach(job.sources[mount["destination"]], mount["options"], target, stack))
+    return out
+
+
+def _attach(fd: int, options: Sequence[str], target: Path, stack: contextlib.ExitStack) -> process.Attach:
+    detached = libc.open_tree_clone(fd)
+    stack.callback(os.close, detached)
+    attributes = 0
+    for option in options:
+        attributes |= _ATTRIBUTES[option]
+    libc.mount_setattr(detached, attributes)
+    return process.Attach(detached, str(target))
+
+
+def _launch(
+    job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf, mounts: Sequence[process.Attach], pod_init: Path
+) -> process.Launch:
+    return process.Launch(
+        program=job.runsc_path,
+        arguments=runsc.run_arguments(
+            job.runsc_path,
+            job.artefacts.json("runtime.json")["flags"],
+            root=directory.runsc_root,
+            pod_init=pod_init,
+            bundle=directory.bundle,
+            container=job.run_id,
+        ),
+        environment=runsc.ENVIRONMENT,
+        procs_files=leaf.procs_files(),
+        mounts=mounts,
+    )
+
+
+def _channel(
+    job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf, child: process.Child, started: trace.StartTrace
+) -> Channel:
+    def terminate() -> None:
+        runsc.kill(
+            job.runsc_path,
+            root=directory.runsc_root,
+            container=job.run_id,
+            signal_name="TERM",
+            timeout_seconds=job.limits.grace_seconds,
+        )
+
+    return Channel(
+        stdin=child.stdin,
+        stdout=child.stdout,
+        stderr=child.stderr,
+        pidfd=child.pidfd,
+        started=started.fileno(),
+        has_started=started.poll,
+        terminate=terminate,
+        kill=leaf.kill,
+    )
+
+
+def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf) -> Finished:
+    oom = leaf.oom_kills()
+    error = exchange.error
+    if oom and error is None:
+        # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1: only the
+        # cgroup's counter tells (sandbox-facts).
+        error = errors.OutOfMemoryError("the agent used more memory than memory_mb", oom_kills=oom)
+    elif error is None and exchange.started_at is None:
+        error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
+    elif error is None and status != 0:
+        error = errors.AgentFailedError(f"the agent exited with status {status}", exit_status=status)
+    return Finished(
+        stdout=bytes(exchange.stdout),
+        stderr=exchange.stderr,
+        stderr_total=exchange.stderr_total,
+        exit_status=status,
+        error=error,
+        oom_kills=oom,
+        start_seconds=exchange.started_at,
+        total_seconds=exchange.ended_at,
+        reported=tuple(leaf.reported),
+    )

@@ -1,0 +1,153 @@
+"""Start a child in a mount namespace and cgroup of its own, with three pipes, and learn exactly what failed.
+
+The child is forked, not spawned, because it must join cgroups and attach mounts before it executes; it runs no
+code of the caller's between, and reports a failed step over a pipe that closes at execve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from policy import errors
+from sandbox.kernel import libc
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Move the detached mount ``fd`` to ``target`` in the child's namespace."""
+
+    fd: int
+    target: str
+
+    def describe(self) -> str:
+        """The operation in words."""
+        return f"attach a detached mount at {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that the child does before execve, in order: cgroups, session, mounts, ``prepare``, stdio.
+
+    ``procs_files`` are joined first, so that no later step is outside the limits. ``prepare`` is for what a backend
+    adds (identity, filter); it must not return with rights that the program may not have.
+    """
+
+    program: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    procs_files: Sequence[str] = ()
+    mounts: Sequence[Attach] = ()
+    prepare: Callable[[], None] | None = None
+    directory: str = "/"
+
+
+@dataclass
+class Child:
+    """A started child. Use as a context manager: leaving kills and reaps it and closes its descriptors."""
+
+    pid: int
+    pidfd: int
+    stdin: int
+    stdout: int
+    stderr: int
+    status: int | None = None
+    _closed: bool = field(default=False, repr=False)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.status is None:
+            self.signal(signal.SIGKILL)
+            self.reap()
+        if not self._closed:
+            self._closed = True
+            for fd in (self.stdin, self.stdout, self.stderr, self.pidfd):
+                os.close(fd)
+
+    def signal(self, number: int) -> None:
+        """Send a signal through the pidfd: never to a reused pid."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> int:
+        """The exit status: 0 to 255, or 128 + signal. Blocks until the child has exited."""
+        if self.status is None:
+            _, raw = os.waitpid(self.pid, 0)
+            code = os.waitstatus_to_exitcode(raw)
+            self.status = code if code >= 0 else 128 - code
+        return self.status
+
+
+def spawn(launch: Launch) -> Child:
+    """Fork and execute ``launch``.
+
+    Raises:
+        errors.KernelError: a step in the child failed; its name and errno are in the message. Nothing runs.
+    """
+    pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(4)]
+    (in_r, in_w), (out_r, out_w), (err_r, err_w), (report_r, report_w) = pipes
+    try:
+        pid = os.fork()
+    except OSError as e:
+        for pair in pipes:
+            for fd in pair:
+                os.close(fd)
+        raise errors.KernelError(f"fork: {e.strerror}") from e
+    if pid == 0:
+        _child(launch, (in_r, out_w, err_w), report_w)
+    for fd in (in_r, out_w, err_w, report_w):
+        os.close(fd)
+    child = Child(pid, os.pidfd_open(pid), in_w, out_r, err_r)
+    with os.fdopen(report_r, "rb") as report:
+        failure = report.read()
+    if failure:
+        with child:
+            child.reap()
+        step, message = json.loads(failure)
+        raise errors.KernelError(f"cannot start the sandbox: {step}: {message}")
+    return child
+
+
+def _child(launch: Launch, stdio: tuple[int, int, int], report: int) -> None:
+    """In the child: never returns. Only descriptors 0 to 2 survive; the mounts are close-on-exec."""
+    step = "reset signals"
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        step = "join the cgroup"
+        for file in launch.procs_files:
+            fd = os.open(file, os.O_WRONLY)
+            os.write(fd, b"0")
+            os.close(fd)
+        step = "leave the session"
+        os.setsid()
+        # INVARIANT: the supervisor's death ends the run; the kernel sends this when its thread ends.
+        libc.set_parent_death_signal(signal.SIGKILL)
+        os.umask(0o077)
+        step = "attach the mounts"
+        if launch.mounts:
+            libc.private_mounts()
+            for mount in launch.mounts:
+                libc.move_mount(mount.fd, mount.target)
+        step = "connect stdio"
+        os.chdir(launch.directory)
+        for target, fd in enumerate(stdio):
+            os.dup2(fd, target, inheritable=True)
+        step = "prepare"
+        if launch.prepare is not None:
+            launch.prepare()
+        step = f"execute {launch.program}"
+        os.execve(launch.program, list(launch.arguments), dict(launch.environment))  # noqa: S606 - no shell is wanted
+    except BaseException as e:  # nothing may escape into the parent's code
+        message = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+        with contextlib.suppress(BaseException):
+            os.write(report, json.dumps([step, message]).encode())
+    finally:
+        os._exit(127)

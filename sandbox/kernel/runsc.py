@@ -1,0 +1,47 @@
+"""The runsc command line: one place that knows its flags and sub-commands.
+
+Every call has a deadline. ``runsc exec`` is absent on purpose: what it starts has no filter (sandbox-facts).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+# A privileged program gets an environment of our making, never the caller's.
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+def run_arguments(
+    binary: str, flags: Mapping[str, str], *, root: Path, pod_init: Path, bundle: Path, container: str
+) -> list[str]:
+    """``runsc run`` in the foreground: it stays the parent of the sandbox, forwards nothing but stdio and exits
+    with the first process's status."""
+    stated = [f"{name}={value}" for name, value in flags.items()]
+    return [
+        binary,
+        f"--root={root}",
+        *stated,
+        f"--pod-init-config={pod_init}",
+        "run",
+        f"--bundle={bundle}",
+        container,
+    ]
+
+
+def kill(binary: str, *, root: Path, container: str, signal_name: str, timeout_seconds: float) -> bool:
+    """``runsc kill``: send a signal to the container's first process. Returns whether runsc took it in time."""
+    try:
+        done = subprocess.run(
+            [binary, f"--root={root}", "kill", container, signal_name],
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
