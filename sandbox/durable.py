@@ -92,8 +92,13 @@ def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[e
     return raw
 
 
-def replace(directory: int, name: str, data: bytes) -> None:
-    """Put ``data`` in the place of a file (0600), durably.
+def temporary_name(name: str) -> str:
+    """Where ``replace`` writes before it renames."""
+    return f".{name}.new"
+
+
+def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Put ``data`` in the place of a file, durably.
 
     The caller holds the lock of the directory: the temporary name is a fixed one, so that what a crash leaves is
     overwritten by the next write and never piles up.
@@ -101,11 +106,11 @@ def replace(directory: int, name: str, data: bytes) -> None:
     Raises:
         OSError: nothing was changed, unless the directory itself could not be synced.
     """
-    making = f".{name}.new"
+    making = temporary_name(name)
     # What a crash left, or a link that somebody laid there, goes first: O_EXCL then makes a file of our own.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(making, dir_fd=directory)
-    _write(directory, making, data)
+    _write(directory, making, data, mode=mode)
     os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
     os.fsync(directory)
 

@@ -92,7 +92,7 @@ class State:
 
     def has_root(self) -> bool:
         """Whether a trust root was ever installed here."""
-        return self._root_version() > 0
+        return self.root_version() > 0
 
     def trust_root(self, now_ms: int) -> trust.TrustRoot:
         """The trust root that holds, checked at ``now_ms``.
@@ -100,12 +100,22 @@ class State:
         Raises:
             errors.TrustError: there is none, or it is malformed, not self-signed, or not valid now.
         """
-        version = self._root_version()
+        root = self.present_root()
+        root.check_time(now_ms)
+        return root
+
+    def present_root(self) -> trust.TrustRoot:
+        """The trust root of the highest version, even if it has ended: to show it, or to replace it.
+
+        Raises:
+            errors.TrustError: there is none, or it is malformed or not self-signed.
+        """
+        version = self.root_version()
         if not version:
             raise errors.TrustError(
                 "no trust root is installed", hint="covenant trust init --key NAME", where=str(self.path)
             )
-        root = trust.TrustRoot.load(self._root_bytes(version), now_ms)
+        root = trust.TrustRoot.parse(self._root_bytes(version))
         if root.version != version:
             raise errors.TrustError(f"trust root {version} says that it is version {root.version}")
         return root
@@ -120,7 +130,7 @@ class State:
         if root.version != 1:
             raise errors.TrustError(f"the first trust root is version 1, not {root.version}")
         with self._locked():
-            if self._root_version():
+            if self.root_version():
                 raise errors.TrustError(
                     "a trust root is installed already",
                     hint="it is replaced by version N + 1, signed by the keys of version N",
@@ -140,11 +150,7 @@ class State:
             errors.TrustError: there is no version N, or this cannot follow it.
         """
         with self._locked():
-            version = self._root_version()
-            if not version:
-                raise errors.TrustError("no trust root is installed", where=str(self.path))
-            # The present root may have ended; it still says who may follow it.
-            present = trust.TrustRoot.parse(self._root_bytes(version))
+            present = self.present_root()
             root = present.successor(raw, max(now_ms, self.greatest_time_ms()))
             self._install(raw, root.version)
         return root
@@ -219,7 +225,8 @@ class State:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _root_version(self) -> int:
+    def root_version(self) -> int:
+        """The highest version that was installed, 0 when there is none."""
         try:
             with self._directory("trust", make=False) as directory:
                 found = [_ROOT_NAME.fullmatch(name) for name in os.listdir(directory)]

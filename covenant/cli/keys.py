@@ -1,0 +1,64 @@
+"""``covenant keys``: make and list operator keys. The secret never leaves its file."""
+
+from __future__ import annotations
+
+import click
+
+from covenant.cli import common
+
+
+@click.group()
+def keys() -> None:
+    """Make and list operator keys."""
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--no-passphrase", is_flag=True, help="Leave the key plain, protected by mode 0600 alone.")
+@click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def new(name: str, no_passphrase: bool, passphrase_file: str | None, as_json: bool) -> None:
+    """Make the key NAME and print its key id."""
+    from covenant import keystore
+    from policy import errors
+
+    if no_passphrase and passphrase_file:
+        raise errors.UsageError("--no-passphrase and --passphrase-file exclude each other")
+    home = common.home()
+    passphrase = None if no_passphrase else common.read_passphrase(passphrase_file, confirm=True)
+    key = keystore.new(home, name, passphrase)
+    if as_json:
+        common.emit({"kind": "key_created", "name": name, "keyid": key.keyid, "public": key.raw.hex()})
+    else:
+        common.say(key.keyid)
+
+
+@keys.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_keys(as_json: bool) -> None:
+    """List the keys by name, with their ids."""
+    from covenant import keystore
+
+    entries = keystore.entries(common.home())
+    if as_json:
+        rows = [{"name": e.name, "keyid": e.file.key.keyid, "passphrase": e.protected} for e in entries]
+        common.emit({"kind": "keys", "keys": rows})
+        return
+    for e in entries:
+        common.say(f"{e.file.key.keyid}  {e.name}  {'passphrase' if e.protected else 'plain'}")
+    if not entries:
+        common.say("no keys: covenant keys new NAME", err=True)
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def public(name: str, as_json: bool) -> None:
+    """Print the public key of NAME in hexadecimal."""
+    from covenant import keystore
+
+    key = keystore.entry(common.home(), name).file.key
+    if as_json:
+        common.emit({"kind": "key_public", "name": name, "keyid": key.keyid, "public": key.raw.hex()})
+    else:
+        common.say(key.raw.hex())

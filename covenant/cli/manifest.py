@@ -1,0 +1,253 @@
+"""``covenant manifest``: check, sign, verify and show a package's manifest. None of it needs root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from covenant.cli import common, times
+from policy import errors
+
+if TYPE_CHECKING:
+    from policy.manifest.agent import Manifest
+    from policy.package import Package
+    from policy.signing.statement import Statement
+    from policy.signing.trust import Signer, TrustedPackage
+
+_PACKAGE = click.argument("package", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group()
+def manifest() -> None:
+    """Check, sign, verify and show a package's manifest."""
+
+
+@manifest.command()
+@_PACKAGE
+@_JSON
+def check(package: Path, as_json: bool) -> None:
+    """Check PACKAGE's files and agent.toml, without looking at signatures."""
+    read, parsed = _read(package)
+    notes = _notes(read, parsed)
+    if as_json:
+        common.emit(
+            {
+                "kind": "manifest_checked",
+                "agent_id": parsed.agent.id,
+                "package_digest": read.digest,
+                "files": len(read.files),
+                "defaults": _defaults(parsed),
+                "unknown_sections": list(parsed.unknown_sections),
+                "notes": notes,
+            }
+        )
+        return
+    common.say(f"{parsed.agent.id}: {len(read.files)} files, the manifest is acceptable")
+    _say_defaults(parsed)
+    for note in notes:
+        common.say(f"note: {common.visible(note)}", err=True)
+
+
+@manifest.command()
+@_PACKAGE
+@click.option("--key", "name", required=True, metavar="NAME", help="The operator key to sign with.")
+@click.option("--serial", type=click.IntRange(0, 2**53 - 1), help="Default: the time in Unix milliseconds.")
+@click.option("--expires", default="90d", metavar="TIME", help="When the signature ends.  [default: 90d]")
+@click.option("--audience", metavar="HOST", help="The one host that may run it; any when left out.")
+@click.option("--approve-unlimited", is_flag=True, help="Approve a lifetime without an end.")
+@click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
+@_JSON
+def sign(
+    package: Path,
+    name: str,
+    serial: int | None,
+    expires: str,
+    audience: str | None,
+    approve_unlimited: bool,
+    passphrase_file: str | None,
+    as_json: bool,
+) -> None:
+    """Sign every file of PACKAGE as it is now, and write agent.dsse.json beside the manifest."""
+    from covenant import keystore, signing
+    from policy import package as packages
+
+    lifetime_ms = times.duration_ms(expires, option="--expires")
+    signing.discard_unfinished(package)
+    read, parsed = _read(package)
+    now_ms = times.now_ms()
+    terms = signing.Terms(
+        serial=now_ms if serial is None else serial,
+        lifetime_ms=lifetime_ms,
+        audience=audience,
+        approve_unlimited=approve_unlimited,
+    )
+    # Everything that can be refused is refused before a passphrase is asked for.
+    statement = signing.statement(read, parsed, terms, now_ms=now_ms)
+    key = keystore.load(common.home(), name, lambda: common.read_passphrase(passphrase_file))
+    keyid = keystore.entry(common.home(), name).file.key.keyid
+    signing.write_envelope(package, signing.sign(statement, key))
+    if as_json:
+        common.emit(
+            {
+                "kind": "manifest_signed",
+                "envelope": str(package / packages.ENVELOPE_NAME),
+                "key": name,
+                "keyid": keyid,
+                "package_digest": read.digest,
+                "statement": _statement(statement),
+                "defaults": _defaults(parsed),
+            }
+        )
+        return
+    common.say(f"signed {len(statement.subjects)} files of {statement.agent_id} with {name} {keyid}")
+    for path in statement.subjects:
+        common.say(f"  {statement.subjects[path][:16]}  {common.visible(path)}")
+    common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {_audience(statement)}")
+    _say_defaults(parsed)
+
+
+@manifest.command()
+@_PACKAGE
+@_JSON
+def verify(package: Path, as_json: bool) -> None:
+    """Verify PACKAGE's signature, digests and manifest against the trust root, as `run` would."""
+    read, parsed, trusted, signers, source = _verify(package)
+    statement = trusted.statement
+    if as_json:
+        common.emit(
+            {
+                "kind": "manifest_verified",
+                "agent_id": parsed.agent.id,
+                "package_digest": read.digest,
+                "payload_digest": trusted.payload_digest,
+                "signers": [{"name": s.name, "keyid": s.keyid} for s in signers],
+                "trust_root": {"version": trusted.root_version, "source": source},
+                "statement": _statement(statement),
+            }
+        )
+        return
+    common.say(f"{parsed.agent.id}: verified, signed by {', '.join(s.name for s in signers)}")
+    common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {_audience(statement)}")
+    common.say(f"trust root version {trusted.root_version}, {common.visible(source)}")
+    _say_unknown(parsed)
+
+
+@manifest.command()
+@_PACKAGE
+@_JSON
+def show(package: Path, as_json: bool) -> None:
+    """Show PACKAGE's manifest, and what its signature says when it verifies."""
+    read, parsed = _read(package)
+    statement, refusal = None, None
+    try:
+        _, _, trusted, signers, _ = _verify(package)
+        statement = trusted.statement
+    except errors.OperatorError as e:
+        signers, refusal = (), e
+    if as_json:
+        common.emit(
+            {
+                "kind": "manifest",
+                "manifest": parsed.model_dump(mode="json"),
+                "written": sorted(parsed.written),
+                "unknown_sections": list(parsed.unknown_sections),
+                "package_digest": read.digest,
+                "signers": [s.name for s in signers],
+                "statement": _statement(statement) if statement else None,
+                "refusal": refusal.to_json() if refusal else None,
+            }
+        )
+        return
+    for section, values in parsed.model_dump(mode="json").items():
+        common.say(f"[{section}]")
+        for key, value in values.items():
+            if value is not None:
+                mark = "" if parsed.wrote(f"{section}.{key}") else "  (default)"
+                common.say(f"  {key} = {common.visible(str(value))}{mark}")
+    _say_unknown(parsed)
+    if statement:
+        common.say(f"signed by {', '.join(s.name for s in signers)}, until {times.utc(statement.expires_at)}")
+    elif refusal:
+        common.say(f"not verified: {common.visible(str(refusal))} [{refusal.code}]")
+
+
+def _read(path: Path) -> tuple[Package, Manifest]:
+    from policy.manifest import parse
+    from sandbox import package as reader
+
+    read = reader.read(path)
+    return read, parse.parse(read.manifest)
+
+
+def _verify(path: Path) -> tuple[Package, Manifest, TrustedPackage, tuple[Signer, ...], str]:
+    """Verify as `run` does, with the root, the serials and the clock of the state where it is ours to read."""
+    from covenant.cli import trust as trust_cli
+    from policy.manifest import parse
+    from policy.signing import trust
+    from sandbox import config
+    from sandbox import package as reader
+
+    read = reader.read(path)
+    with trust_cli.opened() as held:
+        host = config.load(held.state.path if held.state else common.home() / "supervisor").host
+        trusted = trust.verify(
+            read,
+            held.root,
+            now_ms=times.now_ms(),
+            audience=host,
+            serials=held.state or trust.NoSerials(),
+            greatest_time_ms=held.state.greatest_time_ms() if held.state else 0,
+        )
+        source = held.source
+    # INVARIANT: parsed only after the bytes were verified, and from those bytes.
+    parsed = parse.parse(trusted.manifest_bytes)
+    signers = trust.authorise(trusted, agent_id=parsed.agent.id, role=parsed.agent.role, operator=parsed.agent.operator)
+    return read, parsed, trusted, signers, source
+
+
+def _notes(read: Package, parsed: Manifest) -> list[str]:
+    """What is acceptable and still worth a word."""
+    from policy import package as packages
+    from policy.manifest import parse
+
+    notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
+    notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
+    try:
+        parse.require_network(parsed)
+    except errors.ManifestError as e:
+        notes.append(f"{e.message}; sign refuses that")
+    if parsed.lifetime.unlimited:
+        notes.append("the lifetime is unlimited; sign wants --approve-unlimited")
+    return notes
+
+
+def _defaults(parsed: Manifest) -> list[dict[str, Any]]:
+    from policy.manifest import parse
+
+    return [{"key": key, "value": value, "reason": reason} for key, value, reason in parse.defaults_applied(parsed)]
+
+
+def _say_defaults(parsed: Manifest) -> None:
+    applied = _defaults(parsed)
+    if applied:
+        common.say("defaults that apply:")
+    for row in applied:
+        value = "none" if row["value"] is None else row["value"]
+        common.say(f"  {row['key']} = {common.visible(str(value))}  ({row['reason']})")
+    _say_unknown(parsed)
+
+
+def _say_unknown(parsed: Manifest) -> None:
+    for name in parsed.unknown_sections:
+        common.say(f"unknown section, tolerated and without effect: [{common.visible(name)}]", err=True)
+
+
+def _statement(statement: Statement) -> dict[str, Any]:
+    return statement.model_dump(mode="json", exclude={"subjects"}) | {"subjects": dict(statement.subjects)}
+
+
+def _audience(statement: Statement) -> str:
+    return f"for host {statement.audience}" if statement.audience else "for any host"

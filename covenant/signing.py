@@ -1,0 +1,238 @@
+"""From a package to its envelope: what ``manifest sign`` and ``dev`` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from covenant import keystore
+from policy import data, errors
+from policy import package as packages
+from policy.manifest import parse
+from policy.manifest.agent import Manifest
+from policy.signing import envelope as envelopes
+from policy.signing import root as roots
+from policy.signing import statement as statements
+from policy.signing import strict_json
+from sandbox import durable
+from sandbox.state import State
+
+# A signer's clock may be ahead of a verifier's by this much without making a fresh envelope "not valid yet".
+BACKDATE_MS = 5 * 60 * 1000
+DEFAULT_ROOT_LIFETIME_MS = 365 * statements.DAY_MS
+DEV_NAME = "dev@local"
+DEV_LIFETIME_MS = statements.DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the signer chooses. Times and the serial in Unix milliseconds; ``audience`` None means any host."""
+
+    serial: int
+    lifetime_ms: int = statements.DEFAULT_LIFETIME_MS
+    audience: str | None = None
+    approve_unlimited: bool = False
+    parent_digest: str | None = None
+
+
+def statement(package: packages.Package, manifest: Manifest, terms: Terms, *, now_ms: int) -> statements.Statement:
+    """The statement over a package, refused for what nobody should sign.
+
+    Raises:
+        errors.ManifestError: ``resources.network`` is not written, or a lifetime is unlimited without approval.
+        errors.PackageError: an editor, interpreter or version control left files in the package.
+        errors.SignatureError: a term is outside what a statement may say.
+    """
+    parse.require_network(manifest)
+    if manifest.lifetime.unlimited and not terms.approve_unlimited:
+        raise errors.ManifestError(
+            "the manifest asks for an unlimited lifetime",
+            hint="sign with --approve-unlimited if that is meant",
+            where=manifest.where("lifetime.unlimited"),
+        )
+    left = packages.droppings(package.files)
+    if left:
+        raise errors.PackageError(
+            f"`{left[0]}` was left by a program and would be signed",
+            hint=f"remove it ({len(left)} such files), then sign",
+            where=left[0],
+        )
+    return statements.make(
+        {
+            "agent_id": manifest.agent.id,
+            "serial": terms.serial,
+            "not_before": max(now_ms - BACKDATE_MS, 0),
+            "expires_at": now_ms + terms.lifetime_ms,
+            "audience": terms.audience,
+            "roles_version": data.roles().version,
+            "deny_version": data.deny().version,
+            "parent_digest": terms.parent_digest,
+            "approve_unlimited": terms.approve_unlimited,
+            "unknown_sections": tuple(manifest.unknown_sections),
+            "subjects": dict(package.digests),
+        }
+    )
+
+
+def sign(statement: statements.Statement, key: Ed25519PrivateKey) -> bytes:
+    """The envelope's bytes.
+
+    Raises:
+        errors.PackageError: so many or so long names that no verifier would read it.
+    """
+    # A second signature will be made here: same payload, `signatures` of the envelope beside the new one.
+    raw = envelopes.sign(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, [key]).encode()
+    packages.check_envelope_size(len(raw))
+    return raw
+
+
+def write_envelope(directory: Path, raw: bytes) -> None:
+    """Put the envelope beside the manifest, whole or not at all.
+
+    Raises:
+        errors.PackageError: it cannot be written.
+    """
+    with _package_directory(directory) as fd:
+        try:
+            durable.replace(fd, packages.ENVELOPE_NAME, raw, mode=0o644)
+        except OSError as e:
+            raise errors.PackageError(
+                f"`{packages.ENVELOPE_NAME}` cannot be written: {e.strerror}", where=str(directory)
+            ) from e
+
+
+def discard_unfinished(directory: Path) -> None:
+    """Remove what a ``write_envelope`` that was killed left in the package, which would be signed as a file."""
+    with _package_directory(directory) as fd, contextlib.suppress(FileNotFoundError, PermissionError):
+        os.unlink(durable.temporary_name(packages.ENVELOPE_NAME), dir_fd=fd)
+
+
+def new_root(
+    name: str,
+    key: Ed25519PrivateKey,
+    *,
+    now_ms: int,
+    lifetime_ms: int = DEFAULT_ROOT_LIFETIME_MS,
+    agents: tuple[str, ...] = ("*",),
+    roles: tuple[str, ...] = ("*",),
+) -> bytes:
+    """Version 1 of a trust root with one key, signed by it.
+
+    Raises:
+        errors.TrustError: the name, a pattern or a time is not acceptable.
+    """
+    return _root(name, key, version=1, now_ms=now_ms, lifetime_ms=lifetime_ms, agents=agents, roles=roles)
+
+
+def check_first_root(raw: bytes, name: str, key: Ed25519PrivateKey) -> None:
+    """Refuse a working copy that is not version 1 with this key under this name.
+
+    Raises:
+        errors.TrustError: it is not.
+    """
+    root = roots.TrustRoot.parse(raw)
+    public = envelopes.PublicKey.of(key).raw.hex()
+    if root.version != 1 or not any(k.name == name and k.public == public for k in root.keys):
+        raise errors.TrustError(
+            f"the working copy of the trust root is not version 1 with the key `{name}`",
+            hint="init with the key that it lists, or move $COVENANT_HOME/trust aside",
+        )
+
+
+def dev(
+    package: packages.Package, manifest: Manifest, state: State, *, host: str, now_ms: int
+) -> tuple[packages.Package, State]:
+    """The package under an envelope by the local dev key, and the state to verify it with and to accept it in.
+
+    For ``covenant dev``, as the supervisor's uid. The key may sign this agent id only, for this host only, for a
+    day; no other state knows it. An envelope of an operator in the package is not looked at. The caller closes
+    the state, and verifies with ``dev_state.trust_root(now_ms)`` as for any package.
+
+    Raises:
+        errors.CovenantError: as ``statement``, ``keystore.dev_key`` and ``State``.
+    """
+    agent_id = manifest.agent.id
+    dev_state = state.dev(agent_id)
+    try:
+        key = keystore.dev_key(dev_state.path)
+        _ensure_dev_root(dev_state, key, agent_id, now_ms)
+        last = dev_state.accepted(agent_id)
+        # Two edits within a millisecond, or a clock that was set back, still count up.
+        serial = max(now_ms, last.serial + 1 if last else 0)
+        terms = Terms(
+            serial=serial,
+            lifetime_ms=DEV_LIFETIME_MS,
+            audience=host,
+            approve_unlimited=manifest.lifetime.unlimited,
+        )
+        signed = package.with_envelope(sign(statement(package, manifest, terms, now_ms=now_ms), key))
+    except BaseException:
+        dev_state.close()
+        raise
+    return signed, dev_state
+
+
+def _ensure_dev_root(state: State, key: Ed25519PrivateKey, agent_id: str, now_ms: int) -> None:
+    """A root for the dev key that holds for another day; an older one is followed by its next version."""
+    version = state.root_version()
+    if version:
+        with contextlib.suppress(errors.TrustError):
+            state.trust_root(now_ms + DEV_LIFETIME_MS)
+            return
+    raw = _root(
+        DEV_NAME,
+        key,
+        version=version + 1,
+        now_ms=now_ms,
+        lifetime_ms=DEFAULT_ROOT_LIFETIME_MS,
+        agents=(agent_id,),
+        roles=("*",),
+    )
+    if version:
+        state.replace_root(raw, now_ms)
+    else:
+        state.init_root(raw, now_ms)
+
+
+def _root(
+    name: str,
+    key: Ed25519PrivateKey,
+    *,
+    version: int,
+    now_ms: int,
+    lifetime_ms: int,
+    agents: tuple[str, ...],
+    roles: tuple[str, ...],
+) -> bytes:
+    bounds = {"not_before": max(now_ms - BACKDATE_MS, 0), "expires_at": now_ms + lifetime_ms}
+    entry = {
+        "name": name,
+        "public": envelopes.PublicKey.of(key).raw.hex(),
+        "scope": {"agents": agents, "roles": roles},
+        "threshold": 1,
+        **bounds,
+    }
+    try:
+        document = strict_json.validate(
+            roots.RootDocument, {"version": version, "threshold": 1, "keys": (entry,), **bounds}
+        )
+    except strict_json.MalformedError as e:
+        raise errors.TrustError(f"the trust root cannot be made: {e}") from None
+    return envelopes.sign(document.encode(), roots.PAYLOAD_TYPE, [key]).encode()
+
+
+@contextlib.contextmanager
+def _package_directory(path: Path) -> Iterator[int]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise errors.PackageError(f"package `{path}` cannot be opened: {e.strerror}", where=str(path)) from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
