@@ -29,6 +29,9 @@ OLDEST_PYTHON = (3, 11)
 AGENT_USER = "covenant-agent"
 VENV = ".venv"
 LOCK = pathlib.Path("locks/dev.txt")
+HOME = ".demo"
+ENVELOPE = "agent.dsse.json"
+COMPILED = "agents/checksum/bin"
 BACKPORTS_FILE = "/etc/apt/sources.list.d/covenant-backports.sources"
 KNOWN = {("debian", "12"): "bookworm", ("debian", "13"): "trixie", ("ubuntu", "24.04"): "noble"}
 
@@ -286,11 +289,26 @@ def _venv(machine: Machine) -> None:
 
 
 def _agents(machine: Machine) -> None:
-    # (6) keys and envelopes are made here and never committed; each script looks before it writes.
-    for name in ("build_agents", "sign_agents"):
-        script = machine.clone / "scripts" / name
-        if not script.exists():
-            continue
-        python = str(machine.clone / VENV / "bin/python")
-        out = console.run([python, "-B", str(script)], cwd=str(machine.clone), env={"PYTHONDONTWRITEBYTECODE": "1"})
-        sys.stdout.write(out)
+    # (6) a program and envelopes are made here and never committed; each script looks before it writes.
+    scripts = machine.clone / "scripts"
+    if not (machine.clone / COMPILED).exists():
+        console.change(f"compile {COMPILED}")
+        machine.record.add("paths", COMPILED)
+    sys.stdout.write(console.run([str(scripts / "build_agents")]))
+    if not machine.root:
+        console.note("the sample agents are signed when set-up runs as root, since root runs them")
+        return
+    if not (machine.clone / HOME).exists():
+        console.change(f"make {HOME}, the home of the demo, with a signing key without a passphrase")
+        machine.record.add("paths", HOME)
+    for package in packages(machine.clone):
+        envelope = package / ENVELOPE
+        if not envelope.exists():
+            machine.record.add("paths", str(envelope.relative_to(machine.clone)))
+    python = [str(machine.clone / VENV / "bin/python"), "-B"]
+    sys.stdout.write(console.run([*python, str(scripts / "sign_agents"), str(machine.clone / HOME)]))
+
+
+def packages(clone: pathlib.Path) -> list[pathlib.Path]:
+    """The sample packages of the clone: every folder below agents/ that holds a manifest."""
+    return sorted(path.parent for path in (clone / "agents").rglob("agent.toml"))

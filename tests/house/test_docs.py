@@ -65,7 +65,7 @@ def check_verb(arguments: list[str]) -> None:
         _, found, arguments = command.resolve_command(context, arguments)
         assert found is not None
         command = found
-        context = click.Context(command, info_name=command.name, parent=context, resilient_parsing=True)
+        context = click.Context(command, info_name=command.name, parent=context)
     command.make_parser(context).parse_args(list(arguments))
 
 
