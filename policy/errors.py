@@ -94,6 +94,18 @@ class UnknownSyscallError(ManifestError):
     code = "unknown_syscall"
 
 
+class ProgramError(AuthorError):
+    """A program of the package, or a granted one, is a script, for another machine, or lacks a library."""
+
+    code = "program_refused"
+
+
+class GrantedPathError(AuthorError):
+    """A granted host path is missing, leads through a symlink, is in other hands, or may never be granted."""
+
+    code = "path_refused"
+
+
 # --- the operator must act ----------------------------------------------------------------------
 
 
@@ -105,6 +117,12 @@ class UsageError(OperatorError):
     """The command was called in a way that it does not take."""
 
     code = "usage"
+
+
+class ConfigError(OperatorError):
+    """The configuration file is malformed, or others than root can write it."""
+
+    code = "config_invalid"
 
 
 class HomeError(OperatorError):
@@ -175,9 +193,7 @@ class RuleViolation(OperatorError):
 
     rule: ClassVar[int] = 0
 
-    def __init__(
-        self, message: str, *, grant: str = "", hint: str = "", where: str = "", **details: Any
-    ) -> None:
+    def __init__(self, message: str, *, grant: str = "", hint: str = "", where: str = "", **details: Any) -> None:
         super().__init__(message, hint=hint, where=where, **details)
         self.grant = grant
 
@@ -187,6 +203,12 @@ class SchemaViolation(RuleViolation):
 
     code = "rule_1_schema"
     rule = 1
+
+
+class NeverGrantableError(SchemaViolation):
+    """Rule 1: a path that no manifest is granted, whoever signed it (policy/data/never_grantable.toml)."""
+
+    code = "never_grantable"
 
 
 class RoleViolation(RuleViolation):
@@ -257,6 +279,30 @@ class HostError(MachineError):
     """A tool or kernel feature is missing or broken."""
 
     code = "host_unable"
+
+
+class InstallationError(MachineError):
+    """A data file of this program is missing or malformed: the installation is damaged."""
+
+    code = "installation_damaged"
+
+
+class NotElfError(HostError):
+    """A file that should be an ELF program or library is something else, or is damaged."""
+
+    code = "not_elf"
+
+
+class MissingLibraryError(NotElfError):
+    """A program needs a shared library that is neither in the package nor in the distribution's directories."""
+
+    code = "missing_library"
+
+
+class StaleClosureError(HostError):
+    """A file of the host changed between the listing of its closure and its copy; another attempt lists it anew."""
+
+    code = "closure_stale"
 
 
 class NotEnforceableError(MachineError):

@@ -44,12 +44,6 @@ _NO_EXTENSION = re.compile(r"(_test|xx|_xx|_ctypes_test|nis\.|ossaudiodev)")
 _NODE_PARTS = re.compile(rb"/usr/share/nodejs/[A-Za-z0-9._/-]{1,200}\.m?js")
 
 
-class ProgramError(errors.AuthorError):
-    """A program of the package, or a granted one, is a script, for another machine, or lacks a library."""
-
-    code = "program_refused"
-
-
 def of_runtime(name: str, config: Config) -> Closure:
     """The closure of a language runtime on this host; remembered until one of its files changes.
 
@@ -80,7 +74,7 @@ def of_elf(
     own libraries by base name. Its RPATH is not followed on the host: it is the package's word.
 
     Raises:
-        ProgramError: it is a script, for another machine, names an unknown loader or a library that is missing.
+        errors.ProgramError: it is a script, for another machine, names an unknown loader or a library that is missing.
         errors.HostError: a file of the host that it needs is in other hands.
     """
     if isinstance(source, bytes):
@@ -91,13 +85,13 @@ def of_elf(
         real = builder.add(path, mode=closure_files.PROGRAM_MODE)
         head = builder.read(real)[:2]
         if head == b"#!":
-            raise ProgramError(
+            raise errors.ProgramError(
                 f"executable `{path}` is a script", hint="grant the interpreter, and the script as a read path"
             )
         try:
             _complete(builder, real)
-        except elf.NotElfError as e:
-            raise ProgramError(f"executable `{path}` cannot be granted: {e.message}") from e
+        except errors.NotElfError as e:
+            raise errors.ProgramError(f"executable `{path}` cannot be granted: {e.message}") from e
         return real
 
     return _remembered("elf-" + hashlib.sha256(path.encode()).hexdigest()[:32], path, build, config, extra=path)
@@ -107,7 +101,7 @@ def _complete(builder: closure_files.Builder, real: str) -> None:
     """Add what the program at ``real`` needs beside itself."""
     parsed = elf.parse(builder.read(real), name=real)
     if not parsed.interpreter and (parsed.needed or (parsed.kind == elf.ET_DYN and not parsed.dynamic)):
-        raise elf.NotElfError(f"`{real}` is a library, not a program")
+        raise errors.NotElfError(f"`{real}` is a library, not a program")
     for link in _MERGED_USR:
         builder.add_link(link)
     _libraries(builder, parsed, real)
@@ -124,7 +118,7 @@ def _libraries(
     if program.interpreter:
         expected = ldso.LOADERS[program.arch]
         if program.interpreter != expected:
-            raise elf.NotElfError(f"`{real}` names the loader `{program.interpreter}`, not `{expected}`")
+            raise errors.NotElfError(f"`{real}` names the loader `{program.interpreter}`, not `{expected}`")
         builder.add(expected, mode=closure_files.PROGRAM_MODE)
     package = siblings is not None
     queue: deque[tuple[elf.Elf, str, tuple[str, ...]]] = deque([(program, real, ())])
@@ -139,7 +133,7 @@ def _libraries(
                 continue
             seen.add(name)
             if len(seen) > _MAX_LIBRARIES:
-                raise elf.NotElfError(f"`{real}` needs more than {_MAX_LIBRARIES} libraries")
+                raise errors.NotElfError(f"`{real}` needs more than {_MAX_LIBRARIES} libraries")
             if siblings and name in siblings:
                 queue.append((elf.parse(siblings[name], name=name), name, ()))
                 continue
@@ -147,13 +141,7 @@ def _libraries(
             if found is not None:
                 queue.append((*found, rpaths))
             elif name not in optional:
-                raise MissingLibraryError(f"`{at}` needs library `{name}`, which this host does not have")
-
-
-class MissingLibraryError(elf.NotElfError):
-    """A program needs a shared library that is neither in the package nor in the distribution's directories."""
-
-    code = "missing_library"
+                raise errors.MissingLibraryError(f"`{at}` needs library `{name}`, which this host does not have")
 
 
 def _expand(entries: tuple[str, ...], at: str) -> tuple[str, ...]:
@@ -165,7 +153,7 @@ def _expand(entries: tuple[str, ...], at: str) -> tuple[str, ...]:
 
 def _find(builder: closure_files.Builder, name: str, search: tuple[str, ...], arch: str) -> tuple[elf.Elf, str] | None:
     if "/" in name:
-        raise elf.NotElfError(f"library `{name}` is named by a path")
+        raise errors.NotElfError(f"library `{name}` is named by a path")
     triple = _MULTIARCH[arch]
     system = (f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib", "/lib64", "/usr/lib64")
     for folder in (*search, *system):
@@ -175,7 +163,7 @@ def _find(builder: closure_files.Builder, name: str, search: tuple[str, ...], ar
             continue
         try:
             parsed = elf.parse(attempt.read(real), name=real)
-        except elf.NotElfError:
+        except errors.NotElfError:
             continue
         if parsed.arch == arch:
             builder.add(f"{folder}/{name}")
@@ -211,7 +199,7 @@ def _extension_module(builder: closure_files.Builder, path: str) -> None:
     try:
         attempt.add(path)
         _libraries(attempt, elf.parse(attempt.read(path), name=path), path)
-    except MissingLibraryError:
+    except errors.MissingLibraryError:
         return
     builder.adopt(attempt)
 
@@ -236,15 +224,15 @@ def _node_parts(builder: closure_files.Builder) -> None:
 
 def _of_package(data: bytes, config: Config, entry: str, siblings: Mapping[str, bytes]) -> Closure:
     if data[:2] == b"#!":
-        raise ProgramError(f"entry `{entry}` is a script", hint="runtime rust-bin takes an ELF program")
+        raise errors.ProgramError(f"entry `{entry}` is a script", hint="runtime rust-bin takes an ELF program")
     try:
         parsed = elf.parse(data, name=entry)
         if parsed.arch != os.uname().machine:
-            raise elf.NotElfError(f"`{entry}` is built for {parsed.arch}")
+            raise errors.NotElfError(f"`{entry}` is built for {parsed.arch}")
         if not parsed.interpreter:
             if parsed.needed:
-                raise elf.NotElfError(f"`{entry}` is a library, not a program")
-            return Closure(entry, entry, ())
+                raise errors.NotElfError(f"`{entry}` is a library, not a program")
+            return Closure("rust-bin", entry, ())
 
         def build(builder: closure_files.Builder) -> str:
             for link in _MERGED_USR:
@@ -255,9 +243,9 @@ def _of_package(data: bytes, config: Config, entry: str, siblings: Mapping[str, 
         identity = hashlib.sha256(data)
         for name, content in sorted(siblings.items()):
             identity.update(f"\0{name}\0".encode() + hashlib.sha256(content).digest())
-        return _remembered(f"package-{identity.hexdigest()[:32]}", entry, build, config, extra=entry)
-    except elf.NotElfError as e:
-        raise ProgramError(f"entry cannot be run: {e.message}", where=entry) from e
+        return _remembered(f"package-{identity.hexdigest()[:32]}", "rust-bin", build, config, extra=entry)
+    except errors.NotElfError as e:
+        raise errors.ProgramError(f"entry cannot be run: {e.message}", where=entry) from e
 
 
 def _remembered(

@@ -31,12 +31,6 @@ _DEFAULT_PATHS = {
 }
 
 
-class ConfigError(errors.OperatorError):
-    """The configuration file is malformed, or others than root can write it."""
-
-    code = "config_invalid"
-
-
 def _default(name: str) -> Path:
     candidates = [Path(p) for p in _DEFAULT_PATHS[name]]
     return next((p for p in candidates if p.exists()), candidates[0])
@@ -99,7 +93,7 @@ def load(state: Path) -> Config:
     """The configuration that holds for ``state`` (COVENANT_STATE).
 
     Raises:
-        ConfigError: the file is there and is malformed, too large, or can be written by others.
+        errors.ConfigError: the file is there and is malformed, too large, or can be written by others.
     """
     for path in (state / "config.toml", SYSTEM_FILE):
         raw = _read(path)
@@ -113,16 +107,16 @@ def parse(raw: bytes, *, file: str, state: Path) -> Config:
     try:
         document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
-        raise ConfigError(f"configuration is not valid TOML: {e}", where=file) from e
+        raise errors.ConfigError(f"configuration is not valid TOML: {e}", where=file) from e
     if "state" in document:
-        raise ConfigError("`state` cannot be configured", hint="set COVENANT_STATE", where=file)
+        raise errors.ConfigError("`state` cannot be configured", hint="set COVENANT_STATE", where=file)
     try:
         return Config(**document, state=state)
     except pydantic.ValidationError as e:
         first = e.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ").lower()
-        raise ConfigError(f"configuration key `{key}`: {message}", where=file) from e
+        raise errors.ConfigError(f"configuration key `{key}`: {message}", where=file) from e
 
 
 def _read(path: Path) -> bytes | None:
@@ -131,19 +125,19 @@ def _read(path: Path) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        raise ConfigError(f"configuration cannot be read: {e.strerror}", where=str(path)) from e
+        raise errors.ConfigError(f"configuration cannot be read: {e.strerror}", where=str(path)) from e
     with os.fdopen(fd, "rb") as stream:
         info = os.fstat(fd)
         # Under root only root's own file decides; without rights one's own file harms nobody but oneself.
         if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & 0o022:
-            raise ConfigError(
+            raise errors.ConfigError(
                 "configuration can be written by others",
                 hint=f"chown root {path}; chmod 0600 {path}",
                 where=str(path),
             )
         raw = stream.read(_MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:
-        raise ConfigError(f"configuration is larger than {_MAX_BYTES} bytes", where=str(path))
+        raise errors.ConfigError(f"configuration is larger than {_MAX_BYTES} bytes", where=str(path))
     return raw
 
 

@@ -29,12 +29,6 @@ _MAX_NEEDED = 256
 _MAX_STRING = 4096
 
 
-class NotElfError(errors.HostError):
-    """A file that should be an ELF program or library is something else, or is damaged."""
-
-    code = "not_elf"
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One program header; offsets, addresses and sizes in bytes."""
@@ -73,28 +67,28 @@ def parse(data: bytes | memoryview, *, name: str) -> Elf:
     """Read the headers of a whole 64-bit little-endian ELF file; ``name`` stands in errors.
 
     Raises:
-        NotElfError: the magic, class, machine or type is another one, or an offset points outside the file.
+        errors.NotElfError: the magic, class, machine or type is another one, or an offset points outside the file.
     """
     if len(data) < HEADER.size or bytes(data[:4]) != b"\x7fELF":
-        raise NotElfError(f"`{name}` is not an ELF file")
+        raise errors.NotElfError(f"`{name}` is not an ELF file")
     ident, kind, machine, _, entry, ph_at, _, _, _, ph_size, ph_count, *_ = HEADER.unpack_from(data)
     if ident[4:7] != b"\x02\x01\x01" or machine not in MACHINES:
-        raise NotElfError(f"`{name}` is for another kind of machine: only 64-bit x86_64 and aarch64 are known")
+        raise errors.NotElfError(f"`{name}` is for another kind of machine: only 64-bit x86_64 and aarch64 are known")
     if kind not in (ET_EXEC, ET_DYN):
-        raise NotElfError(f"`{name}` is neither a program nor a shared object")
+        raise errors.NotElfError(f"`{name}` is neither a program nor a shared object")
     if ph_size != PROGRAM_HEADER.size or not 0 < ph_count <= _MAX_PROGRAM_HEADERS:
-        raise NotElfError(f"`{name}` has an impossible program header table")
+        raise errors.NotElfError(f"`{name}` has an impossible program header table")
     if ph_at + ph_size * ph_count > len(data):
-        raise NotElfError(f"`{name}` ends within its program headers")
+        raise errors.NotElfError(f"`{name}` ends within its program headers")
     segments = tuple(Segment(*PROGRAM_HEADER.unpack_from(data, ph_at + i * ph_size)) for i in range(ph_count))
     for segment in segments:
         if segment.file_size and segment.offset + segment.file_size > len(data):
-            raise NotElfError(f"`{name}` ends within a segment")
+            raise errors.NotElfError(f"`{name}` ends within a segment")
     entries = _dynamic(data, segments, name)
     strings = _Strings(data, segments, entries, name)
     needed = [strings.at(value) for tag, value in entries if tag == _DT_NEEDED]
     if len(needed) > _MAX_NEEDED:
-        raise NotElfError(f"`{name}` needs {len(needed)} libraries, more than {_MAX_NEEDED}")
+        raise errors.NotElfError(f"`{name}` needs {len(needed)} libraries, more than {_MAX_NEEDED}")
     return Elf(
         arch=MACHINES[machine],
         kind=kind,
@@ -114,10 +108,10 @@ def _interpreter(data: bytes | memoryview, segments: tuple[Segment, ...], name: 
     if not found:
         return ""
     if len(found) > 1 or not 2 <= found[0].file_size <= _MAX_STRING:
-        raise NotElfError(f"`{name}` names its loader in an impossible way")
+        raise errors.NotElfError(f"`{name}` names its loader in an impossible way")
     raw = bytes(data[found[0].offset : found[0].offset + found[0].file_size])
     if raw[-1] != 0 or 0 in raw[:-1]:
-        raise NotElfError(f"`{name}` names its loader in an impossible way")
+        raise errors.NotElfError(f"`{name}` names its loader in an impossible way")
     return _text(raw[:-1], name)
 
 
@@ -126,10 +120,10 @@ def _dynamic(data: bytes | memoryview, segments: tuple[Segment, ...], name: str)
     if not found:
         return []
     if len(found) > 1:
-        raise NotElfError(f"`{name}` has two dynamic segments")
+        raise errors.NotElfError(f"`{name}` has two dynamic segments")
     count = found[0].file_size // _DYNAMIC.size
     if count > _MAX_DYNAMIC:
-        raise NotElfError(f"`{name}` has a dynamic segment of {count} entries")
+        raise errors.NotElfError(f"`{name}` has a dynamic segment of {count} entries")
     entries = []
     for i in range(count):
         tag, value = _DYNAMIC.unpack_from(data, found[0].offset + i * _DYNAMIC.size)
@@ -164,12 +158,12 @@ class _Strings:
 
     def at(self, offset: int) -> str:
         if self._start < 0 or offset >= self._size:
-            raise NotElfError(f"`{self._name}` points outside its string table")
+            raise errors.NotElfError(f"`{self._name}` points outside its string table")
         start = self._start + offset
         raw = bytes(self._data[start : min(start + _MAX_STRING, self._start + self._size)])
         end = raw.find(b"\0")
         if end < 0:
-            raise NotElfError(f"`{self._name}` has a string without an end")
+            raise errors.NotElfError(f"`{self._name}` has a string without an end")
         return _text(raw[:end], self._name)
 
 
@@ -179,5 +173,5 @@ def _text(raw: bytes, name: str) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text.isprintable() or not text:
-        raise NotElfError(f"`{name}` holds a name that is not printable ASCII")
+        raise errors.NotElfError(f"`{name}` holds a name that is not printable ASCII")
     return text

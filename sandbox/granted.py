@@ -22,12 +22,6 @@ KERNEL_FILESYSTEMS = frozenset(
 )
 
 
-class GrantedPathError(errors.AuthorError):
-    """A granted host path is missing, leads through a symlink, is in other hands, or may never be granted."""
-
-    code = "path_refused"
-
-
 def open_granted(
     path: str, *, owners: Collection[int] = (), never: Mapping[str, str] | None = None, where: str = ""
 ) -> tuple[int, GrantedPath]:
@@ -37,7 +31,7 @@ def open_granted(
     contains it is never granted; ``where`` stands in errors.
 
     Raises:
-        GrantedPathError: the path cannot be granted on this host.
+        errors.GrantedPathError: the path cannot be granted on this host.
     """
     trusted = frozenset(owners) | {0}
     _check_spelling(path, where)
@@ -56,7 +50,7 @@ def open_granted(
         info = os.fstat(fd)
         filesystem = _filesystem_of(info.st_dev)
         if filesystem in KERNEL_FILESYSTEMS:
-            raise GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
+            raise errors.GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
         return os.dup(fd), GrantedPath(path, "dir" if stat.S_ISDIR(info.st_mode) else "file")
     finally:
         os.close(fd)
@@ -79,12 +73,12 @@ def check_never(path: str, never: Mapping[str, str], where: str = "") -> None:
         if inside or contains:
             relation = "" if path == tree else (" lies in" if inside else " contains")
             of = f"{relation} `{tree}`, which" if relation else ""
-            raise GrantedPathError(f"path `{path}`{of} is never granted: {reason}", where=where)
+            raise errors.GrantedPathError(f"path `{path}`{of} is never granted: {reason}", where=where)
 
 
 def _check_spelling(path: str, where: str) -> None:
     if not path.startswith("/") or os.path.normpath(path) != path or path.startswith("//") or "\0" in path:
-        raise GrantedPathError(f"path `{path}` is not absolute and normalised", where=where)
+        raise errors.GrantedPathError(f"path `{path}` is not absolute and normalised", where=where)
 
 
 def _step(fd: int, part: str, path: str, at: str, where: str) -> int:
@@ -94,24 +88,26 @@ def _step(fd: int, part: str, path: str, at: str, where: str) -> int:
         return os.open(part, _OPEN, dir_fd=fd)
     except OSError as e:
         hint = "make it, or take it out of the manifest" if isinstance(e, FileNotFoundError) else ""
-        raise GrantedPathError(f"path `{path}` cannot be granted: `{at}`: {e.strerror}", hint=hint, where=where) from e
+        raise errors.GrantedPathError(
+            f"path `{path}` cannot be granted: `{at}`: {e.strerror}", hint=hint, where=where
+        ) from e
 
 
 def _check_kind(info: os.stat_result, path: str, at: str, *, last: bool, where: str) -> None:
     if stat.S_ISLNK(info.st_mode):
-        raise GrantedPathError(
+        raise errors.GrantedPathError(
             f"path `{path}` leads through symlink `{at}`",
             hint=f"grant `{os.path.realpath(path)}` instead",
             where=where,
         )
     if not (stat.S_ISDIR(info.st_mode) or (last and stat.S_ISREG(info.st_mode))):
         what = "neither a file nor a directory" if last else "not a directory"
-        raise GrantedPathError(f"path `{path}` cannot be granted: `{at}` is {what}", where=where)
+        raise errors.GrantedPathError(f"path `{path}` cannot be granted: `{at}` is {what}", where=where)
 
 
 def _check_hands(info: os.stat_result, path: str, at: str, trusted: Collection[int], *, last: bool, where: str) -> None:
     if info.st_uid not in trusted:
-        raise GrantedPathError(
+        raise errors.GrantedPathError(
             f"path `{path}` cannot be granted: `{at}` belongs to uid {info.st_uid}",
             hint=f"chown root {at}, or name that uid in path_owners of the configuration",
             where=where,
@@ -120,7 +116,7 @@ def _check_hands(info: os.stat_result, path: str, at: str, trusted: Collection[i
     # itself may not be a place where anybody can put things.
     passable = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX and info.st_uid == 0 and not last
     if info.st_mode & 0o022 and not passable:
-        raise GrantedPathError(
+        raise errors.GrantedPathError(
             f"path `{path}` cannot be granted: `{at}` can be written by others",
             hint=f"chmod go-w {at}",
             where=where,

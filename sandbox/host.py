@@ -66,7 +66,7 @@ def for_manifest(
     paths never granted on this host beside those of the data file, such as COVENANT_HOME.
 
     Raises:
-        granted.GrantedPathError, closure.ProgramError: something granted is not to be had here.
+        errors.GrantedPathError, errors.ProgramError: something granted is not to be had here.
         errors.HostError: the runtime is missing or in other hands.
     """
     never = never_granted(config, extra_never)
@@ -200,15 +200,15 @@ def _executable(path: str, sha256: str | None, config: Config, never: Mapping[st
         )
     # Only root's: a program that someone else may replace is that one's program.
     if granted.look_up(path, never=never, where=where).kind != "file":
-        raise granted.GrantedPathError(f"executable `{path}` is a directory", where=where)
+        raise errors.GrantedPathError(f"executable `{path}` is a directory", where=where)
     try:
         found = closure.of_elf(Path(path), config)
-    except closure.ProgramError as e:
+    except errors.ProgramError as e:
         e.where = where
         raise
     program = next(f for f in found.files if f.path == found.entry)
     if sha256 is not None and program.sha256 != sha256:
-        raise closure.ProgramError(
+        raise errors.ProgramError(
             f"executable `{path}` has digest {program.sha256}, the manifest wants {sha256}",
             hint="sign the digest of the program that this host has",
             where=where,

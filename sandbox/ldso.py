@@ -64,7 +64,7 @@ def patch(data: bytes, *, name: str = "ld.so") -> bytes:
 
     Raises:
         errors.NotEnforceableError: the machine has no trampoline, or the padding is too small or not empty.
-        elf.NotElfError: the bytes are no shared object.
+        errors.NotElfError: the bytes are no shared object.
     """
     parsed = elf.parse(data, name=name)
     if parsed.arch != "x86_64":

@@ -32,24 +32,20 @@ MountPoint = tuple[str, MountKind]
 _LAYOUT = b"covenant rootfs 1\n"
 _MAX_PATH = 4096
 
-
-class StaleClosureError(errors.HostError):
-    """A file of the host changed between the listing of its closure and its copy; another attempt lists it anew."""
-
-    code = "closure_stale"
+# Merging a thousand files costs milliseconds, so its digest is remembered.
+# INVARIANT: keys hold identities of closures, which the values keep alive.
+_known: dict[tuple[object, ...], tuple[tuple[Closure, ...], str]] = {}
 
 
 class Skeletons:
     """The store below one directory, which only root can reach (0700).
 
-    ``state`` is where closures are remembered (sandbox.closure_cache): when a listing proves stale, all are
-    forgotten there, so that the next attempt lists anew.
+    ``state`` is where closures are remembered (sandbox.closure_cache), the directory above unless given: when a
+    listing proves stale, all are forgotten there, so that the next attempt lists anew.
     """
 
     def __init__(self, directory: Path, *, state: Path | None = None) -> None:
-        self.directory, self._state = directory, state
-        # Merging a thousand files costs milliseconds. Keyed by identity: the closures are kept alive beside the key.
-        self._known: dict[tuple[object, ...], tuple[tuple[Closure, ...], str]] = {}
+        self.directory, self._state = directory, state or directory.parent
         for folder in (directory, directory / "closures", directory / "skeletons"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = os.lstat(directory)
@@ -63,11 +59,11 @@ class Skeletons:
 
         Raises:
             errors.HostError: two closures disagree about a path, or a mount point runs through a file.
-            StaleClosureError: the host's files are no longer those of the listing.
+            errors.StaleClosureError: the host's files are no longer those of the listing.
         """
-        key = (*map(id, closures), *sorted(set(mount_points)))
-        if key in self._known:
-            digest = self._known[key][1]
+        key = (str(self.directory), *map(id, closures), *sorted(set(mount_points)))
+        if key in _known:
+            digest = _known[key][1]
             if _is_complete(self.directory / "skeletons" / digest, digest):
                 return self.directory / "skeletons" / digest / "root"
         merged = _merge(closures)
@@ -79,7 +75,7 @@ class Skeletons:
             origin = _origins(closures, copies, merged)
             with self._fresh("skeletons", digest) as fresh:
                 _lay_links(fresh / "root", merged, points, origin)
-        self._known[key] = (tuple(closures), digest)
+        _known[key] = (tuple(closures), digest)
         return target / "root"
 
     @contextlib.contextmanager
@@ -138,9 +134,8 @@ class Skeletons:
             try:
                 with self._fresh("closures", digest) as fresh:
                     _lay_copies(fresh / "root", closure)
-            except StaleClosureError:
-                if self._state is not None:
-                    closure_cache.forget(self._state)
+            except errors.StaleClosureError:
+                closure_cache.forget(self._state)
                 raise
         return target / "root"
 
@@ -258,9 +253,9 @@ def _copy_file(f: ClosureFile, place: Path) -> None:
         mtime = os.lstat(f.source).st_mtime_ns
         data = closure_files.read_source(f)
     except OSError as e:
-        raise StaleClosureError(f"`{f.source}` cannot be read: {e.strerror}", where=f.source) from e
+        raise errors.StaleClosureError(f"`{f.source}` cannot be read: {e.strerror}", where=f.source) from e
     if hashlib.sha256(data).hexdigest() != f.sha256:
-        raise StaleClosureError(f"`{f.source}` changed while it was used", hint="run it again", where=f.source)
+        raise errors.StaleClosureError(f"`{f.source}` changed while it was used", hint="run it again", where=f.source)
     _write(place, data, f.mode)
     os.utime(place, ns=(mtime, mtime), follow_symlinks=False)
 
