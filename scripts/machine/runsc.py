@@ -16,8 +16,8 @@ import signal
 import subprocess
 import tempfile
 
-# Absolute, in this order: gVisor's own release (/usr/local) is preferred over the distribution's.
-PLACES = ("/usr/local/bin/runsc", "/usr/bin/runsc")
+# Absolute, in the order of sandbox/config.py: the first that is there is the one that would be used.
+PLACES = ("/usr/bin/runsc", "/usr/local/bin/runsc")
 
 # The oldest that was seen to start a sandbox under systrap (Ubuntu 24.04's, on kernel 6.18); Debian 12's own of
 # 2022 knows no systrap. It only decides what is worth installing: whether it works, the probe decides.
@@ -39,17 +39,12 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Try each runsc of PLACES; the first that starts a sandbox wins, else the first problem is told."""
-    present = [place for place in PLACES if os.access(place, os.X_OK)]
-    if not present:
-        return Probe(None, "there is no runsc")
-    problems = []
-    for place in present:
-        problem = _start(place)
-        if problem is None:
-            return Probe(place, None)
-        problems.append(f"{place}: {problem}")
-    return Probe(present[0], "; ".join(problems))
+    """Start a sandbox with the runsc that Covenant would use here."""
+    for place in PLACES:
+        if os.path.exists(place):
+            problem = _start(place)
+            return Probe(place, None if problem is None else f"{place}: {problem}")
+    return Probe(None, "there is no runsc")
 
 
 def _start(binary: str) -> str | None:

@@ -65,7 +65,7 @@ NEEDS = (
     Need("python3-venv", _ensurepip, "the virtual environment"),
     Need("gcc", _file("/usr/bin/gcc"), "compiles the sample agent that is a program"),
     Need("libc6-dev", _file("/usr/include/stdio.h"), "headers for it"),
-    Need("nodejs", _file("/usr/bin/node"), "the runtime of the sample agent in JavaScript"),
+    Need("nodejs", _file("/usr/bin/node", "/usr/local/bin/node"), "the runtime of the sample agent in JavaScript"),
 )
 
 
@@ -165,7 +165,7 @@ def _runsc(machine: Machine) -> None:
         # Set-up adds and never replaces: what the owner installed is the owner's to change.
         raise SetupError(
             f"a runsc that works ({found.problem})",
-            "remove or replace that runsc, then run set-up again; how to get a newer one:",
+            f"remove {found.path} or replace it, then run set-up again; how to get a newer one:",
             *GVISOR_RELEASE,
         )
     _install_runsc(machine)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from sandbox import config
 from scripts.machine import apt, console, runsc, sources, steps, takeback
 from scripts.machine.record import Record
 
@@ -289,3 +290,7 @@ def test_a_record_names_each_thing_once_and_survives_reading(tmp_path: pathlib.P
     again.add("packages", "b", "c")
     again.forget("packages", "a")
     assert Record(tmp_path).added.packages == ["b", "c"]
+
+
+def test_set_up_and_covenant_look_for_the_same_runsc() -> None:
+    assert runsc.PLACES == config._DEFAULT_PATHS["runsc"]
