@@ -293,4 +293,4 @@ def test_a_record_names_each_thing_once_and_survives_reading(tmp_path: pathlib.P
 
 
 def test_set_up_and_covenant_look_for_the_same_runsc() -> None:
-    assert runsc.PLACES == config._DEFAULT_PATHS["runsc"]
+    assert config._DEFAULT_PATHS["runsc"] == runsc.PLACES
