@@ -8,8 +8,8 @@ reason or a wrong type is an error of the build) and cached for the life of the 
     profiles/NAME.toml      version, [calls] name = "reason"
     additions/NAME.toml     version, [calls] name = "reason"
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
-    never_grantable.toml    version, [trees] "/path" = "reason"
-    roles.toml              version, [roles.NAME] (policy.grants.roles)
+    never_grantable.toml    version, [trees] and [write_trees] "/path" = "reason"
+    roles.toml              version, [roles.NAME] (policy.data.role_table)
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+from policy import errors
+from policy.data import role_table
 from policy.data.types import DenyList, NeverGrantable, Profile, SyscallTable
+from policy.grants.roles import Roles
 
 __all__ = [
     "DenyList",
     "NeverGrantable",
     "Profile",
+    "Roles",
     "SyscallTable",
     "addition",
+    "additions",
     "deny",
     "never_grantable",
     "profile",
     "profile_names",
     "profiles",
+    "roles",
     "syscall_names",
     "syscalls",
 ]
 
 ARCHES = ("aarch64", "x86_64")
 _CALL = re.compile(r"[a-z_][a-z0-9_]{0,63}")
+_PATH = re.compile(r"/|(/[^/\0]+)+")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-
-
-class DataError(Exception):
-    """A data file of this package is malformed: the build is broken, nobody's input is."""
 
 
 def _load(path: str, keys: Mapping[str, type]) -> dict[str, Any]:
@@ -53,12 +56,12 @@ def _load(path: str, keys: Mapping[str, type]) -> dict[str, Any]:
     raw = resources.files(__name__).joinpath(*path.split("/")).read_bytes()
     table = tomllib.loads(raw.decode("utf-8"))
     if set(table) != set(keys):
-        raise DataError(f"{path}: keys {sorted(table)} instead of {sorted(keys)}")
+        raise errors.InstallationError(f"{path}: keys {sorted(table)} instead of {sorted(keys)}")
     for key, kind in keys.items():
         if type(table[key]) is not kind:
-            raise DataError(f"{path}: `{key}` is no {kind.__name__}")
+            raise errors.InstallationError(f"{path}: `{key}` is no {kind.__name__}")
     if table["version"] < 1:
-        raise DataError(f"{path}: version below 1")
+        raise errors.InstallationError(f"{path}: version below 1")
     return table
 
 
@@ -66,7 +69,7 @@ def _reasons(path: str, table: Mapping[str, Any], names: re.Pattern[str]) -> Map
     """The table checked to be ``name = "reason"``, in the order of the names."""
     for name, reason in table.items():
         if not names.fullmatch(name) or not isinstance(reason, str) or not reason.strip():
-            raise DataError(f"{path}: `{name}` is no name with a reason")
+            raise errors.InstallationError(f"{path}: `{name}` is no name with a reason")
     return MappingProxyType({name: table[name] for name in sorted(table)})
 
 
@@ -74,13 +77,13 @@ def _reasons(path: str, table: Mapping[str, Any], names: re.Pattern[str]) -> Map
 def syscalls(arch: str) -> SyscallTable:
     """The system call numbers of ``arch`` (``x86_64`` or ``aarch64``)."""
     if arch not in ARCHES:
-        raise DataError(f"no table of system calls for `{arch}`")
+        raise errors.InstallationError(f"no table of system calls for `{arch}`")
     path = f"syscalls/{arch}.toml"
     table = _load(path, {"version": int, "arch": str, "linux": str, "numbers": dict})
     numbers = table["numbers"]
     for name, number in numbers.items():
         if not _CALL.fullmatch(name) or type(number) is not int or number < 0:
-            raise DataError(f"{path}: `{name}` is no name with a number")
+            raise errors.InstallationError(f"{path}: `{name}` is no name with a number")
     return SyscallTable(arch, table["version"], table["linux"], MappingProxyType(dict(sorted(numbers.items()))))
 
 
@@ -139,8 +142,28 @@ def profiles() -> Mapping[str, Profile]:
 
 
 @functools.cache
+def additions() -> Mapping[str, Profile]:
+    """Every addition by the grant that brings it."""
+    return MappingProxyType({name: addition(name) for name in ("executables", "network")})
+
+
+@functools.cache
 def never_grantable() -> NeverGrantable:
     """The host paths that no manifest is granted."""
     path = "never_grantable.toml"
-    table = _load(path, {"version": int, "trees": dict})
-    return NeverGrantable(table["version"], _reasons(path, table["trees"], re.compile(r"/|(/[^/\0]+)+")))
+    table = _load(path, {"version": int, "trees": dict, "write_trees": dict})
+    trees, write_trees = (_reasons(path, table[key], _PATH) for key in ("trees", "write_trees"))
+    return NeverGrantable(table["version"], trees, write_trees)
+
+
+@functools.cache
+def roles() -> Roles:
+    """The built-in roles with their computed order."""
+    table = _load("roles.toml", {"version": int, "roles": dict})
+    for name in table["roles"]:
+        if not _NAME.fullmatch(name):
+            raise errors.InstallationError(f"roles.toml: `{name}` is no name of a role")
+    try:
+        return role_table.read(table["version"], table["roles"])
+    except ValueError as e:
+        raise errors.InstallationError(f"roles.toml: {e}") from e

@@ -49,9 +49,11 @@ class SyscallTable:
 class NeverGrantable:
     """Host paths that no manifest is granted, each with its reason.
 
-    A grant is refused when it lies in one of these trees, and when it contains one: mounting `/var` would
-    bring everything below it. Paths are absolute and normalised.
+    ``trees`` are granted in no way, ``write_trees`` not for writing. A grant is refused when it lies in such a tree,
+    and when it contains one, since mounting `/var` would bring everything below it. Paths are absolute and normalised;
+    ``/`` stands for itself alone.
     """
 
     version: int
     trees: Mapping[str, str] = field(repr=False)
+    write_trees: Mapping[str, str] = field(repr=False)

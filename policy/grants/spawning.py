@@ -1,4 +1,4 @@
-"""Spawning grants: whether children may be started, how deep and how many, and what becomes of this agent when its parent ends."""
+"""Spawning grants: whether children may be started, how deep, how many; and what outlives a parent."""
 
 from __future__ import annotations
 
