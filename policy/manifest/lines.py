@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 Path = tuple[str | int, ...]
 
 # Every alternative of a string matches whatever follows its quote, closed or not: a failed match would be tried again
-# from the next quote, which is quadratic. Possessive loops keep memory flat.
+# from the next quote, which is quadratic. The loops are unrolled and not possessive: Python 3.11 loses its place when the
+# body of a possessive loop fails half-way (tests/unit/policy/manifest/test_lines.py has the case).
 STRING = (
-    r'"""(?:[^"\\]++|\\.|"{1,2}(?!"))*+(?:"{3,5}|\\?\Z)'
-    r"|'''(?:[^']++|'{1,2}(?!'))*+(?:'{3,5}|\Z)"
-    r'|"(?:[^"\\\n]++|\\[^\n])*+"?'
+    r'"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*(?:"{3,5}|\\?\Z)'
+    r"|'''[^']*+(?:'(?!'')[^']*+)*(?:'{3,5}|\Z)"
+    r'|"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*"?'
     r"|'[^'\n]*+'?"
 )
 COMMENT = r"#[^\n]*+"

@@ -104,7 +104,7 @@ def _unknown(path: lines.Path) -> Problem:
     known = keys(tuple(around))
     where = f"[{lines.dotted(tuple(p for p in around if isinstance(p, str)))}]"
     begins = (k for k in known if k.startswith(str(key)) and len(str(key)) >= 3)
-    near = text.nearest(str(key), known) or next(begins, "") or elsewhere(str(key))
+    near = next(begins, "") or text.nearest(str(key), known) or elsewhere(str(key))
     hint = f"did you mean `{near}`? " if near else ""
     what = "section" if where == "[permissions]" else "key"
     return Problem(path, f"unknown {what} {text.quote(key)} in `{where}`", f"{hint}known here: {', '.join(known)}")

@@ -157,8 +157,11 @@ def _grammar(reason: str, document: str, file: str) -> errors.ManifestSyntaxErro
     row = rows[min(number, len(rows)) - 1].strip()
     if not row and number > 1:
         number, row = number - 1, rows[number - 2].strip()
+    reason = place["reason"]
+    if place["line"] is None and reason.startswith("Invalid value"):
+        reason = "Unclosed array"
     found = next(
-        ((words, hint) for start, words, hint in _REASONS if place["reason"].startswith(start)),
+        ((words, hint) for start, words, hint in _REASONS if reason.startswith(start)),
         ("no TOML", "see https://toml.io/en/v1.0.0"),
     )
     return errors.ManifestSyntaxError(f"{text.quote(row)} holds {found[0]}", hint=found[1], where=f"{file}:{number}")
