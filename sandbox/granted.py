@@ -11,8 +11,11 @@ import stat
 from collections.abc import Collection, Mapping
 
 from policy import errors
+from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
+from policy.rules import never as rule
 
+_NO_TABLE = NeverGrantable(0, {}, {})
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # File systems through which the kernel itself is read or steered, wherever they are mounted.
@@ -32,6 +35,7 @@ def open_granted(
 
     Raises:
         errors.GrantedPathError: the path cannot be granted on this host.
+        errors.NeverGrantableError: nor on any, by ``never``.
     """
     trusted = frozenset(owners) | {0}
     _check_spelling(path, where)
@@ -66,14 +70,12 @@ def look_up(
 
 
 def check_never(path: str, never: Mapping[str, str], where: str = "") -> None:
-    """Refuse a path that is one of ``never``, lies in one, or contains one; for ``/`` only itself."""
-    for tree, reason in never.items():
-        inside = path == tree or (tree != "/" and path.startswith(tree.rstrip("/") + "/"))
-        contains = tree.startswith(path.rstrip("/") + "/")
-        if inside or contains:
-            relation = "" if path == tree else (" lies in" if inside else " contains")
-            of = f"{relation} `{tree}`, which" if relation else ""
-            raise errors.GrantedPathError(f"path `{path}`{of} is never granted: {reason}", where=where)
+    """Rule 1 again, with what only the host knows: the path is one of ``never``, lies in one, or contains one.
+
+    Raises:
+        errors.NeverGrantableError: with the tree and its reason.
+    """
+    rule.check(path, _NO_TABLE, never, grant=path, where=where)
 
 
 def _check_spelling(path: str, where: str) -> None:

@@ -72,10 +72,10 @@ def for_manifest(
     never = never_granted(config, extra_never)
     permissions = manifest.permissions
     found: dict[str, GrantedPath] = {}
-    for table in ("read", "write"):
+    for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
         for i, path in enumerate(getattr(permissions.filesystem, table)):
             where = manifest.where(f"permissions.filesystem.{table}[{i}]")
-            found[path] = granted.look_up(path, owners=config.path_owners, never=never, where=where)
+            found[path] = granted.look_up(path, owners=config.path_owners, never=trees, where=where)
     programs: dict[str, Closure] = {}
     for i, entry in enumerate(permissions.executables.allow):
         where = manifest.where(f"permissions.executables.allow[{i}]")
