@@ -1,0 +1,225 @@
+"""Taking more than the manifest gives: each bomb has a bound of its own and ends even where nothing stops it.
+
+The bounds lie above the limits of this package's agent.toml (128 MiB, 16 MiB of disk, 32 processes, 5 s) and far
+below what a machine notices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+
+from harness import Blocked, probe
+
+MIB = 1 << 20
+PROCESSES = 100
+THREADS = 100
+DESCRIPTORS = 5_000
+MEMORY_BYTES = 256 * MIB
+DISK_BYTES = 64 * MIB
+SMALL_FILES = 8_192
+SHARED_BYTES = 256 * MIB
+OUTPUT_BYTES = 20 * MIB
+SECONDS = 10.0
+SAFETY_SECONDS = 30  # a child that loses its parent ends by itself
+IPC_PRIVATE, IPC_RMID, IPC_CREAT = 0, 0, 0o1000
+
+
+@probe("bomb_fork")
+def bomb_fork() -> str:
+    children: list[int] = []
+    try:
+        while len(children) < PROCESSES:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(SAFETY_SECONDS)
+                signal.pause()
+                os._exit(0)
+            children.append(pid)
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+    return f"{len(children)} processes at once"
+
+
+@probe("bomb_threads")
+def bomb_threads() -> str:
+    gate = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        while len(threads) < THREADS:
+            thread = threading.Thread(target=gate.wait, args=(SAFETY_SECONDS,), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # Python's word for EAGAIN here
+                raise OSError(errno.EAGAIN, f"{error} after {len(threads)}") from None
+            threads.append(thread)
+    finally:
+        gate.set()
+        for thread in threads:
+            thread.join()
+    return f"{len(threads)} threads at once"
+
+
+@probe("bomb_descriptors")
+def bomb_descriptors() -> str:
+    """Every descriptor is a host file or memory of the sentry, neither of which is the agent's."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held: list[int] = []
+    try:
+        while len(held) < DESCRIPTORS:
+            held.append(os.open("/workspace/main.py", os.O_RDONLY))
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    return f"{len(held)} open files"
+
+
+@probe("bomb_memory", alone=True)
+def bomb_memory() -> str:
+    blocks: list[bytearray] = []
+    step = 8 * MIB
+    try:
+        while len(blocks) * step < MEMORY_BYTES:
+            blocks.append(bytearray(b"\xa5") * step)
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, f"after {len(blocks) * step // MIB} MiB") from error
+    return f"{len(blocks) * step // MIB} MiB of memory"
+
+
+@probe("bomb_memory_shared", alone=True)
+def bomb_memory_shared() -> str:
+    """Shared anonymous memory is a file of the sentry, so no address space limit sees all of it."""
+    with mmap.mmap(-1, SHARED_BYTES) as area:
+        for offset in range(0, SHARED_BYTES, mmap.PAGESIZE):
+            area[offset] = 0xA5
+    return f"{SHARED_BYTES // MIB} MiB of shared memory"
+
+
+@probe("bomb_memory_sysv", alone=True)
+def bomb_memory_sysv() -> str:
+    """System V segments outlive the process that made them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.shmat.restype = ctypes.c_void_p
+    segment = libc.shmget(IPC_PRIVATE, ctypes.c_size_t(SHARED_BYTES), IPC_CREAT | 0o600)
+    if segment < 0:
+        raise OSError(ctypes.get_errno(), "shmget")
+    try:
+        address = libc.shmat(segment, None, 0)
+        if address is None or address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "shmat")
+        ctypes.memset(address, 0xA5, SHARED_BYTES)
+    finally:
+        libc.shmctl(segment, IPC_RMID, None)
+    return f"{SHARED_BYTES // MIB} MiB in a segment"
+
+
+def _fill(path: str, total: int) -> str:
+    block = b"\xa5" * MIB
+    written = 0
+    try:
+        with open(path, "xb", buffering=0) as file:
+            while written < total:
+                written += file.write(block)
+    finally:
+        if os.path.exists(path):
+            os.unlink(path)
+    return f"{written // MIB} MiB in {path}"
+
+
+@probe("bomb_disk")
+def bomb_disk() -> str:
+    return _fill("/tmp/bomb", DISK_BYTES)
+
+
+@probe("bomb_disk_small_files")
+def bomb_disk_small_files() -> str:
+    """Many files of one page each: 32 MiB."""
+    directory = "/tmp/small"
+    os.mkdir(directory)
+    made = 0
+    try:
+        while made < SMALL_FILES:
+            with open(f"{directory}/{made}", "xb", buffering=0) as file:
+                made += 1
+                if file.write(b"\xa5" * 4096) < 4096:
+                    raise OSError(errno.ENOSPC, "short write")
+    finally:
+        for number in range(made):
+            os.unlink(f"{directory}/{number}")
+        os.rmdir(directory)
+    return f"{made} files"
+
+
+@probe("bomb_disk_shm")
+def bomb_disk_shm() -> str:
+    """/dev/shm is a disk that no disk_mb counts."""
+    return _fill("/dev/shm/bomb", DISK_BYTES)
+
+
+@probe("bomb_disk_deleted")
+def bomb_disk_deleted() -> str:
+    """What has no name any more still takes its place."""
+    with open("/tmp/deleted", "xb", buffering=0) as file:
+        os.unlink("/tmp/deleted")
+        written = 0
+        while written < DISK_BYTES:
+            written += file.write(b"\xa5" * MIB)
+    return f"{written // MIB} MiB without a name"
+
+
+@probe("bomb_stdout", alone=True)
+def bomb_stdout() -> str:
+    line = b"x" * 1023 + b"\n"
+    for _ in range(OUTPUT_BYTES // len(line)):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+    return f"{OUTPUT_BYTES // MIB} MiB on stdout"
+
+
+@probe("bomb_stdout_line", alone=True)
+def bomb_stdout_line() -> str:
+    """The same without a newline, for a reader that counts only at the ends of lines."""
+    for _ in range(OUTPUT_BYTES // MIB):
+        sys.stdout.buffer.write(b"x" * MIB)
+    sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+    return f"{OUTPUT_BYTES // MIB} MiB on one line"
+
+
+@probe("bomb_time", alone=True)
+def bomb_time() -> str:
+    deadline, turns = time.monotonic() + SECONDS, 0
+    while time.monotonic() < deadline:
+        turns += 1
+    if not turns:
+        raise Blocked("the clock stood")
+    return f"computed for {SECONDS:g} s"
+
+
+@probe("bomb_ignore_signals", alone=True)
+def bomb_ignore_signals() -> str:
+    """Deaf to every signal that can be ignored, and so are its children."""
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, signal.SIG_IGN)
+    children = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(SECONDS)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    return f"ignored signals for {SECONDS:g} s"
