@@ -206,6 +206,11 @@ def _install_runsc(machine: Machine) -> None:
                 f"add {release} to the apt sources of this machine",
                 *GVISOR_RELEASE,
             )
+        if pathlib.Path(BACKPORTS_FILE).exists() and BACKPORTS_FILE not in machine.record.added.files:
+            raise SetupError(
+                f"an apt source for {release}: {BACKPORTS_FILE} is there, but not made by set-up, and does not give it",
+                f"look at {BACKPORTS_FILE}; remove it or enable what it names, then run set-up again",
+            )
         console.change(f"write {BACKPORTS_FILE}:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
         machine.record.add("files", BACKPORTS_FILE)
         pathlib.Path(BACKPORTS_FILE).write_text(text)
