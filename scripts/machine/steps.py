@@ -17,7 +17,6 @@ import pathlib
 import pwd
 import shutil
 import sys
-import tomllib
 from collections.abc import Callable
 
 from scripts.machine import apt, console, runsc, sources
@@ -241,6 +240,8 @@ def _user(machine: Machine) -> None:
 
 def environment_digest(clone: pathlib.Path) -> str:
     """What the environment was made from: lock, project table, interpreter and place of the clone."""
+    import tomllib  # here, so that an older python is told by step (1) and not by a traceback
+
     project = tomllib.loads((clone / "pyproject.toml").read_text())
     parts = [
         (clone / LOCK).read_bytes(),
@@ -269,15 +270,9 @@ def _venv(machine: Machine) -> None:
         shutil.rmtree(venv)
     console.change(f"make {VENV} and install {LOCK} with its hashes")
     machine.record.add("paths", VENV)
-    pip = [
-        str(venv / "bin/python"),
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--no-input",
-        "install",
-        "-q",
-    ]
+    # Without pip's cache: it lies in the home of the caller, where undo would have to look for it.
+    options = ["--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+    pip = [str(venv / "bin/python"), "-m", "pip", *options, "install", "-q"]
     console.run([PYTHON, "-m", "venv", str(venv)])
     hashes = ["--require-hashes", "--no-deps", "--only-binary=:all:"]
     try:

@@ -88,4 +88,5 @@ def _files(record: Record) -> None:
         if path.exists():
             console.change(f"remove {name}")
             path.unlink()
+            console.note("apt drops the lists of a removed source at its next `apt-get update`")
         record.forget("files", name)
