@@ -1,6 +1,6 @@
 """Set-up, as numbered steps: each looks first, says what it will change, records it, and then changes it.
 
-(1) the distribution is known, or everything is already there
+(1) a python that is new enough
 (2) Debian packages
 (3) a runsc that starts a sandbox
 (4) the user that trusted-local agents run as
@@ -11,28 +11,21 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 import pwd
-import shutil
 import sys
 from collections.abc import Callable
 
-from scripts.machine import apt, console, runsc, sources
+from scripts.machine import apt, console, environment, gvisor
 from scripts.machine.console import SetupError
-from scripts.machine.record import Record
+from scripts.machine.where import PYTHON, Machine
 
-PYTHON = "/usr/bin/python3"
 OLDEST_PYTHON = (3, 11)
 AGENT_USER = "covenant-agent"
-VENV = ".venv"
-LOCK = pathlib.Path("locks/dev.txt")
 HOME = ".demo"
 ENVELOPE = "agent.dsse.json"
 COMPILED = "agents/checksum/bin"
-BACKPORTS_FILE = "/etc/apt/sources.list.d/covenant-backports.sources"
-KNOWN = {("debian", "12"): "bookworm", ("debian", "13"): "trixie", ("ubuntu", "24.04"): "noble"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,28 +61,6 @@ NEEDS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Where set-up works: the clone, its record, and the distribution (None: one that is not known)."""
-
-    clone: pathlib.Path
-    record: Record
-    system: str
-    codename: str | None
-    root: bool
-
-
-def look(clone: pathlib.Path) -> Machine:
-    """Read the machine's /etc/os-release; changes nothing."""
-    fields = {}
-    for line in pathlib.Path("/etc/os-release").read_text(errors="replace").splitlines():
-        key, _, value = line.partition("=")
-        fields[key] = value.strip("\"'")
-    codename = KNOWN.get((fields.get("ID", ""), fields.get("VERSION_ID", "")))
-    name = fields.get("PRETTY_NAME", "an unknown system")
-    return Machine(clone, Record(clone), name, codename, os.geteuid() == 0)
-
-
 def set_up(machine: Machine) -> None:
     """All steps in order.
 
@@ -98,9 +69,9 @@ def set_up(machine: Machine) -> None:
     """
     _check_python()
     _packages(machine)
-    _runsc(machine)
+    gvisor.provide(machine)
     _user(machine)
-    _venv(machine)
+    environment.provide(machine)
     _agents(machine)
 
 
@@ -149,75 +120,6 @@ def _may_install(machine: Machine, names: list[str], reasons: list[str]) -> None
         )
 
 
-def _runsc(machine: Machine) -> None:
-    # (3) a runsc that starts a sandbox. Only root can try; without root its presence is all that is known.
-    found = runsc.probe()
-    if found.works:
-        console.fine(f"{found.path} starts a sandbox")
-        return
-    if not machine.root:
-        if found.path is None:
-            raise SetupError("runsc (gVisor), and installing needs root", "sudo ./scripts/setup")
-        console.note(f"{found.path} is there; whether it starts a sandbox only root can try")
-        return
-    if found.path is not None:
-        # Set-up adds and never replaces: what the owner installed is the owner's to change.
-        raise SetupError(
-            f"a runsc that works ({found.problem})",
-            f"remove {found.path} or replace it, then run set-up again; how to get a newer one:",
-            *GVISOR_RELEASE,
-        )
-    _install_runsc(machine)
-    found = runsc.probe()
-    if not found.works:
-        raise SetupError(f"a runsc that works: the one that was installed does not ({found.problem})", *GVISOR_RELEASE)
-    console.fine(f"{found.path} starts a sandbox")
-
-
-GVISOR_RELEASE = (
-    "gVisor's own release is a single program: https://gvisor.dev/docs/user_guide/install/ (section",
-    "`Install from a release`): download `runsc` and `runsc.sha512` for `uname -m`, check with",
-    "`sha512sum -c runsc.sha512`, then `install -o root -g root -m 0755 runsc /usr/local/bin/runsc`",
-)
-
-
-def _install_runsc(machine: Machine) -> None:
-    if machine.codename is None:
-        raise SetupError(f"runsc (gVisor) on {machine.system}", *GVISOR_RELEASE)
-    if not apt.at_least(apt.candidate("runsc"), runsc.OLDEST) and machine.codename != "bookworm":
-        apt.update()
-    if apt.at_least(apt.candidate("runsc"), runsc.OLDEST):
-        apt.install(machine.record, ["runsc"])
-        return
-    if machine.codename != "bookworm":
-        raise SetupError(
-            f"runsc {runsc.OLDEST} or later: {machine.system} offers {apt.candidate('runsc') or 'none'}",
-            *GVISOR_RELEASE,
-        )
-    # Bookworm's own runsc is of 2022 and knows no systrap; its backports have one that works.
-    release = f"{machine.codename}-backports"
-    files = apt.source_files()
-    if not sources.names(files, release):
-        text = sources.backports(files, machine.codename)
-        if text is None:
-            raise SetupError(
-                f"an apt source for {machine.codename}, from which the one for {release} could be derived",
-                f"add {release} to the apt sources of this machine",
-                *GVISOR_RELEASE,
-            )
-        if pathlib.Path(BACKPORTS_FILE).exists() and BACKPORTS_FILE not in machine.record.added.files:
-            raise SetupError(
-                f"an apt source for {release}: {BACKPORTS_FILE} is there, but not made by set-up, and does not give it",
-                f"look at {BACKPORTS_FILE}; remove it or enable what it names, then run set-up again",
-            )
-        console.change(f"write {BACKPORTS_FILE}:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
-        machine.record.add("files", BACKPORTS_FILE)
-        pathlib.Path(BACKPORTS_FILE).write_text(text)
-        pathlib.Path(BACKPORTS_FILE).chmod(0o644)
-    apt.update()
-    apt.install(machine.record, ["runsc"], release=release)
-
-
 def _user(machine: Machine) -> None:
     # (4) trusted-local never runs as uid 0, and not as a user that owns anything else.
     try:
@@ -238,56 +140,6 @@ def _user(machine: Machine) -> None:
     console.run(command)
 
 
-def environment_digest(clone: pathlib.Path) -> str:
-    """What the environment was made from: lock, project table, interpreter and place of the clone."""
-    import tomllib  # here, so that an older python is told by step (1) and not by a traceback
-
-    project = tomllib.loads((clone / "pyproject.toml").read_text())
-    parts = [
-        (clone / LOCK).read_bytes(),
-        repr((project["project"], project["build-system"], project["tool"]["hatch"])).encode(),
-        console.quiet([PYTHON, "-VV"])[1].encode(),
-        os.fsencode(clone),
-    ]
-    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-
-
-def _venv(machine: Machine) -> None:
-    # (5) pip checks every archive against the lock; which index it asks is the machine's own setting.
-    venv = machine.clone / VENV
-    stamp = venv / "covenant-lock.sha256"
-    digest = environment_digest(machine.clone)
-    if stamp.is_file() and stamp.read_text() == digest:
-        console.fine(f"{VENV} is what {LOCK} says")
-        return
-    if venv.exists():
-        if VENV not in machine.record.added.paths:
-            raise SetupError(
-                f"`{venv}` was not made by set-up, so it is left as it is",
-                f"rm -r {venv}, then run set-up again",
-            )
-        console.change(f"remove {VENV}, made from another lock or not finished")
-        shutil.rmtree(venv)
-    console.change(f"make {VENV} and install {LOCK} with its hashes")
-    machine.record.add("paths", VENV)
-    # Without pip's cache: it lies in the home of the caller, where undo would have to look for it.
-    options = ["--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-    pip = [str(venv / "bin/python"), "-m", "pip", *options, "install", "-q"]
-    console.run([PYTHON, "-m", "venv", str(venv)])
-    hashes = ["--require-hashes", "--no-deps", "--only-binary=:all:"]
-    try:
-        console.run([*pip, *hashes, "-r", str(machine.clone / LOCK)])
-    except SetupError as e:
-        raise SetupError(
-            f"the Python packages of {LOCK}: {e}",
-            "pip needs an index that it can reach (PIP_INDEX_URL or pip.conf); then run set-up again",
-        ) from e
-    # hatchling is in the lock: the project itself is built without an index.
-    local = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(machine.clone)]
-    console.run([*pip, *local], env={"PYTHONDONTWRITEBYTECODE": "1"})
-    stamp.write_text(digest)
-
-
 def _agents(machine: Machine) -> None:
     # (6) a program and envelopes are made here and never committed; each script looks before it writes.
     scripts = machine.clone / "scripts"
@@ -305,7 +157,7 @@ def _agents(machine: Machine) -> None:
         envelope = package / ENVELOPE
         if not envelope.exists():
             machine.record.add("paths", str(envelope.relative_to(machine.clone)))
-    python = [str(machine.clone / VENV / "bin/python"), "-B"]
+    python = [str(machine.clone / environment.VENV / "bin/python"), "-B"]
     sys.stdout.write(console.run([*python, str(scripts / "sign_agents"), str(machine.clone / HOME)]))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from sandbox import config
-from scripts.machine import apt, console, runsc, sources, steps, takeback
+from scripts.machine import apt, console, environment, gvisor, runsc, sources, steps, takeback, where
 from scripts.machine.record import Record
 
 DEB822 = """\
@@ -93,8 +93,8 @@ def test_a_source_that_is_there_already_is_seen() -> None:
 # --- what is missing
 
 
-def _machine(clone: pathlib.Path, *, root: bool = True, codename: str | None = "bookworm") -> steps.Machine:
-    return steps.Machine(clone, Record(clone), "Testix 1", codename, root)
+def _machine(clone: pathlib.Path, *, root: bool = True, codename: str | None = "bookworm") -> where.Machine:
+    return where.Machine(clone, Record(clone), "Testix 1", codename, root)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_without_a_runsc_that_works_the_mend_is_exact(
     monkeypatch.setattr(apt, "update", lambda: None)
     monkeypatch.setattr(console, "run", _refuse)
     with pytest.raises(console.SetupError) as caught:
-        steps._runsc(_machine(tmp_path, root=root, codename=codename))
+        gvisor.provide(_machine(tmp_path, root=root, codename=codename))
     assert says in str(caught.value)
     assert caught.value.mend
     if root:
@@ -165,16 +165,31 @@ def test_bookworm_gets_runsc_from_its_backports_and_says_so_first(
 
     answers = iter([runsc.Probe(None, "there is no runsc"), runsc.Probe("/usr/bin/runsc", None)])
     monkeypatch.setattr(runsc, "probe", lambda: next(answers))
-    monkeypatch.setattr(steps, "BACKPORTS_FILE", str(target))
+    monkeypatch.setattr(gvisor, "BACKPORTS_FILE", str(target))
     monkeypatch.setattr(apt, "source_files", lambda: {"debian.sources": DEB822})
     monkeypatch.setattr(apt, "candidate", lambda name: "0.0~20221219.0-2+b3")
     monkeypatch.setattr(apt, "update", lambda: None)
     monkeypatch.setattr(apt, "install", install)
     machine = _machine(tmp_path)
-    steps._runsc(machine)
+    gvisor.provide(machine)
     assert installed == [(["runsc"], "bookworm-backports", BACKPORTS)]
     assert machine.record.added.files == [str(target)]
     assert f"change: write {target}" in capsys.readouterr().out
+
+
+def test_a_source_file_that_somebody_else_made_is_not_overwritten(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "covenant-backports.sources"
+    target.write_text("Enabled: no\n")
+    monkeypatch.setattr(runsc, "probe", lambda: runsc.Probe(None, "there is no runsc"))
+    monkeypatch.setattr(gvisor, "BACKPORTS_FILE", str(target))
+    monkeypatch.setattr(apt, "source_files", lambda: {"debian.sources": DEB822})
+    monkeypatch.setattr(apt, "candidate", lambda name: None)
+    monkeypatch.setattr(console, "run", _refuse)
+    with pytest.raises(console.SetupError, match="not made by set-up"):
+        gvisor.provide(_machine(tmp_path))
+    assert target.read_text() == "Enabled: no\n"
 
 
 def test_an_old_version_is_older_and_a_backport_is_not() -> None:
@@ -189,11 +204,11 @@ def test_an_old_version_is_older_and_a_backport_is_not() -> None:
 def test_a_foreign_environment_is_left_alone(
     tmp_path: pathlib.Path, clone: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "environment_digest", lambda folder: "digest")
+    monkeypatch.setattr(environment, "digest", lambda folder: "digest")
     monkeypatch.setattr(console, "run", _refuse)
     (tmp_path / ".venv").mkdir()
     with pytest.raises(console.SetupError, match="was not made by set-up"):
-        steps._venv(_machine(tmp_path))
+        environment.provide(_machine(tmp_path))
     assert (tmp_path / ".venv").exists()
 
 
@@ -203,8 +218,8 @@ def test_the_environment_is_made_anew_when_the_lock_changes(tmp_path: pathlib.Pa
     digests = []
     for text in ("a==1 --hash=sha256:1", "a==2 --hash=sha256:2"):
         (tmp_path / "locks/dev.txt").write_text(text)
-        digests.append(steps.environment_digest(tmp_path))
-        digests.append(steps.environment_digest(tmp_path))
+        digests.append(environment.digest(tmp_path))
+        digests.append(environment.digest(tmp_path))
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
