@@ -1,0 +1,240 @@
+"""The filter under real gVisor: what runsc makes of linux.seccomp, and what the profiles let pass."""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import data
+from policy.compile import seccomp
+from tests.kernel import filtered_runsc, plain_runsc
+
+ARCH = platform.machine()
+NUMBERS = data.syscalls(ARCH).numbers
+WORKLOADS = Path(__file__).parent / "workloads"
+AGENTS = Path(__file__).parents[2] / "agents"
+NEWUSER, SIGCHLD = 0x10000000, 17
+
+# Makes the calls given as JSON on stdin, prints [result, errno] of each as JSON, and the Seccomp line.
+CALLER = """
+import ctypes, json, sys
+libc = ctypes.CDLL(None, use_errno=True)
+answers = []
+for number, *arguments in json.load(sys.stdin):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a) for a in arguments))
+    answers.append([result, ctypes.get_errno()])
+status = open("/proc/self/status").read()
+print(json.dumps({"answers": answers, "seccomp": [l for l in status.splitlines() if l.startswith("Seccomp:")]}))
+"""
+
+
+def call(calls: list[list[int]], filter_: dict[str, Any] | None, *, oci_seccomp: bool = True) -> dict[str, Any]:
+    done = filtered_runsc.run(
+        ["/usr/bin/python3", "-I", "-c", CALLER],
+        seccomp=filter_, oci_seccomp=oci_seccomp, stdin=json.dumps(calls).encode(),
+    )  # fmt: skip
+    assert done.status == 0, done.stderr.decode()[-2000:]
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def python_without(*names: str) -> dict[str, Any]:
+    return seccomp.compile(data.profile("python3").names - set(names), arch=ARCH).oci
+
+
+def errnos(answer: dict[str, Any]) -> list[int]:
+    return [number if result == -1 else 0 for result, number in answer["answers"]]
+
+
+GETPPID = [[NUMBERS["getppid"]]]
+
+
+# --- facts about runsc that the product rests on: a new runsc must not change them in silence --------
+
+
+def test_runsc_ignores_the_filter_without_its_flag() -> None:
+    filter_ = python_without("getppid")
+    ignored = call(GETPPID, filter_, oci_seccomp=False)
+    assert (errnos(ignored), ignored["seccomp"]) == ([0], ["Seccomp:\t0"])
+    enforced = call(GETPPID, filter_)
+    assert (errnos(enforced), enforced["seccomp"]) == ([errno.EPERM], ["Seccomp:\t2"])
+    granted = call(GETPPID, python_without())
+    assert (errnos(granted), granted["seccomp"]) == ([0], ["Seccomp:\t2"])
+
+
+def test_runsc_ignores_errno_ret() -> None:
+    filter_ = {**python_without("getppid"), "defaultErrnoRet": errno.ENOSYS}
+    filter_["syscalls"].append({"names": ["getsid"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EACCES})
+    filter_["syscalls"][0]["names"].remove("getsid")
+    assert errnos(call([*GETPPID, [NUMBERS["getsid"], 0]], filter_)) == [errno.EPERM, errno.EPERM]
+
+
+def test_runsc_skips_a_name_that_it_does_not_know() -> None:
+    filter_ = python_without("getppid")
+    filter_["syscalls"][0]["names"].append("a_call_of_tomorrow")
+    assert errnos(call([*GETPPID, [NUMBERS["getpid"]]], filter_)) == [errno.EPERM, 0]
+
+
+def test_a_traced_call_without_tracer_does_not_exist() -> None:
+    # Without this, no thread could be started: libc falls back from clone3 on ENOSYS alone.
+    clone3 = [[NUMBERS["clone3"], 0, 0]]
+    assert errnos(call(clone3, python_without())) == [errno.ENOSYS]
+    assert errnos(call(clone3, python_without("clone"))) == [errno.EPERM]
+    assert errnos(call(clone3, None)) == [errno.EINVAL]
+
+
+@pytest.mark.parametrize(("indexes", "either_is_enough"), [((0, 0), True), ((0, 1), False)])
+def test_runsc_ors_two_conditions_on_one_argument(indexes: tuple[int, int], either_is_enough: bool) -> None:
+    checks = [
+        {"index": index, "value": value, "op": "SCMP_CMP_EQ"} for index, value in zip(indexes, (1, 2), strict=True)
+    ]
+    filter_ = python_without("getppid")
+    filter_["syscalls"].append({"names": ["getppid"], "action": "SCMP_ACT_ALLOW", "args": checks})
+    number = NUMBERS["getppid"]
+    one_holds, none_holds = errnos(call([[number, 1, 9], [number, 8, 9]], filter_))
+    assert none_holds == errno.EPERM
+    assert (one_holds == 0) == either_is_enough
+    if not either_is_enough:
+        assert errnos(call([[number, 1, 2]], filter_)) == [0]
+
+
+# --- our filter --------------------------------------------------------------------------------------
+
+
+def test_clone_makes_no_namespace() -> None:
+    # The calls come back in the caller alone: a child of clone would print the answers twice, so it is a thread-less
+    # fork that python's own wait never sees; NEWUSER without the filter is the control.
+    calls = [[NUMBERS["clone"], flag | SIGCHLD, 0, 0, 0, 0] for flag in seccomp.NAMESPACE_FLAGS.values()]
+    assert errnos(call(calls, python_without())) == [errno.EPERM] * len(calls)
+    control = filtered_runsc.run(
+        ["/usr/bin/python3", "-I", "-c",
+         ("import ctypes, os, sys\n"
+         f"pid = ctypes.CDLL(None).syscall({NUMBERS['clone']}, {NEWUSER | SIGCHLD}, 0, 0, 0, 0)\n"
+         "if pid == 0: os._exit(7)\n"
+         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid > 0 else 1)")],
+        seccomp=None,
+    )  # fmt: skip
+    assert control.status == 7, control.stderr
+
+
+@pytest.mark.parametrize("profile", ["python3", "node", "static"])
+def test_every_call_outside_the_profile_is_refused(profile: str) -> None:
+    granted = data.profile(profile).names
+    # The caller itself is python, so it runs under the union; what is asked is what neither has.
+    names = granted | data.profile("python3").names
+    # From Linux 6.14 on no seccomp filter sees uretprobe and uprobe, neither ours nor the one by which systrap
+    # catches calls: the host's kernel answers with SIGILL, since the caller is no probe's trampoline.
+    unseen = {335, 336} if ARCH == "x86_64" else set()
+    asked = sorted({number for name, number in NUMBERS.items() if name not in names} - unseen)
+    holes = sorted(set(range(480)) - set(NUMBERS.values()))
+    answers = errnos(
+        call([[number, 0, 0, 0, 0, 0, 0] for number in asked + holes], seccomp.compile(names, arch=ARCH).oci)
+    )
+    refused = dict(zip(asked + holes, answers, strict=True))
+    assert refused.pop(NUMBERS["clone3"]) == errno.ENOSYS
+    assert len(refused) > 250
+    assert {number: error for number, error in refused.items() if error != errno.EPERM} == {}
+
+
+def test_the_denied_calls_answer_otherwise_without_the_filter() -> None:
+    # The control of the test above, on calls that do nothing with these arguments even where they are allowed.
+    bad = 0xFFFFFFFFFFFFFFFF
+    harmless = {
+        "memfd_create": [0, bad], "execveat": [bad, 0, 0, 0, bad], "ptrace": [99999, 0, 0, 0], "execve": [0, 0, 0],
+        "unshare": [0], "socket": [999, 0, 0],
+    }  # fmt: skip
+    calls = [[NUMBERS[name], *arguments] for name, arguments in harmless.items()]
+    assert errnos(call(calls, python_without())) == [errno.EPERM] * len(calls)
+    assert errno.EPERM not in errnos(call(calls, None))
+
+
+def test_a_program_starts_only_with_its_grant() -> None:
+    program = "import os; os.execv('/usr/bin/echo', ['echo', 'started'])"
+    for executables, expected in ((False, b""), (True, b"started\n")):
+        names = seccomp.granted(data.profile("python3").names, network=False, executables=executables)
+        done = filtered_runsc.run(
+            ["/usr/bin/python3", "-I", "-c", program], seccomp=seccomp.compile(names, arch=ARCH).oci
+        )
+        assert done.stdout == expected
+        assert (b"PermissionError" in done.stderr) != executables
+
+
+def test_subprocess_works_with_the_executables_grant() -> None:
+    names = seccomp.granted(data.profile("python3").names, network=False, executables=True)
+    program = (
+        "import asyncio, subprocess\n"
+        "print(subprocess.run(['/usr/bin/echo', 'one'], capture_output=True, text=True).stdout)\n"
+        "async def main():\n"
+        "    child = await asyncio.create_subprocess_exec('/usr/bin/echo', 'two', stdout=-1)\n"
+        "    print((await child.communicate())[0].decode())\n"
+        "asyncio.run(main())\n"
+    )
+    done = filtered_runsc.run(["/usr/bin/python3", "-I", "-c", program], seccomp=seccomp.compile(names, arch=ARCH).oci)
+    assert done.stdout.split() == [b"one", b"two"], done.stderr.decode()
+
+
+def test_sockets_work_with_the_network_set() -> None:
+    program = (
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(server.getsockname())\n"
+        "other, _ = server.accept(); client.sendall(b'hi'); print(other.recv(2), client.getpeername()[0])\n"
+    )
+    for network, status in ((True, 0), (False, 1)):
+        names = seccomp.granted(data.profile("python3").names, network=network, executables=False)
+        done = filtered_runsc.run(
+            ["/usr/bin/python3", "-I", "-c", program], seccomp=seccomp.compile(names, arch=ARCH).oci
+        )
+        assert done.status == status, done.stderr.decode()
+        assert (b"PermissionError" in done.stderr) != network
+
+
+# --- the profiles let honest work pass ----------------------------------------------------------------
+
+
+def profile_filter(name: str) -> dict[str, Any]:
+    return seccomp.compile(data.profile(name).names, arch=ARCH).oci
+
+
+@pytest.mark.parametrize(("profile", "program", "script"), [
+    ("python3", ["/usr/bin/python3", "-I", "-B"], "python3.py"),
+    ("node", ["/usr/bin/node"], "node.js"),
+])  # fmt: skip
+def test_the_workload_runs_within_its_profile(profile: str, program: list[str], script: str) -> None:
+    planted = {f"/{script}": (WORKLOADS / script).read_bytes()}
+    done = filtered_runsc.run([*program, f"/{script}"], seccomp=profile_filter(profile), files=planted, stdin=b"line\n")
+    assert (done.status, done.stdout.split()[-1:]) == (0, [b"done"]), (done.stdout + done.stderr).decode()[-3000:]
+
+
+@pytest.mark.parametrize("argv", [
+    ["/usr/bin/sha256sum", "/usr/bin/sort"],
+    ["/usr/bin/sort", "--parallel=4", "-S1M", "/usr/share/common-licenses/GPL-3"],
+    ["/usr/bin/find", "/usr/share/doc", "-maxdepth", "1"],
+    ["/usr/bin/gzip", "-kc", "/usr/share/common-licenses/GPL-3"],
+    ["/usr/bin/cp", "-r", "/usr/share/common-licenses", "/tmp/"],
+    ["/usr/bin/runsc", "--version"],  # a program in Go
+], ids=lambda argv: argv[0].rsplit("/", 1)[-1])  # fmt: skip
+def test_compiled_programs_run_within_static(argv: list[str]) -> None:
+    with_filter = filtered_runsc.run(argv, seccomp=profile_filter("static"))
+    without = filtered_runsc.run(argv, seccomp=None)
+    assert without.status == 0
+    assert (with_filter.status, with_filter.stdout) == (0, without.stdout), with_filter.stderr.decode()[-2000:]
+
+
+@pytest.mark.parametrize(("agent", "profile", "argv"), [
+    ("hello", "python3", ["/usr/bin/python3", "-I", "-B", "main.py"]),
+    ("librarian", "python3", ["/usr/bin/python3", "-I", "-B", "main.py"]),
+    ("wordcount", "node", ["/usr/bin/node", "main.js"]),
+    ("checksum", "static", ["./bin/checksum"]),
+])  # fmt: skip
+def test_the_sample_agents_run_within_their_profiles(agent: str, profile: str, argv: list[str]) -> None:
+    line = json.dumps({"intent_id": "i", "text": "which package mentions seccomp"}).encode() + b"\n"
+    package = plain_runsc.Mount("/workspace", AGENTS / agent)
+    done = filtered_runsc.run(argv, seccomp=profile_filter(profile), mounts=[package], cwd="/workspace", stdin=line)
+    assert done.status == 0, done.stderr.decode()[-2000:]
+    assert isinstance(json.loads(done.stdout)["text"], str)
