@@ -19,7 +19,7 @@ from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from sandbox.bundle import RunDirectory, abandoned
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
-from sandbox.runner import Channel, Exchange, Limits
+from sandbox.runner import Channel, Exchange, Finished, Limits
 from sandbox.uids import UidLease
 
 _ATTRIBUTES = {
@@ -43,21 +43,6 @@ class Job:
     sources: Mapping[str, int]
     intent: bytes
     limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds."""
-
-    stdout: bytes
-    stderr: bytes
-    stderr_total: int
-    exit_status: int
-    error: errors.RunError | None
-    oom_kills: int
-    start_seconds: float | None
-    total_seconds: float
-    reported: tuple[str, ...]
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:

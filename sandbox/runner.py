@@ -54,6 +54,21 @@ class Channel:
     kill: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds."""
+
+    stdout: bytes
+    stderr: bytes
+    stderr_total: int
+    exit_status: int
+    error: errors.RunError | None
+    oom_kills: int
+    start_seconds: float | None
+    total_seconds: float
+    reported: tuple[str, ...]
+
+
 class BoundedTail:
     """The first and the last half of a stream that may be endless; says how much fell out between."""
 

@@ -24,7 +24,7 @@ from sandbox import config as configuration
 from sandbox import granted, gvisor, host
 from sandbox.ledger import Ledger
 from sandbox.rootfs import Skeletons
-from sandbox.runner import Limits
+from sandbox.runner import Finished, Limits
 from sandbox.state import State
 from sandbox.store import PackageStore
 from sandbox.uids import UidLease
@@ -298,7 +298,7 @@ class _Run:
     def _finish(
         self,
         manifest: Manifest,
-        finished: gvisor.Finished,
+        finished: Finished,
         policy_digest: str | None,
         *,
         not_enforced: tuple[str, ...],

@@ -7,6 +7,7 @@ the same on every architecture (include/uapi/asm-generic/unistd.h), so one table
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -14,6 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # asm-generic/unistd.h
 SYS_OPEN_TREE = 428
 SYS_MOVE_MOUNT = 429
+SYS_CLOSE_RANGE = 436
 SYS_OPENAT2 = 437
 SYS_MOUNT_SETATTR = 442
 
@@ -50,6 +52,7 @@ CLONE_NEWNET = 0x40000000
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -107,8 +110,11 @@ def open_tree_clone(fd: int, *, recursive: bool = False) -> int:
     )
 
 
-def mount_setattr(fd: int, attributes: int, *, private: bool = True) -> None:
-    """mount_setattr(2) on a detached mount: set ``attributes``, make it private."""
+def mount_setattr(fd: int, attributes: int, *, private: bool = True, recursive: bool = False) -> None:
+    """mount_setattr(2) on the mount that ``fd`` opens: set ``attributes``, make it private.
+
+    ``recursive`` takes every mount below it along, all or none.
+    """
     attr = _MountAttr(attributes, 0, MS_PRIVATE if private else 0, 0)
     _syscall(
         SYS_MOUNT_SETATTR,
@@ -116,7 +122,7 @@ def mount_setattr(fd: int, attributes: int, *, private: bool = True) -> None:
         f"fd {fd}",
         ctypes.c_int(fd),
         ctypes.c_char_p(b""),
-        ctypes.c_uint(AT_EMPTY_PATH),
+        ctypes.c_uint(AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)),
         ctypes.byref(attr),
         ctypes.c_size_t(ctypes.sizeof(attr)),
     )
@@ -181,3 +187,26 @@ def set_no_new_privs() -> None:
 def set_parent_death_signal(signal_number: int) -> None:
     """PR_SET_PDEATHSIG: the caller gets this signal when the thread that forked it ends."""
     prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+CLOSE_RANGE_CLOEXEC = 4
+_LAST_FD = 0xFFFFFFFF
+
+
+def close_range(first: int, last: int = _LAST_FD, *, at_exec: bool = False) -> None:
+    """close_range(2): close every descriptor from ``first`` to ``last``, or mark them close-on-exec."""
+    flags = CLOSE_RANGE_CLOEXEC if at_exec else 0
+    _syscall(SYS_CLOSE_RANGE, "close_range", "", ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(flags))
+
+
+def drop_bounding_set() -> None:
+    """PR_CAPBSET_DROP for every capability that this kernel has: no execve of the caller brings one back."""
+    number = 0
+    while True:
+        try:
+            prctl(PR_CAPBSET_DROP, number)
+        except OSError as e:
+            if e.errno == errno.EINVAL and number:
+                return  # past the last capability of this kernel
+            raise
+        number += 1
