@@ -34,11 +34,15 @@ class _Closed(pydantic.BaseModel):
 
 
 class Argon2Parameters(_Closed):
-    """Cost of one guess; the default is RFC 9106's second recommendation (64 MiB, 3 passes, 4 lanes)."""
+    """Cost of one guess. The upper bounds keep a file from taking the machine's memory or its day."""
 
-    memory_kib: Annotated[int, pydantic.Field(ge=8 * 1024, le=256 * 1024)] = 64 * 1024
-    iterations: Annotated[int, pydantic.Field(ge=1, le=16)] = 3
-    lanes: Annotated[int, pydantic.Field(ge=1, le=16)] = 4
+    memory_kib: Annotated[int, pydantic.Field(ge=8 * 1024, le=256 * 1024)]
+    iterations: Annotated[int, pydantic.Field(ge=1, le=16)]
+    lanes: Annotated[int, pydantic.Field(ge=1, le=16)]
+
+
+# RFC 9106, section 4, second recommended option: 64 MiB, 3 passes, 4 lanes.
+RECOMMENDED = Argon2Parameters(memory_kib=64 * 1024, iterations=3, lanes=4)
 
 
 class _Sealed(_Closed):
@@ -84,7 +88,7 @@ def seal(
     *,
     salt: bytes,
     nonce: bytes,
-    parameters: Argon2Parameters | None = None,
+    parameters: Argon2Parameters = RECOMMENDED,
 ) -> bytes:
     """A key file under a passphrase. ``salt`` (16 bytes) and ``nonce`` (12) are fresh random bytes.
 
@@ -94,7 +98,6 @@ def seal(
     """
     if len(salt) != SALT_BYTES or len(nonce) != NONCE_BYTES:
         raise ValueError("salt has 16 bytes and nonce 12")
-    parameters = parameters or Argon2Parameters()
     sealed: dict[str, Any] = {
         "kdf": "argon2id",
         "parameters": parameters.model_dump(),

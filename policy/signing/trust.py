@@ -311,5 +311,5 @@ def _check_digests(package: packages.Package, subjects: Mapping[str, str]) -> No
             fault, hint = f"`{path}` is not the file that was signed", "put the file back, or sign again"
         else:
             continue
-        raise errors.DigestMismatchError(fault, hint=hint, where=path)
+        raise errors.DigestMismatchError(fault, hint=hint, path=path)
     raise AssertionError("two different listings without a difference")

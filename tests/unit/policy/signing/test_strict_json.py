@@ -1,0 +1,68 @@
+"""The strict JSON reader: a corpus of what other readers let pass."""
+
+from __future__ import annotations
+
+import json
+
+import pydantic
+import pytest
+
+from policy.signing import strict_json
+
+REFUSED = [
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b'{"a":1,}', "not JSON"),
+    (b"{'a':1}", "not JSON"),
+    (b'{"a":1} x', "not JSON"),
+    (b'{"a":1}{"a":1}', "not JSON"),
+    (b'\xef\xbb\xbf{"a":1}', "not JSON"),
+    (b'{"a":"\x01"}', "not JSON"),
+    (b"// c\n{}", "not JSON"),
+    (b'{"a":"\xff"}', "not UTF-8"),
+    (b'{"a":"\xed\xa0\x80"}', "not UTF-8"),
+    ('{"a":1}'.encode("utf-16"), "not UTF-8"),
+    (b'{"a":1,"a":2}', "stands twice"),
+    (b'{"a":1,"\\u0061":2}', "stands twice"),
+    (b'[{"x":{"a":1,"b":2,"a":1}}]', "stands twice"),
+    (b'{"a":1.0}', "not an integer"),
+    (b'{"a":1e3}', "not an integer"),
+    (b'{"a":NaN}', "not an integer"),
+    (b'{"a":-Infinity}', "not an integer"),
+    (b"9" * 5000, "too long"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"a":' * 50_000, "nested too deeply"),
+    (b'"' + b"x" * 200_000 + b'"', "larger than"),
+]
+
+
+@pytest.mark.parametrize(("raw", "says"), REFUSED, ids=range(len(REFUSED)))
+def test_a_malformed_document_is_refused(raw: bytes, says: str) -> None:
+    limit = 100_000 if says == "larger than" else 1_000_000
+    with pytest.raises(strict_json.MalformedError) as caught:
+        strict_json.loads(raw, max_bytes=limit)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{}, {"a": [1, None, True, "é"]}, [], "x", -3])
+def test_what_is_written_is_read_back(value: object) -> None:
+    assert strict_json.loads(strict_json.dumps(value), max_bytes=1000) == value
+
+
+def test_the_tolerant_reader_would_have_taken_the_last_of_two_keys() -> None:
+    assert json.loads(b'{"a":1,"a":2}') == {"a": 2}
+
+
+def test_a_model_names_the_place_of_a_fault() -> None:
+    class Inner(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+        n: int
+
+    class Outer(pydantic.BaseModel):
+        inner: Inner
+
+    with pytest.raises(strict_json.MalformedError, match=r"^`inner\.n`: input should be a valid integer$"):
+        strict_json.validate(Outer, {"inner": {"n": "1"}})
+    with pytest.raises(strict_json.MalformedError, match=r"`inner\.m`"):
+        strict_json.validate(Outer, {"inner": {"n": 1, "m": 2}})
