@@ -1,0 +1,66 @@
+"""Rules 3 and 4: the grants are within a role's ceiling, and within what the parent has."""
+
+from __future__ import annotations
+
+from policy import errors
+from policy.grants.effective import Effective
+from policy.manifest import text
+from policy.rules import items
+from policy.rules.case import Case
+
+_SHOWN = 6  # how many grants of the ceiling a hint lists
+
+
+def role_subset(case: Case) -> None:
+    """(3) If a role is named: subset of its ceiling, or equal."""
+    name = case.manifest.agent.role
+    if name is None:
+        return
+    if name not in case.roles.by_name:
+        near = text.nearest(name, tuple(case.roles.by_name))
+        hint = f"did you mean `{near}`?" if near else f"known roles: {', '.join(case.roles.by_name)}"
+        raise errors.RoleViolation(
+            f"role {text.quote(name)} is not known", grant="agent.role", hint=hint, where=case.where("agent.role")
+        )
+    over = items.excess(case.manifest, case.requested, case.roles.ceiling(name))
+    if over:
+        _refuse(case, errors.RoleViolation, over, f"role `{name}`", case.roles.ceiling(name))
+
+
+def parent_intersection(case: Case) -> None:
+    """(4) Effective is the meet of the parent's effective grants and the child's; the excess is refused unless the
+    spawn request asked to be narrowed."""
+    statement, parent, outcome = case.statement, case.parent, case.delegation
+    pinned = None if statement is None else statement.parent_digest
+    if pinned is not None and (parent is None or pinned != parent.payload_digest):
+        who = "no parent" if parent is None else f"agent `{parent.agent_id}`"
+        raise errors.ParentViolation(
+            f"the package was signed for one parent and is started by {who}", hint="only that parent may start it"
+        )
+    if parent is None or outcome is None or not outcome.removed or case.on_excess == "narrow":
+        return
+    over = items.excess(case.manifest, case.requested, parent.ceiling)
+    _refuse(case, errors.ParentViolation, over, f"parent `{parent.agent_id}`", parent.ceiling, domains=outcome.report())
+
+
+def _refuse(
+    case: Case,
+    kind: type[errors.RuleViolation],
+    over: tuple[items.Excess, ...],
+    bound: str,
+    ceiling: Effective,
+    **details: object,
+) -> None:
+    """Raise for the first excess; the hint says what the bound allows there, ``details`` list every excess."""
+    first = over[0]
+    allowed = getattr(ceiling, first.domain).describe()
+    shown = ", ".join(text.visible(line) for line in allowed[:_SHOWN]) + (", ..." if len(allowed) > _SHOWN else "")
+    rows = [{"domain": one.domain, "grant": one.grant, "lines": list(one.lines)} for one in over]
+    raise kind(
+        f"{text.quote('; '.join(first.lines))} is not within {bound}",
+        grant=first.grant,
+        hint=f"it allows in {first.domain}: {shown or 'nothing'}",
+        where=case.where(first.grant),
+        excess=rows,
+        **details,
+    )

@@ -1,0 +1,75 @@
+"""Rules 5 and 6: what is left of the ancestors' budgets, and of this host."""
+
+from __future__ import annotations
+
+from policy import errors
+from policy.compile.cgroup import SENTRY_OVERHEAD_MB
+from policy.rules.case import Case
+from policy.rules.parent import Drawn, Parent
+
+
+def spawn_budget(case: Case) -> None:
+    """(5) Reserved on every ancestor at once: two spawns that race for the last place must not both win."""
+    parent = case.parent
+    if parent is None:
+        return
+    depth = parent.ancestors[-1].depth + 1 if parent.ancestors else 1
+    if not parent.effective.spawning.allowed:
+        raise errors.SpawnBudgetViolation(f"agent `{parent.agent_id}` may not start agents", grant="spawn.allowed")
+    for one in parent.ancestors:
+        limits, below = one.spawning, depth - one.depth
+        if limits.max_depth is not None and below > limits.max_depth:
+            raise errors.SpawnBudgetViolation(
+                f"the child would be {below} levels below agent `{one.agent_id}`, which allows {limits.max_depth}",
+                grant="spawn.max_depth",
+            )
+        if limits.max_descendants is not None and one.live_descendants + 1 > limits.max_descendants:
+            raise errors.SpawnBudgetViolation(
+                f"agent `{one.agent_id}` has {one.live_descendants} live descendants and may have"
+                f" {limits.max_descendants}",
+                grant="spawn.max_descendants",
+                hint="wait until one of them has ended",
+            )
+    _check_sums(case, parent)
+
+
+def _check_sums(case: Case, parent: Parent) -> None:
+    for name in Drawn.__slots__:
+        ceiling, wanted = getattr(parent.effective.resources, name), getattr(case.effective.resources, name)
+        drawn: int = getattr(parent.drawn, name)
+        if ceiling is not None and (wanted is None or drawn + wanted > ceiling):
+            asked = "no limit" if wanted is None else wanted
+            raise errors.SpawnBudgetViolation(
+                f"{name} {asked} does not fit agent `{parent.agent_id}`: {drawn} of {ceiling} are drawn",
+                grant=f"resources.{name}",
+                hint=f"at most {max(ceiling - drawn, 0)} are left",
+                where=case.where(f"resources.{name}"),
+            )
+
+
+def resource_availability(case: Case) -> None:
+    """(6) Ceilings that this host could never give are refused now, not found out by an out-of-memory kill."""
+    for name, wanted, available, unit in _needs(case):
+        if wanted > available:
+            raise errors.ResourceViolation(
+                f"{name} needs {wanted} {unit} and this host has {available}",
+                grant=f"resources.{name}",
+                hint="ask for less, or free some",
+                where=case.where(f"resources.{name}"),
+            )
+
+
+def _needs(case: Case) -> tuple[tuple[str, int, int, str], ...]:
+    """Key, what it takes of this host, what is there, and the unit."""
+    want, host = case.effective.resources, case.host
+    gvisor = case.manifest.sandbox.backend == "linux-gvisor"
+    disk, memory, pids = want.disk_mb or 0, want.memory_mb or 0, want.pids_max or 0
+    # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).
+    scratch = disk if gvisor and case.effective.filesystem.mode != "read-only-package" else 0
+    on_disk = disk if len(case.effective.filesystem.write) else 0
+    return (
+        ("memory_mb", memory + scratch + (SENTRY_OVERHEAD_MB if gvisor else 0), host.memory_available_mb, "MiB"),
+        ("pids_max", 2 * pids + 64 if gvisor else pids, host.pids_free, "tasks"),
+        ("cpu_millis", want.cpu_millis or 0, host.cpus * 1000, "thousandths of a core"),
+        ("disk_mb", on_disk, host.disk_free_mb, "MiB"),
+    )

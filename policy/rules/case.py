@@ -1,0 +1,85 @@
+"""Everything that the nine rules look at, and what comes out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from policy.data.types import DenyList, NeverGrantable
+from policy.grants.effective import Effective
+from policy.grants.roles import Roles
+from policy.host import HostFacts
+from policy.manifest.agent import Manifest
+from policy.package import Package
+from policy.rules.parent import Delegation, OnExcess, Parent, delegate
+from policy.signing.statement import Statement
+from policy.signing.trust import TrustedPackage
+
+
+@dataclass(frozen=True, slots=True)
+class Unsigned:
+    """A package without an envelope. ``allowed`` is the operator's ``allow_unsigned_trusted_local``."""
+
+    package: Package
+    allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A package that holds an agent id on this host: in the agents directory, in the store, or in a live run.
+
+    ``package`` is where it lies, as the operator knows it; ``payload_digest`` that of its signed statement.
+    """
+
+    package: str
+    payload_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The inputs of one decision.
+
+    ``requested`` is what the manifest asks for; ``package_name`` where the package lies, in the words of
+    ``Owner.package``; ``extra_never`` are further never-grantable trees of this host with their reasons.
+    """
+
+    trusted: TrustedPackage | Unsigned
+    manifest: Manifest
+    requested: Effective
+    host: HostFacts
+    roles: Roles
+    deny: DenyList
+    never: NeverGrantable
+    parent: Parent | None
+    identities: Mapping[str, Collection[Owner]]
+    now_ms: int
+    on_excess: OnExcess = "reject"
+    package_name: str = ""
+    extra_never: Mapping[str, str] = field(default_factory=dict)
+    delegation: Delegation | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        outcome = None if self.parent is None else delegate(self.parent, self.requested)
+        object.__setattr__(self, "delegation", outcome)
+
+    @property
+    def effective(self) -> Effective:
+        """What the agent gets if every rule agrees."""
+        return self.requested if self.delegation is None else self.delegation.granted
+
+    @property
+    def statement(self) -> Statement | None:
+        """What was signed, None for an unsigned package."""
+        return self.trusted.statement if isinstance(self.trusted, TrustedPackage) else None
+
+    def where(self, grant: str) -> str:
+        """``agent.toml:LINE`` of a dotted key."""
+        return self.manifest.where(grant)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All nine rules agreed. ``delegation`` tells what rule 4 took, None without a parent."""
+
+    effective: Effective
+    delegation: Delegation | None

@@ -1,0 +1,137 @@
+"""The grants of a manifest one by one, each with the key that wrote it: so that a refusal names its line.
+
+Each item is a value of its domain that holds this one grant; an item that is not within a ceiling is what exceeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from policy.grants.credentials import Credentials
+from policy.grants.domain import Domain, NameSet
+from policy.grants.effective import DOMAINS, Effective
+from policy.grants.executables import Executables
+from policy.grants.lifetime import Lifetime
+from policy.grants.network import Network
+from policy.grants.paths import Filesystem, PathSet
+from policy.grants.resources import UNITS, Resources
+from policy.grants.skills import Skills
+from policy.grants.spawning import Spawning
+from policy.grants.syscalls import Syscalls
+from policy.manifest.agent import Manifest
+
+Items = Iterator[tuple[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A grant that a ceiling does not cover: its domain, the dotted key that wrote it, and what it says."""
+
+    domain: str
+    grant: str
+    lines: tuple[str, ...]
+
+
+def _identity(m: Manifest, e: Effective) -> Items:
+    yield "agent.role", e.identity
+
+
+def _filesystem(m: Manifest, e: Effective) -> Items:
+    table = m.permissions.filesystem
+    for i, path in enumerate(table.write):
+        yield f"permissions.filesystem.write[{i}]", Filesystem(write=PathSet((path,)))
+    for i, path in enumerate(table.read):
+        yield f"permissions.filesystem.read[{i}]", Filesystem(read=PathSet((path,)))
+    yield "sandbox.filesystem", Filesystem(mode=e.filesystem.mode)
+
+
+def _network(m: Manifest, e: Effective) -> Items:
+    if not m.wrote("permissions.network"):
+        yield "resources.network", e.network
+    for i, entry in enumerate(m.permissions.network):
+        yield f"permissions.network[{i}]", Network.of([(entry.host, entry.ports, entry.protocol)])
+
+
+def _syscalls(m: Manifest, e: Effective) -> Items:
+    allowed = m.permissions.syscalls.allow
+    for i, name in enumerate(allowed):
+        yield f"permissions.syscalls.allow[{i}]", Syscalls.of((name,))
+    yield "permissions.syscalls.profile", replace(e.syscalls, names=e.syscalls.names - frozenset(allowed))
+
+
+def _executables(m: Manifest, e: Effective) -> Items:
+    for i, entry in enumerate(m.permissions.executables.allow):
+        yield f"permissions.executables.allow[{i}]", Executables.of([(entry.path, entry.sha256)])
+
+
+def _resources(m: Manifest, e: Effective) -> Items:
+    for name in UNITS:
+        yield f"resources.{name}", replace(Resources.bottom(), **{name: getattr(e.resources, name)})
+
+
+def _credentials(m: Manifest, e: Effective) -> Items:
+    for i, name in enumerate(m.permissions.credentials.grants):
+        yield f"permissions.credentials.grants[{i}]", Credentials.of((name,))
+
+
+def _skills(m: Manifest, e: Effective) -> Items:
+    for i, uri in enumerate(m.permissions.skills.allow):
+        yield f"permissions.skills.allow[{i}]", Skills(NameSet.of((uri,)))
+    for i, name in enumerate(m.permissions.skills.side_effects):
+        yield f"permissions.skills.side_effects[{i}]", Skills(side_effects=NameSet.of((name,)))
+
+
+def _spawning(m: Manifest, e: Effective) -> Items:
+    own = e.spawning
+    if own.allowed:
+        yield "spawn.max_depth", Spawning(own.max_depth, 1)
+        yield "spawn.max_descendants", Spawning(1, own.max_descendants)
+    yield "spawn.on_parent_exit", Spawning(on_parent_exit=own.on_parent_exit)
+
+
+def _lifetime(m: Manifest, e: Effective) -> Items:
+    key = "lifetime.unlimited" if e.lifetime.unlimited else "lifetime.ttl_seconds"
+    yield key, Lifetime(e.lifetime.ttl_seconds)
+    yield "lifetime.on_expiry", Lifetime(on_expiry=e.lifetime.on_expiry)
+
+
+_ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
+    "identity": _identity,
+    "filesystem": _filesystem,
+    "network": _network,
+    "syscalls": _syscalls,
+    "executables": _executables,
+    "resources": _resources,
+    "credentials": _credentials,
+    "skills": _skills,
+    "spawning": _spawning,
+    "lifetime": _lifetime,
+}
+assert tuple(_ITEMS) == tuple(DOMAINS)
+
+
+def of_domain(domain: str, manifest: Manifest, requested: Effective) -> Iterator[tuple[str, Domain]]:
+    """Every grant of one domain with its dotted key."""
+    return _ITEMS[domain](manifest, requested)
+
+
+def excess(manifest: Manifest, requested: Effective, ceiling: Effective) -> tuple[Excess, ...]:
+    """Every grant of ``requested`` that ``ceiling`` does not cover, in the order of the domains; empty when a subset.
+
+    A domain that exceeds as a whole and in no single item is reported as a whole: nothing that is not covered
+    can be missing here (tests/property/policy/test_rules.py).
+    """
+    found: list[Excess] = []
+    for domain, mine in requested.domains():
+        bound = getattr(ceiling, domain)
+        if mine.is_subset(bound):
+            continue
+        singles = [
+            Excess(domain, key, item.difference(bound).describe())
+            for key, item in of_domain(domain, manifest, requested)
+            if not item.is_subset(bound)
+        ]
+        found += singles or [Excess(domain, domain, mine.difference(bound).describe())]
+    return tuple(found)
