@@ -106,12 +106,6 @@ def limit_processes_raise() -> str:
     return f"raised the hard limit of processes to {wanted}"
 
 
-@probe("priority_raise")
-def priority_raise() -> str:
-    os.setpriority(os.PRIO_PROCESS, 0, -10)
-    return f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}"
-
-
 @probe("environment_secrets")
 def environment_secrets() -> str:
     """Anything of the supervisor's or the operator's environment."""
