@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from policy import errors
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.manifest.permissions import NetworkEntry
@@ -284,7 +285,8 @@ def test_the_table_is_complete_and_every_probe_has_a_control() -> None:
     assert kinds["a"] >= 30
     assert kinds["c"] == 0
     for probe in PROBES:
-        assert probe.expect or probe.limit, probe.id
+        assert bool(probe.expect) != bool(probe.limit), probe.id
+        assert probe.limit is None or probe.limit in errors.TABLE, probe.id
         # INVARIANT: a control that answers as our filter does could not tell the two apart.
         assert (probe.control == "b") == bool(probe.plain), probe.id
         assert "EPERM" not in probe.plain, probe.id
