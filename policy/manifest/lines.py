@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 Path = tuple[str | int, ...]
 
-# Every alternative of a string matches whatever follows its quote, closed or not: a failed match would be tried again
-# from the next quote, which is quadratic. The loops are unrolled and not possessive: Python 3.11 loses its place when the
-# body of a possessive loop fails half-way (tests/unit/policy/manifest/test_lines.py has the case).
+# Every alternative of a string matches whatever follows its quote, closed or not: a failed match would be tried
+# again from the next quote, which is quadratic. The loops are unrolled and not possessive: Python 3.11 loses its
+# place when the body of a possessive loop fails half-way (tests/unit/policy/manifest/test_lines.py has the case).
 STRING = (
     r'"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*(?:"{3,5}|\\?\Z)'
     r"|'''[^']*+(?:'(?!'')[^']*+)*(?:'{3,5}|\Z)"

@@ -15,7 +15,8 @@ from policy.manifest import lines, text
 
 MANIFEST_BYTES = 1024 * 1024
 NESTING = 16
-KEYS = 10_000
+KEYS = 10_000  # and tables, and items: bounds the time of tomllib and of the scanner
+LINES = 20_000
 
 _HIDE = re.compile(f"{lines.STRING}|{lines.COMMENT}", re.DOTALL)
 _LONG_KEY = re.compile(rf"(?:\.[^.,\n=\[\]{{}}]*+){{{NESTING}}}")
@@ -98,10 +99,12 @@ def _bound(document: str, file: str) -> None:
     # Strings become one quote and comments vanish: what is left is structure, on the same lines except that strings of
     # several lines are folded.
     skeleton = _HIDE.sub('"', document)
-    if skeleton.count("=") > KEYS or skeleton.count("[") > KEYS:
+    if max(skeleton.count(mark) for mark in "=[{,") > KEYS:
         raise errors.ManifestSyntaxError(
-            f"the manifest has more than `{KEYS}` keys or tables", hint="shorten it", where=file
+            f"the manifest has more than `{KEYS}` keys, tables or items", hint="shorten it", where=file
         )
+    if document.count("\n") > LINES:
+        raise errors.ManifestSyntaxError(f"the manifest has more than `{LINES}` lines", hint="shorten it", where=file)
     depth = deepest = 0
     for bracket in _BRACKET.findall(skeleton):
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)

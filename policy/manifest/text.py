@@ -16,9 +16,9 @@ from pydantic_core import PydanticCustomError
 STRING_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 120
 
-# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Zl and Zp separators. Unassigned
-# code points are left out: which ones they are depends on the Python that reads, and the answer must not.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+# Cc controls, Cf format (bidi, zero width), Cs surrogates, Co private use, Cn unassigned (nobody knows how it will be
+# shown), Zl and Zp separators.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _ASCII_TEXT = re.compile(r"[ -~]+")
 
 
@@ -86,12 +86,12 @@ def plain(value: str) -> str:
 
 
 def unhidden(value: str) -> str:
-    """A string without control, bidi, format and private-use characters."""
+    """A string without control, bidi, format, private-use and unassigned characters."""
     if _ASCII_TEXT.fullmatch(value):
         return value
     for ch in value:
         if unicodedata.category(ch) in _HIDDEN:
-            raise wrong(f"{quote(value)} holds the invisible character U+{ord(ch):04X}", "remove the character")
+            raise wrong(f"{quote(value)} holds the hidden character U+{ord(ch):04X}", "remove the character")
     return value
 
 

@@ -491,6 +491,8 @@ def test_defaults_applied_names_each_default_and_nothing_written() -> None:
         (b"[" + b" . ".join([b'"a"'] * 18) + b"]", "`16` parts", "agent.toml:1"),
         (b"a = 1\n" * 10_001, "`10000` keys", "agent.toml"),
         (b"[a]\n" * 10_001, "`10000` keys", "agent.toml"),
+        (b"a = [" + b"1," * 10_001 + b"]", "`10000` keys, tables or items", "agent.toml"),
+        (b"\n" * 20_001, "`20000` lines", "agent.toml"),
         (b"[agent]\nid = 1" + b"0" * 5000, "`64` digits", "agent.toml:2"),
         (b'[agent]\nid = "a"\nname = "b"\nid = "c"\n', "`agent.id` is written twice", "agent.toml:4"),
         (b"[agent]\n[spawn]\n[agent]\n", "`agent` is written twice", "agent.toml:3"),
