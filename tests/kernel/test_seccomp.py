@@ -89,6 +89,16 @@ def test_a_traced_call_without_tracer_does_not_exist() -> None:
     assert errnos(call(clone3, None)) == [errno.EINVAL]
 
 
+def test_no_thread_starts_where_clone3_is_refused_with_eperm() -> None:
+    program = "import threading; t = threading.Thread(target=print, args=('ran',)); t.start(); t.join()"
+    filter_ = python_without()
+    refused = {**filter_, "syscalls": [r for r in filter_["syscalls"] if r["action"] != "SCMP_ACT_TRACE"]}
+    for chosen, output in ((filter_, b"ran\n"), (refused, b"")):
+        done = filtered_runsc.run(["/usr/bin/python3", "-I", "-c", program], seccomp=chosen)
+        assert done.stdout == output
+        assert (b"can't start new thread" in done.stderr) == (not output)
+
+
 @pytest.mark.parametrize(("indexes", "either_is_enough"), [((0, 0), True), ((0, 1), False)])
 def test_runsc_ors_two_conditions_on_one_argument(indexes: tuple[int, int], either_is_enough: bool) -> None:
     checks = [
@@ -152,6 +162,31 @@ def test_the_denied_calls_answer_otherwise_without_the_filter() -> None:
     calls = [[NUMBERS[name], *arguments] for name, arguments in harmless.items()]
     assert errnos(call(calls, python_without())) == [errno.EPERM] * len(calls)
     assert errno.EPERM not in errnos(call(calls, None))
+
+
+ENTRIES = """
+import ctypes, json, mmap, os, platform, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def x32(number):
+    ctypes.set_errno(0)
+    return ctypes.get_errno() if libc.syscall(ctypes.c_long(0x40000000 + number)) == -1 else 0
+answers = [x32(int(n)) for n in sys.argv[1:]]
+if platform.machine() == "x86_64":
+    page = mmap.mmap(-1, 4096, prot=7)
+    page.write(bytes.fromhex("53 89f8 cd80 5b c3"))  # push rbx; mov eax, edi; int 0x80; pop rbx; ret
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    answers += [-entry(int(n)) for n in (20, *sys.argv[1:])]  # 20 is getpid of i386
+print(json.dumps(answers))
+"""
+
+
+def test_there_is_no_way_in_by_x32_or_int_0x80() -> None:
+    numbers = [str(NUMBERS[name]) for name in ("getpid", "getuid", "getppid")]
+    filter_ = python_without("getppid")
+    for with_filter, expected in ((filter_, errno.EPERM), (None, errno.ENOSYS)):
+        done = filtered_runsc.run(["/usr/bin/python3", "-I", "-c", ENTRIES, *numbers], seccomp=with_filter)
+        assert done.status == 0, done.stderr
+        assert set(json.loads(done.stdout)) == {expected}
 
 
 def test_a_program_starts_only_with_its_grant() -> None:
