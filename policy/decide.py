@@ -11,7 +11,7 @@ The supervisor probes the host between (2) and (3), because which files a manife
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from policy import data, errors
@@ -23,6 +23,8 @@ from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from policy.rules import enforceable, nine
+from policy.rules.case import Owner
+from policy.rules.parent import Parent
 from policy.signing import trust
 
 MANIFEST = "agent.toml"
@@ -62,10 +64,12 @@ def authorise(
     *,
     host: HostFacts,
     now_ms: int,
-    identities: Mapping[str, str] | None = None,
-    parent: nine.Parent | None = None,
+    identities: Mapping[str, Collection[Owner]] | None = None,
+    parent: Parent | None = None,
+    package_name: str = "",
+    extra_never: Mapping[str, str] | None = None,
 ) -> Decision:
-    """(3) to (5) for the linux-gvisor backend.
+    """(3) to (5) for the linux-gvisor backend; the arguments are those of ``policy.rules.case.Case``.
 
     Raises:
         errors.NotYetEnforceableError, errors.NotEnforceableError: (3), (5)
@@ -78,10 +82,11 @@ def authorise(
         host=host,
         roles=data.roles(),
         deny=data.deny(),
-        profiles=data.profiles(),
         parent=parent,
-        identities=identities or {},
+        identities=identities,
         now_ms=now_ms,
+        package_name=package_name,
+        extra_never=extra_never,
     )
     artefacts = plan.compile(effective, manifest, host, package_digest=trusted.package.digest)
     return Decision(trusted, manifest, effective, artefacts)
@@ -94,5 +99,5 @@ def compile_unsigned(package: Package, manifest: Manifest, *, host: HostFacts) -
         errors.NotYetEnforceableError, errors.NotEnforceableError: as ``authorise``.
     """
     enforceable.check(manifest, host)
-    effective = Effective.from_manifest(manifest, profiles=data.profiles())
+    effective = nine.requested(manifest, roles=data.roles())
     return Decision(None, manifest, effective, plan.compile(effective, manifest, host, package_digest=package.digest))

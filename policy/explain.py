@@ -18,6 +18,15 @@ from policy.decompile import bpf
 # The closed set of places in config.json; anything else there is a rule that nobody explained.
 _CONFIG_KEYS = {"ociVersion", "hostname", "root", "process", "mounts", "linux"}
 _PROCESS_KEYS = {"terminal", "user", "args", "env", "cwd", "capabilities", "noNewPrivileges", "rlimits"}
+# What an action of either form says of a call; the second is whether it hangs on arguments.
+_EPERM, _ENOSYS = 0x00050001, 0x00050026
+_SAYS: dict[tuple[str | int, bool], str] = {
+    ("SCMP_ACT_ALLOW", False): "allow",
+    ("SCMP_ACT_ALLOW", True): "allow, without namespace flags",
+    ("SCMP_ACT_TRACE", False): "errno ENOSYS",
+    (bpf.ALLOW, False): "allow",
+    (_ENOSYS, False): "errno ENOSYS",
+}
 # linux/audit.h
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LINUX_KEYS = {"namespaces", "resources", "seccomp"}
@@ -135,26 +144,38 @@ def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _filter(artefacts: Artefacts) -> Iterator[tuple[str, str]]:
-    allowed = _allowed_names(artefacts.files["seccomp.bpf"], artefacts.json("effective.json")["arch"])
-    listed = {name for entry in artefacts.json("seccomp.json")["syscalls"] for name in entry["names"]}
-    if difference := sorted(allowed ^ listed):
-        raise UnexplainedError(f"seccomp.bpf and seccomp.json differ in `{difference[0]}`", where="seccomp.bpf")
+    read = _decisions(artefacts.files["seccomp.bpf"], artefacts.json("effective.json")["arch"])
+    listed: dict[str, str] = {}
+    for entry in artefacts.json("seccomp.json")["syscalls"]:
+        for name in entry["names"]:
+            listed[name] = _SAYS[entry["action"], bool(entry.get("args"))]
+    if difference := sorted(set(read.items()) ^ set(listed.items())):
+        name, says = difference[0]
+        raise UnexplainedError(f"seccomp.bpf and seccomp.json differ in `{name}` ({says})", where="seccomp.bpf")
     yield "seccomp.bpf:default", "errno EPERM"
-    for name in sorted(allowed):
-        yield f"seccomp.bpf:{name}", "allow"
+    for name in sorted(read):
+        yield f"seccomp.bpf:{name}", read[name]
 
 
-def _allowed_names(program: bytes, arch: str) -> set[str]:
-    """The calls that the filter lets through, read out of its instructions."""
+def _decisions(program: bytes, arch: str) -> dict[str, str]:
+    """What the filter says of each call that it does not refuse with EPERM, read out of its instructions."""
     tag = _AUDIT_ARCH[arch]
-    for region in bpf.regions(program):
-        if region.action == bpf.ALLOW and region.ranges(bpf.ARCH) != ((tag, tag),):
-            raise UnexplainedError("the filter allows calls of another architecture", where="seccomp.bpf")
     names = {number: name for name, number in data.syscalls(arch).numbers.items()}
-    found = set()
-    for low, high in bpf.allowed(program, arch=tag):
-        for number in range(low, high + 1):
-            if number not in names:
-                raise UnexplainedError(f"the filter allows call {number}, which has no name", where="seccomp.bpf")
-            found.add(names[number])
-    return found
+    found: dict[str, str] = {}
+    refused: set[int] = set()
+    for region in bpf.regions(program):
+        if region.action == _EPERM:
+            refused.update(n for low, high in region.ranges(bpf.NUMBER) if high - low < 4096 for n in range(low, high + 1))
+            continue
+        if region.ranges(bpf.ARCH) != ((tag, tag),):
+            raise UnexplainedError("the filter decides about calls of another architecture", where="seccomp.bpf")
+        for low, high in region.ranges(bpf.NUMBER):
+            for number in range(low, min(high, low + 4096) + 1):
+                if number not in names:
+                    raise UnexplainedError(f"the filter lets call {number} by, which has no name", where="seccomp.bpf")
+                found[names[number]] = _SAYS.get((region.action, False), f"action {region.action:#x}")
+    # A call that is allowed on one path and refused on another hangs on its arguments.
+    return {
+        name: f"{says}, without namespace flags" if data.syscalls(arch).numbers[name] in refused else says
+        for name, says in found.items()
+    }

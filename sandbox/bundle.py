@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+_LABEL = "label.json"
 
 
 class RunDirectory:
     """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, label: Mapping[str, str]) -> None:
         self.path = path
+        self._label = label
         self.bundle = path / "bundle"
         self.runsc_root = path / "root"
         self.trace = path / "trace"
@@ -30,6 +34,7 @@ class RunDirectory:
             self.path.mkdir(mode=0o700)
             self._lock = _open_lock(self.path)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.path / _LABEL).write_text(json.dumps(dict(self._label)))
         for path in (self.bundle, self.runsc_root, self.trace, self.rootfs, self.bundle / "mounts"):
             path.mkdir(mode=0o700)
         return self
@@ -72,6 +77,16 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found.append(path)
         yield found
+
+
+def live_labels(runs: Path) -> list[dict[str, str]]:
+    """The labels of runs that are live now; a directory that is being removed is not."""
+    labels = []
+    with _gate(runs):
+        for path in (p for p in runs.iterdir() if p.is_dir()):
+            with contextlib.suppress(FileNotFoundError):
+                labels.append(json.loads((path / _LABEL).read_text()))
+    return labels
 
 
 @contextlib.contextmanager

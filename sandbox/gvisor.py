@@ -34,7 +34,7 @@ _ATTRIBUTES = {
 @dataclass(frozen=True, slots=True)
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
-    to be mounted there; the descriptors stay the caller's."""
+    to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels)."""
 
     run_id: str
     artefacts: Artefacts
@@ -43,6 +43,7 @@ class Job:
     sources: Mapping[str, int]
     intent: bytes
     limits: Limits
+    label: Mapping[str, str]
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -53,7 +54,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
     """
     with contextlib.ExitStack() as stack:
         uid = stack.enter_context(uids)
-        directory = stack.enter_context(RunDirectory(runs / job.run_id))
+        directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label))
         leaf = stack.enter_context(cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id))
         leaf.apply(_limits(job.artefacts, leaf.hierarchies.version))
         directory.write_config(compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid))

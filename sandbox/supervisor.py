@@ -19,9 +19,10 @@ from typing import Any
 from policy import clocks, contract, decide, errors
 from policy.manifest.agent import Manifest
 from policy.package import Package
+from policy.rules.case import Owner
 from policy.signing import trust
 from sandbox import config as configuration
-from sandbox import granted, gvisor, host
+from sandbox import bundle, granted, gvisor, host
 from sandbox.ledger import Ledger
 from sandbox.rootfs import Skeletons
 from sandbox.runner import Finished, Limits
@@ -37,6 +38,7 @@ class Request:
     """What is asked: a package's bytes, the intent's text, who asks, and how long they will wait.
 
     ``user`` is for trusted-local; ``dev`` decides by the local key of ``covenant dev`` instead of the trust root.
+    ``package_name`` is where the package lies, as the operator knows it (rule 8).
     """
 
     package: Package
@@ -45,6 +47,7 @@ class Request:
     timeout_ms: int | None = None
     user: str | None = None
     dev: bool = False
+    package_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,13 @@ class _Run:
         )
         self._lap("host")
         decision = decide.authorise(
-            trusted, manifest, host=facts, now_ms=self.now_ms, identities=supervisor.state.identities()
+            trusted,
+            manifest,
+            host=facts,
+            now_ms=self.now_ms,
+            identities=_live_owners(supervisor.path / "runs"),
+            package_name=request.package_name,
+            extra_never=dict.fromkeys(supervisor.never_granted, "holds what decides"),
         )
         self._lap("decide")
         deadline = self._deadline(manifest, trusted.statement.expires_at)
@@ -265,6 +274,11 @@ class _Run:
             sources=sources,
             intent=self._intent(),
             limits=self._limits(deadline),
+            label={
+                "agent_id": manifest.agent.id,
+                "package": self.request.package_name,
+                "payload_digest": decision.trusted.payload_digest if decision.trusted else "",
+            },
         )
 
     def _open_granted(self, path: str) -> int:
@@ -369,6 +383,14 @@ class _Run:
         now = time.perf_counter()
         self.timings[name] = now - self._clock
         self._clock = now
+
+
+def _live_owners(runs: Path) -> dict[str, list[Owner]]:
+    """Which packages hold which agent ids in live runs (rule 8)."""
+    owners: dict[str, list[Owner]] = {}
+    for label in bundle.live_labels(runs):
+        owners.setdefault(label["agent_id"], []).append(Owner(label["package"], label["payload_digest"]))
+    return owners
 
 
 def _open_directory(path: Path) -> int:

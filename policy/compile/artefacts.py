@@ -24,8 +24,8 @@ NAMES = (
 
 
 def canonical(document: Any) -> bytes:
-    """One spelling of a JSON document: sorted keys, two spaces, ASCII, a final newline."""
-    return json.dumps(document, sort_keys=True, indent=2, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+    """One spelling of a JSON document: sorted keys, no spaces, ASCII, a final newline."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ def compile(effective: Effective, manifest: Manifest, host: HostFacts, *, packag
     provenance = Provenance()
     closures = _closures(effective, manifest, host)
     interpreter = host.runtimes[manifest.agent.runtime].entry if manifest.agent.runtime != "rust-bin" else ""
-    names = _syscalls(effective, manifest, provenance)
-    filter_ = seccomp.compile(names, arch=host.arch)
+    filter_ = seccomp.compile(_syscalls(effective, manifest), arch=host.arch)
+    _explain_filter(effective, manifest, filter_.names, provenance)
     cgroup_doc = cgroup.compile(effective, manifest, provenance)
     mounts_doc = mounts.compile(effective, manifest, host, closures, provenance)
     config = oci.compile(
@@ -98,29 +98,31 @@ def _closures(effective: Effective, manifest: Manifest, host: HostFacts) -> tupl
     return tuple(out)
 
 
-def _syscalls(effective: Effective, manifest: Manifest, provenance: Provenance) -> frozenset[str]:
-    """The filter's allow set. execve only with an executables grant; execveat and memfd_create never
-    (decisions.md: no program file other than a granted one can be started)."""
-    names = set(effective.syscalls.names) - {"execve", "execveat", "memfd_create"}
-    if effective.executables.paths:
-        names.add("execve")
-        provenance.add(
-            "seccomp.bpf:execve", Cause("manifest", "permissions.executables.allow", "a granted program can be started")
-        )
-    allowed = set(manifest.permissions.syscalls.allow)
-    profile = (
-        cause_of(manifest, "permissions.syscalls.profile")
-        if manifest.wrote("permissions.syscalls.profile")
-        else cause_of(manifest, "agent.runtime")
+def _syscalls(effective: Effective, manifest: Manifest) -> frozenset[str]:
+    """The filter's allow set, with what other grants bring; the manifest's own deny list wins."""
+    return seccomp.granted(
+        effective.syscalls.names,
+        network=effective.network.mode != "off",
+        executables=bool(effective.executables.paths),
+        denied=manifest.permissions.syscalls.deny,
     )
+
+
+def _explain_filter(effective: Effective, manifest: Manifest, names: tuple[str, ...], provenance: Provenance) -> None:
+    wrote_profile = manifest.wrote("permissions.syscalls.profile")
+    profile = cause_of(manifest, "permissions.syscalls.profile" if wrote_profile else "agent.runtime")
     for name in names:
-        if name in allowed and name not in effective.syscalls.profile_names:
-            provenance.add(f"seccomp.bpf:{name}", Cause("manifest", "permissions.syscalls.allow", name))
+        if name in effective.syscalls.profile_names:
+            cause = Cause(profile.kind, profile.key, f"profile {effective.syscalls.profile}")
+        elif name in manifest.permissions.syscalls.allow:
+            cause = Cause("manifest", "permissions.syscalls.allow", name)
         else:
-            reason = f"profile {effective.syscalls.profile}"
-            provenance.add(f"seccomp.bpf:{name}", Cause(profile.kind, profile.key, reason))
+            cause = Cause("manifest", "permissions.executables.allow", "a granted program can be started")
+        provenance.add(f"seccomp.bpf:{name}", cause)
     provenance.add("seccomp.bpf:default", built_in("errno EPERM", "absent means not allowed"))
-    return frozenset(names)
+    if "clone" in names:
+        reason = "its flags lie behind a pointer, so libc is sent back to clone"
+        provenance.add("seccomp.bpf:clone3", built_in("clone3", reason))
 
 
 def _runtime(host: HostFacts, provenance: Provenance) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""Kernel tests share one way to make a world, and prove after each that the machine is as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.world import World
+
+
+def leftovers(world: World) -> list[str]:
+    """What the runs of this world left on the machine: cgroups of theirs, processes, mounts, run directories."""
+    found = []
+    for run_id in {row["kind"].get("run_id") for row in world.rows()} - {None}:
+        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/covenant/{run_id}")]
+    mine = os.fsencode(world.state)
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if mine in command and b"runsc" in command:
+            found.append(f"process {entry}: {command!r}")
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(world.base) in line]
+    runs = world.state / "runs"
+    return found + ([p.name for p in runs.iterdir() if p.is_dir()] if runs.exists() else [])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A world whose runs must leave nothing."""
+    made = World(tmp_path)
+    yield made
+    assert leftovers(made) == []

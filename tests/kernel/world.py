@@ -1,0 +1,138 @@
+"""A COVENANT_HOME of a test's own, with a key, a trust root, and packages that it writes, signs and runs for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from covenant import identity, signing
+from policy import decide, errors
+from sandbox import config, package
+from sandbox.state import State
+from sandbox.supervisor import Answer, Request, Supervisor
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENTS = ROOT / "agents"
+
+MANIFEST = """\
+[agent]
+id = "{id}"
+name = "Test"
+version = "1.0.0"
+runtime = "{runtime}"
+entry = "{entry}"
+[resources]
+cpu_ms_per_task = {cpu_ms}
+memory_mb = {memory_mb}
+disk_mb = {disk_mb}
+network = "{network}"
+{resources}
+[sandbox]
+required = {required}
+backend = "{backend}"
+filesystem = "{filesystem}"
+{more}
+"""
+DEFAULTS: dict[str, Any] = {
+    "id": "probe",
+    "runtime": "python3",
+    "entry": "main.py",
+    "cpu_ms": 20000,
+    "memory_mb": 128,
+    "disk_mb": 16,
+    "network": "off",
+    "resources": "",
+    "required": "true",
+    "backend": "linux-gvisor",
+    "filesystem": "ephemeral",
+    "more": "",
+}
+# Reads the intent and answers with the value of `answer`, which the code before it sets.
+HEAD = "import json, os, sys\nintent = json.loads(sys.stdin.readline())\n"
+TAIL = "\nprint(json.dumps({'text': json.dumps(answer)}))\n"
+
+
+class World:
+    """``run`` gives the supervisor's answer; ``ask`` runs python code and gives what it put into ``answer``."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.home = base / "home"
+        self.state = self.home / "supervisor"
+        for path in (self.home, self.state, base / "packages"):
+            path.mkdir(mode=0o700)
+        self.key = Ed25519PrivateKey.generate()
+        self.now_ms = int(time.time() * 1000)
+        with State(self.state) as state:
+            state.init_root(signing.new_root("tester", self.key, now_ms=self.now_ms), self.now_ms)
+        self._serial = self.now_ms
+        self.issuer = identity.issuer(self.home)
+
+    def package(self, files: Mapping[str, str | bytes], *, name: str = "probe", **fields: Any) -> Path:
+        """Write a package directory; the manifest is ``MANIFEST`` with ``fields`` unless ``agent.toml`` is given."""
+        path = self.base / "packages" / name
+        if path.exists():
+            shutil.rmtree(path)
+        path.mkdir(mode=0o755)
+        manifest = MANIFEST.format(**{**DEFAULTS, **fields})
+        for file, content in {"agent.toml": manifest, **files}.items():
+            target = path / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def copy(self, agent: str) -> Path:
+        """A copy of one of the repository's agents."""
+        path = self.base / "packages" / agent.replace("/", "-")
+        shutil.copytree(AGENTS / agent, path, ignore=shutil.ignore_patterns("__pycache__", "agent.dsse.json"))
+        return path
+
+    def sign(self, path: Path, *, key: Ed25519PrivateKey | None = None, **terms: Any) -> Path:
+        """Put an envelope into the package."""
+        self._serial += 1
+        read = package.read(path)
+        chosen = signing.Terms(**{"serial": self._serial, **terms})
+        statement = signing.statement(read, decide.manifest_of(read), chosen, now_ms=int(time.time() * 1000))
+        signing.write_envelope(path, signing.sign(statement, key or self.key))
+        return path
+
+    def run(self, path: Path, text: str = "hi", **request: Any) -> Answer:
+        """Run the package through the supervisor, as ``covenant run`` does."""
+        with Supervisor(self.state, never_granted=(str(self.home),)) as supervisor:
+            return supervisor.run(Request(package.read(path), text, self.issuer, package_name=str(path), **request))
+
+    def run_code(
+        self, code: str, text: str = "hi", *, request: Mapping[str, Any] | None = None, **fields: Any
+    ) -> Answer:
+        """Write, sign and run a python agent with this code."""
+        return self.run(self.sign(self.package({"main.py": code}, **fields)), text, **(request or {}))
+
+    def ask(self, code: str, **fields: Any) -> Any:
+        """What ``code`` put into ``answer``; fails the test when the run failed."""
+        answer = self.run_code(HEAD + code + TAIL, **fields)
+        assert answer.error is None, (answer.error, answer.stderr)
+        assert answer.result is not None
+        return json.loads(answer.result.text)
+
+    def configure(self, **settings: Any) -> None:
+        """Write the supervisor's configuration."""
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        (self.state / "config.toml").write_text("\n".join(lines) + "\n")
+        config.load(self.state)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The supervisor's audit rows."""
+        log = self.state / "audit" / "events.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def refused(kind: type[errors.CovenantError], error: errors.CovenantError) -> str:
+    """The message of an error of exactly this class."""
+    assert type(error) is kind, (type(error), str(error))
+    return str(error)
