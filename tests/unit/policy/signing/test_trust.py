@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policy import errors, package
-from policy.signing import envelope, trust
+from policy.signing import envelope, statement, trust
 from tests import signing_kit as kit
 
 NOW, DAY = kit.NOW, kit.DAY
@@ -43,9 +43,9 @@ def test_only_verify_makes_a_trusted_package() -> None:
     with pytest.raises(TypeError, match="only"):
         trust.TrustedPackage(**values, token=object())
     with pytest.raises((TypeError, ValueError)):
-        trust.TrustedPackage(**values)  # type: ignore[call-arg]
+        trust.TrustedPackage(**values)
     with pytest.raises((TypeError, ValueError)):
-        dataclasses.replace(trusted, manifest_bytes=b"other")
+        dataclasses.replace(trusted, manifest_bytes=b"other")  # type: ignore[call-arg]
 
 
 # --- (1) the root ---------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_3_the_payload_is_not_parsed_before_it_is_verified(monkeypatch: pytest.M
     def never(payload: bytes) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(trust.statements, "parse", never)
+    monkeypatch.setattr(statement, "parse", never)
     with pytest.raises(AssertionError, match="parsed"):
         kit.verify(kit.signed(1))
     _refused("unknown_key", kit.signed(2))
