@@ -374,6 +374,7 @@ def test_the_rules_are_asked_in_order_and_the_first_refusal_counts() -> None:
         identities={"hello": (Owner("agents/hullo", "ee" * 32),)},
     )
     good = kit.case(document)
+    mended = kit.manifest(("memory_mb = 128", broken), more="\n[lifetime]\nunlimited = true\n")
     mends: list[dict[str, object]] = [
         {"trusted": kit.case(document, statement={"agent_id": "other"}).trusted},
         {"trusted": good.trusted},
@@ -381,7 +382,7 @@ def test_the_rules_are_asked_in_order_and_the_first_refusal_counts() -> None:
         {"on_excess": "narrow"},
         {"parent": kit.parent(wide)},
         {"host": dataclasses.replace(kit.HOST, memory_available_mb=9000, cpus=9)},
-        {"manifest": kit.manifest(("memory_mb = 128", broken), more="\n[lifetime]\nunlimited = true\n")},
+        {"manifest": mended, "requested": nine.requested(mended, roles=made.roles)},
         {"identities": {}},
     ]
     for rule, mend in enumerate(mends, 1):
