@@ -101,7 +101,7 @@ class Capabilities(fields.Section):
 
 
 class Resources(fields.Section):
-    """``[resources]``: ceilings. ``None`` means that the kind is not limited."""
+    """``[resources]``: ceilings; what is absent and has no default is not limited."""
 
     cpu_ms_per_task: Annotated[
         int, whole(1, _WEEK_MS, "milliseconds from the intent line to the answer (wall clock, as Covenant)")

@@ -28,7 +28,10 @@ class Filesystem(fields.Section):
 
 
 class NetworkEntry(fields.Section):
-    """One ``[[permissions.network]]``: a destination. Ports are sorted pairs (first, last)."""
+    """One ``[[permissions.network]]``: a destination, one table each.
+
+    ``ports`` are sorted pairs (first, last), both included, which do not overlap.
+    """
 
     host: Annotated[
         str,

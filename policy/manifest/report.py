@@ -125,7 +125,7 @@ def keys(path: lines.Path) -> tuple[str, ...]:
     model: type[BaseModel] = agent.Manifest
     for part in path:
         if isinstance(part, str):
-            model = next(_models(model.model_fields[part].annotation))
+            model = next(models(model.model_fields[part].annotation))
     return tuple(model.model_fields)
 
 
@@ -140,16 +140,16 @@ def _field(path: lines.Path) -> Any:
     *around, last = (part for part in path if isinstance(part, str))
     model: type[BaseModel] = agent.Manifest
     for part in around:
-        model = next(_models(model.model_fields[part].annotation))
+        model = next(models(model.model_fields[part].annotation))
     return model.model_fields[last]
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
     """The section models in an annotation such as ``tuple[NetworkEntry, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, fields.Section):
         yield annotation
     for inner in typing.get_args(annotation):
-        yield from _models(inner)
+        yield from models(inner)
 
 
 def _choices(path: lines.Path) -> tuple[str, ...]:

@@ -23,17 +23,19 @@ PERMISSION_DOMAINS = ("filesystem", "network", "syscalls", "executables", "crede
 
 def problems(m: Manifest) -> Iterator[Problem]:
     """Every broken rule of a manifest, in the order of the rules."""
-    for rule in _RULES:
+    for rule in RULES:
         yield from rule(m)
 
 
 def _entry(m: Manifest) -> Iterator[Problem]:
+    """``agent.entry`` is written and not empty for rust-bin, python3 and node; hermes ignores it."""
     if m.agent.runtime in SUBPROCESS_RUNTIMES and not m.agent.entry:
         message = f"`agent.entry` is missing, which the runtime `{m.agent.runtime}` needs"
         yield "agent.entry", message, "write the program or script, relative to the package"
 
 
 def _sandbox(m: Manifest) -> Iterator[Problem]:
+    """``sandbox.required`` and ``sandbox.standby`` need ``backend = "linux-gvisor"``."""
     if m.sandbox.backend != "trusted-local":
         return
     mend = 'write backend = "linux-gvisor"'
@@ -44,6 +46,8 @@ def _sandbox(m: Manifest) -> Iterator[Problem]:
 
 
 def _hermes(m: Manifest) -> Iterator[Problem]:
+    """A hermes agent has no ``[permissions.*]`` and no ``sandbox.required``; for it alone ``[hermes]`` is
+    checked by value."""
     if m.agent.runtime != "hermes":
         return
     if m.hermes.approval_policy not in APPROVAL_POLICIES:
@@ -64,6 +68,8 @@ def _hermes(m: Manifest) -> Iterator[Problem]:
 
 
 def _network(m: Manifest) -> Iterator[Problem]:
+    """``[[permissions.network]]`` stays within ``resources.network``: none with off, port 443 and tls with
+    outbound-https-only; an empty list is only for off."""
     entries, mode = m.permissions.network, m.resources.network
     if mode != "off" and "network" in m.permissions.model_fields_set and not entries:
         yield (
@@ -90,6 +96,7 @@ def _https_only(at: str, ports: tuple[tuple[int, int], ...], protocol: str) -> I
 
 
 def _filesystem(m: Manifest) -> Iterator[Problem]:
+    """Write paths need ``filesystem = "host"``; ephemeral and host need a ``disk_mb`` of at least 1."""
     mode = m.sandbox.filesystem
     if mode != "host":
         for index, path in enumerate(m.permissions.filesystem.write):
@@ -102,6 +109,7 @@ def _filesystem(m: Manifest) -> Iterator[Problem]:
 
 
 def _syscalls(m: Manifest) -> Iterator[Problem]:
+    """No system call is both allowed and denied."""
     allowed = m.permissions.syscalls.allow
     for index, name in enumerate(m.permissions.syscalls.deny):
         if name in allowed:
@@ -110,6 +118,7 @@ def _syscalls(m: Manifest) -> Iterator[Problem]:
 
 
 def _spawn(m: Manifest) -> Iterator[Problem]:
+    """``spawn.allowed`` goes with ``max_depth`` and ``max_descendants`` of at least 1, its absence with 0."""
     for key in ("max_depth", "max_descendants"):
         value: int = getattr(m.spawn, key)
         if m.spawn.allowed and value == 0:
@@ -121,6 +130,7 @@ def _spawn(m: Manifest) -> Iterator[Problem]:
 
 
 def _lifetime(m: Manifest) -> Iterator[Problem]:
+    """``[lifetime]``, when written, has either ``ttl_seconds`` or ``unlimited = true``."""
     if "lifetime" not in m.model_fields_set:
         return
     either = "write either ttl_seconds or unlimited = true; without the section the run ends with its task"
@@ -131,7 +141,7 @@ def _lifetime(m: Manifest) -> Iterator[Problem]:
         yield "lifetime.ttl_seconds", message, either
 
 
-_RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
+RULES: tuple[Callable[[Manifest], Iterator[Problem]], ...] = (
     _entry,
     _sandbox,
     _hermes,

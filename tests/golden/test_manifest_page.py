@@ -1,0 +1,31 @@
+"""docs/manifest.md is what the parser does, key by key.
+
+Regenerate with: .venv/bin/python tests/golden/test_manifest_page.py
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tomllib
+
+from policy.manifest import reference
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "manifest.md"
+
+
+def test_page_is_what_the_models_say() -> None:
+    assert PAGE.read_text() == reference.page(), "regenerate docs/manifest.md (see above)"
+
+
+def test_page_names_every_key_of_the_full_manifest() -> None:
+    document = tomllib.loads((ROOT / "tests" / "golden" / "manifest" / "full.toml").read_text())
+    document |= {f"permissions.{name}": table for name, table in document.pop("permissions").items()}
+    for name, table in document.items():
+        section = PAGE.read_text().split(f"[{name}]", 1)[1].split("\n## ", 1)[0]
+        for key in table[0] if isinstance(table, list) else table:
+            assert f"| `{key}` |" in section, f"[{name}] {key}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference.page())
