@@ -126,7 +126,7 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as e:
         raise errors.ConfigError(f"configuration cannot be read: {e.strerror}", where=str(path)) from e
-    with os.fdopen(fd, "rb") as stream:
+    try:
         info = os.fstat(fd)
         # Under root only root's own file decides; without rights one's own file harms nobody but oneself.
         if not stat.S_ISREG(info.st_mode) or info.st_uid not in {0, os.geteuid()} or info.st_mode & 0o022:
@@ -135,7 +135,9 @@ def _read(path: Path) -> bytes | None:
                 hint=f"chown root {path}; chmod 0600 {path}",
                 where=str(path),
             )
-        raw = stream.read(_MAX_BYTES + 1)
+        raw = os.read(fd, _MAX_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(raw) > _MAX_BYTES:
         raise errors.ConfigError(f"configuration is larger than {_MAX_BYTES} bytes", where=str(path))
     return raw

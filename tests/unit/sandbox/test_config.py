@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox import config
+
+
+def _parse(text: str) -> config.Config:
+    return config.parse(text.encode(), file="config.toml", state=Path("/var/lib/covenant"))
+
+
+def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "absent.toml")
+    found = config.load(tmp_path)
+    assert found.host == os.uname().nodename
+    assert found.state == tmp_path
+    assert (found.start_deadline_seconds, found.allow_unsigned_trusted_local) == (60, False)
+    assert all(p.is_absolute() for p in (found.runsc, found.nft, found.ip, found.python3, found.node))
+
+
+def test_every_key_can_be_written() -> None:
+    found = _parse(
+        'host = "box-1.example"\nrunsc = "/opt/runsc"\nnft = "/x/nft"\nip = "/x/ip"\npython3 = "/x/p"\nnode = "/x/n"\n'
+        "uid_first = 100000\nuid_count = 10\nstart_deadline_seconds = 300\ngrace_seconds = 1\n"
+        'allow_unsigned_trusted_local = true\ntrusted_local_user = "nobody"\npath_owners = [1000]\n'
+    )
+    written = {"host", "runsc", "nft", "ip", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
+    written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
+    assert written | {"state"} == set(config.Config.model_fields)
+    assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("unknown = 1", "`unknown`"),
+        ('state = "/tmp"', "`state`"),
+        ('runsc = "runsc"', "`runsc`"),
+        ('runsc = "/usr/../tmp/runsc"', "`runsc`"),
+        ("runsc = 3", "`runsc`"),
+        ('host = "two words"', "`host`"),
+        ('host = ""', "`host`"),
+        ('uid_first = "100000"', "`uid_first`"),
+        ("uid_first = 1000", "`uid_first`"),
+        ("uid_count = 0", "`uid_count`"),
+        ("start_deadline_seconds = true", "`start_deadline_seconds`"),
+        ("allow_unsigned_trusted_local = 1", "`allow_unsigned_trusted_local`"),
+        ('trusted_local_user = "a b"', "`trusted_local_user`"),
+        ('path_owners = ["root"]', "`path_owners"),
+        ("host = 1\nhost = 2", "not valid TOML"),
+        ("host = \xff", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, named: str) -> None:
+    with pytest.raises(errors.ConfigError) as refusal:
+        config.parse(text.encode("latin-1"), file="config.toml", state=Path("/s"))
+    assert named in refusal.value.message
+    assert refusal.value.where == "config.toml"
+
+
+def test_the_state_s_file_comes_before_the_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = tmp_path / "system.toml"
+    system.write_text('host = "system"\n')
+    system.chmod(0o644)
+    monkeypatch.setattr(config, "SYSTEM_FILE", system)
+    assert config.load(tmp_path).host == "system"
+    (tmp_path / "config.toml").write_text('host = "state"\n')
+    (tmp_path / "config.toml").chmod(0o600)
+    assert config.load(tmp_path).host == "state"
+
+
+def _put(file: Path, kind: str) -> None:
+    if kind == "symlink":
+        file.symlink_to("/dev/null")
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        os.mkfifo(file, 0o644)
+
+
+@pytest.mark.parametrize("damage", ["writable", "symlink", "directory", "fifo", "large"])
+def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    file.chmod(0o644)
+    config.load(tmp_path)
+    if damage == "writable":
+        file.chmod(0o664)
+    elif damage == "large":
+        file.write_text("#" * (config._MAX_BYTES + 1))
+    else:
+        file.unlink()
+        _put(file, damage)
+    with pytest.raises(errors.ConfigError):
+        config.load(tmp_path)
+
+
+def test_a_program_of_root_is_trusted_through_its_links() -> None:
+    assert config.trusted_binary(Path("/bin/sh")).name in ("dash", "bash", "sh")
+
+
+@pytest.mark.parametrize("damage", ["missing", "not executable", "writable", "writable directory", "directory"])
+def test_a_program_in_other_hands_is_refused(tmp_path: Path, damage: str) -> None:
+    tool = tmp_path / "tool"
+    if damage == "directory":
+        tool.mkdir()
+    elif damage != "missing":
+        tool.write_bytes(b"\x7fELF")
+        tool.chmod({"not executable": 0o644, "writable": 0o777}.get(damage, 0o755))
+    if damage == "writable directory":
+        tmp_path.chmod(0o777)
+    with pytest.raises(errors.HostError):
+        config.trusted_binary(tool)
+
+
+def test_a_program_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "tool"
+    tool.write_bytes(b"\x7fELF")
+    tool.chmod(0o755)
+    real = os.lstat
+
+    def foreign(path: str | Path) -> os.stat_result:
+        info = real(path)
+        return os.stat_result((*info[:4], 4242, *info[5:10])) if Path(path) == tool else info
+
+    monkeypatch.setattr(os, "lstat", foreign)
+    with pytest.raises(errors.HostError, match="belongs to uid 4242"):
+        config.check_owner(tool)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from policy.host import HostFacts
+from policy.manifest import parse
+from sandbox import host
+from sandbox.config import Config
+from sandbox.kernel import cgroupfs
+from tests.unit.sandbox import tiny_elf
+
+MANIFEST = """
+[agent]
+id = "a"
+name = "a"
+version = "1"
+runtime = "rust-bin"
+entry = "main"
+[resources]
+network = "off"
+[sandbox]
+required = true
+backend = "linux-gvisor"
+[permissions.filesystem]
+read = [{read}]
+[permissions.executables]
+allow = [{allow}]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    return Config(state=state, path_owners=(os.getuid(),) if os.getuid() else ())
+
+
+def _look(config: Config, *, read: str = "", allow: str = "", entry: bytes | None = None) -> HostFacts:
+    manifest = parse.parse(MANIFEST.format(read=read, allow=allow).encode())
+    package = {"main": tiny_elf.build(kind=2) if entry is None else entry}
+    return host.for_manifest(host.probe(config), manifest, config=config, package=package)
+
+
+def test_the_machine_s_own_facts(config: Config) -> None:
+    facts = host.probe(config)
+    assert facts.kernel == os.uname().release
+    assert facts.audience == config.host
+    assert facts.cpus >= 1
+    assert facts.memory_mb >= facts.memory_available_mb > 0
+    assert facts.disk_free_mb > 0
+    assert facts.pids_free > 0
+    assert facts.project_quota is False
+    assert host.probe(config).runsc == facts.runsc, "the second time from the record"
+
+
+def test_a_missing_runsc_is_none_and_not_an_error(config: Config, tmp_path: Path) -> None:
+    assert host.probe(config.model_copy(update={"runsc": tmp_path / "no-runsc"})).runsc is None
+
+
+def test_another_runsc_is_noticed(config: Config, tmp_path: Path) -> None:
+    tool = tmp_path / "runsc"
+
+    def write(version: str) -> None:
+        (tmp_path / "new").write_text(f"#!/bin/sh\necho runsc version {version}\n")
+        (tmp_path / "new").chmod(0o755)
+        os.replace(tmp_path / "new", tool)
+
+    mine = config.model_copy(update={"runsc": tool})
+    if os.getuid() != 0:
+        write("1")
+        with pytest.raises(errors.HostError, match="belongs to uid"):
+            host.runsc_facts(mine)
+        return
+    write("release-20240101.0")
+    first = host.runsc_facts(mine)
+    write("release-20250101.0")
+    second = host.runsc_facts(mine)
+    assert (first.version, second.version) == ("release-20240101.0", "release-20250101.0")
+    assert first.sha256 != second.sha256
+
+
+def test_a_program_that_is_no_runsc_is_refused(config: Config) -> None:
+    with pytest.raises(errors.HostError, match="--version"):
+        host.runsc_facts(config.model_copy(update={"runsc": Path("/usr/bin/false")}))
+
+
+def test_granted_paths_are_found(config: Config) -> None:
+    facts = _look(config, read='"/usr/share/doc", "/usr/bin/env"')
+    assert {p: g.kind for p, g in facts.granted.items()} == {"/usr/share/doc": "dir", "/usr/bin/env": "file"}
+
+
+@pytest.mark.parametrize("path", ["/root", "/etc", "/var"])
+def test_never_grantable_paths_are_refused_with_their_line(config: Config, path: str) -> None:
+    with pytest.raises(errors.NeverGrantableError) as refusal:
+        _look(config, read=f'"/usr/share/doc", "{path}"')
+    assert refusal.value.where == "agent.toml:14"
+
+
+def test_our_own_code_and_state_are_never_granted(config: Config) -> None:
+    never = host.never_granted(config, ["/srv/home"])
+    own = Path(host.__file__).resolve().parents[1]
+    assert {str(own / "policy"), str(own / "sandbox"), str(own / "covenant"), str(config.state), "/srv/home"} <= set(
+        never
+    )
+    with pytest.raises(errors.NeverGrantableError):
+        _look(config, read=f'"{own}"')
+
+
+def test_the_entry_of_a_package_is_read_from_its_bytes(config: Config) -> None:
+    assert _look(config).runtimes["rust-bin"].files == ()
+    with pytest.raises(errors.ProgramError):
+        _look(config, entry=b"#!/bin/sh\n")
+
+
+pytestmark_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="executables are refused elsewhere")
+
+
+@pytestmark_x86
+def test_a_granted_executable_comes_with_its_closure(config: Config) -> None:
+    found = _look(config, allow='"/usr/bin/env"').executables["/usr/bin/env"]
+    assert found.entry == "/usr/bin/env"
+    programs = {os.path.basename(f.path) for f in found.files if f.kind == "file" and f.mode & 0o111}
+    assert programs == {"env", "ld-linux-x86-64.so.2"}
+    digest = next(f.sha256 for f in found.files if f.path == found.entry)
+    assert _look(config, allow=f'"/usr/bin/env@sha256:{digest}"').executables
+
+
+@pytestmark_x86
+@pytest.mark.parametrize(
+    ("allow", "kind", "why"),
+    [
+        ('"/bin/env"', errors.GrantedPathError, "leads through symlink `/bin`"),
+        ('"/usr/bin/no-such-tool"', errors.GrantedPathError, "No such file"),
+        ('"/usr/bin"', errors.GrantedPathError, "is a directory"),
+        ('"/usr/bin/ldd"', errors.ProgramError, "is a script"),
+        ('"/usr/share/common-licenses/GPL-3"', errors.ProgramError, "is not an ELF file"),
+        (f'"/usr/bin/env@sha256:{"01" * 32}"', errors.ProgramError, "the manifest wants"),
+    ],
+)
+def test_an_executable_that_cannot_be_granted(
+    config: Config, allow: str, kind: type[errors.CovenantError], why: str
+) -> None:
+    with pytest.raises(kind, match=why) as refusal:
+        _look(config, allow=allow)
+    assert refusal.value.where == "agent.toml:16"
+
+
+def test_executables_are_refused_where_the_loader_cannot_be_stopped(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = host.probe(config)
+    monkeypatch.setattr(host, "architecture", lambda: "aarch64")
+    manifest = parse.parse(MANIFEST.format(read="", allow='"/usr/bin/env"').encode())
+    with pytest.raises(errors.NotEnforceableError):
+        host.for_manifest(facts, manifest, config=config, package={"main": tiny_elf.build(kind=2)})
+
+
+# --- cgroups: mount tables as they are seen -----------------------------------------------------------
+
+V1 = "".join(
+    f"{n} 1 0:{n} / {{root}}/{c} rw - cgroup cgroup rw,{c}\n"
+    for n, c in enumerate(("cpu", "memory", "pids", "freezer"))
+)
+V2 = "41 1 0:41 / {root}/unified rw - cgroup2 cgroup2 rw\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "controllers", "version", "swap"),
+    [
+        (V1 + V2, "hugetlb", 1, True),
+        (V1, "", 1, True),
+        (V2, "cpuset cpu io memory hugetlb pids rdma misc", 2, True),
+        (V2, "cpu pids", 0, False),
+        ("", "", 0, False),
+    ],
+)
+def test_where_the_controllers_live(tmp_path: Path, table: str, controllers: str, version: int, swap: bool) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.memsw.limit_in_bytes").write_text("0")
+    (tmp_path / "unified" / "child").mkdir(parents=True)
+    (tmp_path / "unified" / "child" / "memory.swap.max").write_text("max")
+    (tmp_path / "unified" / "cgroup.controllers").write_text(controllers)
+    facts = host.cgroup_facts(cgroupfs.Hierarchies.read(table.format(root=tmp_path)))
+    assert (facts.version, facts.swap_accounting) == (version, swap)
+    assert (version == 0) == (not facts.controllers)
