@@ -12,7 +12,6 @@ import unicodedata
 
 from policy.manifest import text
 
-PATH_BYTES = 4095  # PATH_MAX without its NUL
 COMPONENT_BYTES = 255  # NAME_MAX
 _GLOB = re.compile(r"[*?\[\]{}]")
 # Characters that look like a slash or a dot and are neither: a reader of the manifest would see another path.
@@ -33,6 +32,10 @@ def absolute(value: str) -> str:
     _characters(value)
     if not value.startswith("/"):
         raise text.wrong(f"path {text.quote(value)} is not absolute", _absolute_hint(value))
+    if _GLOB.search(value):
+        raise text.wrong(
+            f"path {text.quote(value)} holds a wildcard", "grant the directory itself: it covers what is below"
+        )
     if value.strip("/") == "":
         raise text.wrong(f"path {text.quote(value)} is the whole root", "name the directories that are needed")
     _components(value, value[1:])
@@ -79,12 +82,6 @@ def _characters(value: str) -> None:
         )
     if "\\" in value:
         raise text.wrong(f"path {text.quote(value)} holds a backslash", "separate components with `/`")
-    if _GLOB.search(value):
-        raise text.wrong(
-            f"path {text.quote(value)} holds a wildcard", "grant the directory itself: it covers what is below"
-        )
-    if len(value.encode()) > PATH_BYTES:
-        raise text.wrong(f"path {text.quote(value)} is too long", f"at most {PATH_BYTES} bytes")
 
 
 def _components(value: str, body: str) -> None:
@@ -109,4 +106,4 @@ def _normal_hint(parts: list[str], *, absolute: bool) -> str:
         elif part not in ("", "."):
             kept.append(part)
     right = ("/" if absolute else "") + "/".join(kept)
-    return f"write `{text.visible(right)}`" if kept else "name a directory"
+    return f"write `{text.visible(right)}`" if kept else "name a file or directory"

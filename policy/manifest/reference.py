@@ -24,9 +24,9 @@ _INTRO = f"""\
 Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
 
 An existing Covenant manifest parses unchanged. Absent means nothing; only limits have defaults, which are ceilings, and
-only `resources.network` must be written before `covenant manifest sign` takes the package. Every error names file, line,
-the offending value and what would be right; with `--json` all of them are listed. `agents/hello/agent.toml` is the page
-to copy.
+only `resources.network` must be written before `covenant manifest sign` takes the package. Every error names the file,
+the line, the offending value and what would be right; `--json` lists them all. `agents/hello/agent.toml` is the page to
+copy.
 
 - The file is UTF-8 without byte order mark or NUL, at most {syntax.MANIFEST_BYTES:,} bytes, {syntax.LINES:,} lines,
   {syntax.KEYS:,} keys, tables or items, nested at most {syntax.NESTING} deep. A key written twice is an error.

@@ -405,6 +405,10 @@ def test_hermes_ignores_entry_and_has_no_permissions() -> None:
     assert error.where == "agent.toml:7"
 
 
+def test_entry_may_hold_brackets_which_are_no_wildcard_there() -> None:
+    assert accept(LEAST.replace("main.py", "src/[id].py")).agent.entry == "src/[id].py"
+
+
 def test_entry_with_leading_dot_slash_is_the_plain_path() -> None:
     assert accept(LEAST.replace("main.py", "./main.py")).agent.entry == "main.py"
 
@@ -493,7 +497,7 @@ def test_defaults_applied_names_each_default_and_nothing_written() -> None:
         (b"[a]\n" * 10_001, "`10000` keys", "agent.toml"),
         (b"a = [" + b"1," * 10_001 + b"]", "`10000` keys, tables or items", "agent.toml"),
         (b"\n" * 20_001, "`20000` lines", "agent.toml"),
-        (b"[agent]\nid = 1" + b"0" * 5000, "`64` digits", "agent.toml:2"),
+        (b"[agent]\nid = 1" + b"0" * 5000, "`4300` digits", "agent.toml:2"),
         (b'[agent]\nid = "a"\nname = "b"\nid = "c"\n', "`agent.id` is written twice", "agent.toml:4"),
         (b"[agent]\n[spawn]\n[agent]\n", "`agent` is written twice", "agent.toml:3"),
         (b"agent = {id = 1, id = 2}\n", "written twice", "agent.toml:1"),
