@@ -19,11 +19,20 @@ import tempfile
 # Absolute, in the order of sandbox/config.py: the first that is there is the one that would be used.
 PLACES = ("/usr/bin/runsc", "/usr/local/bin/runsc")
 
-# The oldest that was seen to start a sandbox under systrap (Ubuntu 24.04's, on kernel 6.18); Debian 12's own of
-# 2022 knows no systrap. It only decides what is worth installing: whether it works, the probe decides.
-OLDEST = "0.0~20230807"
+# The oldest that is worth installing; whether it works, the probe decides. Debian 12's own of 2022 knows no systrap.
+# Ubuntu 24.04's of August 2023 has systrap, but cannot make a root read-only that was mounted nosuid and nodev
+# beforehand (EPERM: it drops the locked flags), and Covenant mounts every source so.
+OLDEST = "0.0~20240729"
 
 DEADLINE_SECONDS = 60
+
+
+# As Covenant does it: the source is mounted with its flags first, in a mount namespace that ends with the probe.
+_MOUNT_FIRST = [
+    *("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec"),
+    'mount --rbind / "$1"; mount -o remount,bind,ro,nosuid,nodev "$1"; shift; exec "$@"',
+    "sh",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +72,18 @@ def _start(binary: str) -> str | None:
             "user": {"uid": 65534, "gid": 65534},
             "noNewPrivileges": True,
         },
-        "root": {"path": "/", "readonly": True},
+        "root": {"path": "rootfs", "readonly": True},
         "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]},
     }
     flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=all:memory"]
     name = f"covenant-probe-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="covenant-probe-") as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        rootfs = pathlib.Path(folder) / "rootfs"
+        rootfs.mkdir()
         base = [binary, f"--root={folder}/state", *flags]
         process = subprocess.Popen(
-            [*base, "run", f"--bundle={folder}", name],
+            [*_MOUNT_FIRST, str(rootfs), *base, "run", f"--bundle={folder}", name],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
