@@ -22,7 +22,7 @@ _PROCESS_KEYS = {"terminal", "user", "args", "env", "cwd", "capabilities", "noNe
 _EPERM, _ENOSYS = 0x00050001, 0x00050026
 _SAYS: dict[tuple[str | int, bool], str] = {
     ("SCMP_ACT_ALLOW", False): "allow",
-    ("SCMP_ACT_ALLOW", True): "allow, without namespace flags",
+    ("SCMP_ACT_ALLOW", True): "allow, within its argument rule",
     ("SCMP_ACT_TRACE", False): "errno ENOSYS",
     (bpf.ALLOW, False): "allow",
     (_ENOSYS, False): "errno ENOSYS",
@@ -176,6 +176,6 @@ def _decisions(program: bytes, arch: str) -> dict[str, str]:
                 found[names[number]] = _SAYS.get((region.action, False), f"action {region.action:#x}")
     # A call that is allowed on one path and refused on another hangs on its arguments.
     return {
-        name: f"{says}, without namespace flags" if data.syscalls(arch).numbers[name] in refused else says
+        name: f"{says}, within its argument rule" if data.syscalls(arch).numbers[name] in refused else says
         for name, says in found.items()
     }

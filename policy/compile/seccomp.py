@@ -3,7 +3,7 @@
 What is not granted gets EPERM; nothing is killed. That holds for the wrong architecture and for x32 as well:
 refused is refused, and a stray `int 0x80` in a probe must not look like a crash of the agent.
 
-Two calls have an argument rule already, because without it a grant would be wider than it says:
+Some calls have an argument rule already, because without it a grant would be wider than it says:
 
 * `clone` is granted without the flags that make namespaces. In a user namespace the caller would hold every
   capability.
@@ -11,6 +11,8 @@ Two calls have an argument rule already, because without it a grant would be wid
   back from clone3 to clone on ENOSYS only, and with EPERM no thread can be started. runsc ignores errnoRet, but
   SCMP_ACT_TRACE without a tracer is ENOSYS, in gVisor as in Linux (seccomp(2)), and a tracer cannot exist since
   ptrace is on the deny list (tests/kernel/test_seccomp.py holds both).
+
+* `mknod` and `mknodat` are granted for fifos, sockets and files, not for device nodes.
 
 Further argument rules (socket families, ioctl TIOCSTI, personality, prctl) have their place in `_GUARDED` and
 `_denied_arguments`. runsc ORs two conditions on the same argument of one rule, so a rule never has two.
@@ -43,7 +45,12 @@ NAMESPACE_FLAGS: Final = MappingProxyType(
 _NAMESPACE_MASK: Final = functools.reduce(int.__or__, NAMESPACE_FLAGS.values())
 
 # Granted with a condition: name -> (argument, bits that must be clear).
-_GUARDED: Final = MappingProxyType({"clone": (0, _NAMESPACE_MASK)})
+# gVisor makes device nodes for a caller without CAP_MKNOD (agents/hostile, device_node_zero); S_IFCHR and S_IFBLK
+# share this bit of the mode (linux/stat.h), which fifos, sockets and files have not.
+_DEVICE_BIT: Final = 0x2000
+_GUARDED: Final = MappingProxyType(
+    {"clone": (0, _NAMESPACE_MASK), "mknod": (1, _DEVICE_BIT), "mknodat": (2, _DEVICE_BIT)}
+)
 
 _EPERM: Final = bpf.RET_ERRNO | errno.EPERM
 _ENOSYS: Final = bpf.RET_ERRNO | errno.ENOSYS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,8 @@ PROBES, GRANTED = table.load()
 PACKAGES = sorted({probe.package for probe in PROBES})
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("hostile"))
+def hostile(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("hostile"), warm=warm)
     for name in PACKAGES:
         world.sign(world.copy(f"hostile/{name}"))
     yield world

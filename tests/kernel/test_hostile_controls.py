@@ -46,8 +46,14 @@ def _ask(package: str, text: str, *, planted: Path | None = None) -> dict[str, t
         # A directory of the test's own stands where the manifest grants reading: /usr itself is read-only.
         mounts = [plain_runsc.Mount("/usr/share/common-licenses", planted, writable=True)]
     result = plain_runsc.run(
-        argv, stdin=json.dumps({"text": text}).encode() + b"\n", files=files, mounts=mounts,
-        env=SECRET if planted is not None else None, trees={"/workspace": table.HOSTILE / package}, cwd="/workspace")
+        argv,
+        stdin=json.dumps({"text": text}).encode() + b"\n",
+        files=files,
+        mounts=mounts,
+        env=SECRET if planted is not None else None,
+        trees={"/workspace": table.HOSTILE / package},
+        cwd="/workspace",
+    )
     assert result.status == 0, f"{package} {text[:60]}: {result.stderr.decode(errors='replace')[-2000:]}"
     # What bomb_stdout prints comes first; the answer is the last line.
     return table.rows(json.loads(result.stdout.splitlines()[-1])["text"])
@@ -60,8 +66,12 @@ def _batch_ids(package: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, table.Row]:
-    """Every probe's row, from a handful of sandboxes."""
-    granted_path = tmp_path_factory.mktemp("granted")
+    """Every probe's row."""
+    return answers(tmp_path_factory.mktemp("granted"))
+
+
+def answers(granted_path: Path) -> dict[str, table.Row]:
+    """Every probe's row, from a handful of plain sandboxes; ``granted_path`` is an empty directory of the caller's."""
     alone = [(probe.package, probe.id) for probe in PROBES if probe.alone]
     together = [(package, table.batch(_batch_ids(package))) for package in ("bombs", "exec", "python")]
 
@@ -97,9 +107,7 @@ def test_a_plain_sandbox_has_none_of_our_walls() -> None:
     assert status["Seccomp"] == "0"
 
 
-def test_the_harness_ends_a_sandbox_that_outlives_its_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_harness_ends_a_sandbox_that_outlives_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb without a working bound must not outlive the test, and nothing may be left of it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[str] = []
