@@ -101,7 +101,6 @@ def _refusals(manifest: Manifest, *, signed: bool) -> Iterator[tuple[str, str]]:
         (role is not None, "agent.role", f"cannot hold an agent to role `{role}`"),
         (has_network and network not in ("off", "full"), "resources.network", f"cannot hold network `{network}`"),
         (signed and not has_network, "resources", "wants `resources.network` written as `off` or `full`"),
-        (sandbox.standby > 0, "sandbox.standby", "keeps no instance waiting"),
         (spawns, "spawn", "starts no agents for an agent"),
         (lifetime.unlimited, "lifetime.unlimited", "gives no unlimited lifetime"),
         (lifetime.on_expiry != "terminate", "lifetime.on_expiry", f"cannot `{lifetime.on_expiry}` an agent"),

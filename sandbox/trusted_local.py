@@ -1,0 +1,276 @@
+"""The trusted-local runner: an agent on the host's own kernel under a dedicated uid. No sandbox, and it says so.
+
+What it holds an agent to is decided in ``policy.compile.trusted_local``; what the child does to itself stands in
+``sandbox.kernel.confine``. Here: who the user is, what is hidden, and the same exchange as under gVisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import resource
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from policy import errors
+from policy.compile import trusted_local as compiler
+from policy.manifest.agent import Manifest
+from policy.package import Package
+from sandbox import config as configuration
+from sandbox import host
+from sandbox.kernel import confine, libc, process, seccomp_loader
+from sandbox.runner import Channel, Exchange, Finished, Limits
+from sandbox.store import PackageStore
+
+# The package's place in the agent's mount namespace: a directory of every Linux system (FHS), so that nothing
+# has to be made on the host to mount over.
+WORKSPACE = "/mnt"
+_SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mount points, private to the run
+_RUN = "/run"
+# Covering one of these would take away what a program needs to start, or a cover of ours.
+_NEEDED = ("/usr", "/lib", "/bin", "/etc", "/dev", "/proc", _RUN, WORKSPACE, *_SCRATCH)
+
+# Members can become root, read the disk, or read what root may: not who an agent should be, although the
+# supplementary groups themselves are dropped.
+_ROOT_LIKE_GROUPS = frozenset(
+    {"root", "sudo", "wheel", "admin", "docker", "lxd", "incus-admin", "incus", "libvirt", "kvm", "disk", "shadow"}
+    | {"kmem", "adm", "systemd-journal", "staff", "covenant"}
+)
+_NOBODY = 65534
+_OPEN_FILES = 1024
+# Measured with node 20: it starts with 1,024 MiB of RLIMIT_AS and not with 512, whatever it then uses.
+_NODE_ADDRESS_SPACE = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The user that the agent becomes."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that may start: what the manifest compiled to, who it runs as, and what starts it."""
+
+    policy: compiler.LocalPolicy
+    identity: Identity
+    program: str
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What this backend leaves advisory, to print and to log."""
+        return self.policy.not_enforced
+
+    def describe(self) -> str:
+        """The act in words."""
+        return f"run {self.policy.entry} as {self.identity.name} (uid {self.identity.uid}), not sandboxed"
+
+
+def plan(manifest: Manifest, *, config: configuration.Config, user: str | None, signed: bool) -> Plan:
+    """Decide what would run; nothing is started.
+
+    Raises:
+        errors.BackendError: the manifest demands what this backend cannot hold, or the user is unfit.
+        errors.PrivilegeError: not root.
+        errors.HostError: the user or the interpreter is missing.
+    """
+    policy = compiler.compile(manifest, arch=host.architecture(), signed=signed)
+    _need_root()
+    identity = identify(user or config.trusted_local_user, config)
+    interpreter = {"python3": config.python3, "node": config.node}.get(policy.runtime)
+    own = f"{WORKSPACE}/{policy.entry}"
+    return Plan(policy, identity, own if interpreter is None else str(configuration.trusted_binary(interpreter)))
+
+
+def identify(name: str, config: configuration.Config) -> Identity:
+    """The user of that name, if an agent may be it.
+
+    Raises:
+        errors.HostError: there is no such user.
+        errors.BackendError: it is root, shared, or in a group that makes it as good as root.
+    """
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError) as e:
+        raise errors.HostError(
+            f"there is no user `{name}`",
+            hint="run scripts/setup, or: useradd --system --no-create-home --shell /usr/sbin/nologin covenant-agent",
+        ) from e
+    check_ids(name, entry.pw_uid, entry.pw_gid, config)
+    groups = os.getgrouplist(name, entry.pw_gid)
+    for gid in groups:
+        with contextlib.suppress(KeyError):
+            if gid == 0 or grp.getgrgid(gid).gr_name in _ROOT_LIKE_GROUPS:
+                group = grp.getgrgid(gid).gr_name
+                raise errors.BackendError(f"user `{name}` is in group `{group}`", hint="use a user of its own")
+    return Identity(name, entry.pw_uid, entry.pw_gid)
+
+
+def check_ids(name: str, uid: int, gid: int, config: configuration.Config) -> None:
+    """Refuse ids that are root's, that others share, or that gVisor runs take theirs from.
+
+    Raises:
+        errors.BackendError: they are.
+    """
+    if uid == 0 or gid == 0:
+        raise errors.BackendError(f"user `{name}` is root", hint="an agent never runs as uid or gid 0")
+    if uid in (_NOBODY, 2**32 - 1) or gid == 2**32 - 1:
+        raise errors.BackendError(f"user `{name}` is shared with other services", hint="use a user of its own")
+    if config.uid_first <= uid < config.uid_first + config.uid_count:
+        raise errors.BackendError(f"uid {uid} of user `{name}` lies in the range of the sandboxed runs")
+
+
+def run(
+    plan: Plan,
+    *,
+    package: Package,
+    run_id: str,
+    intent: bytes,
+    limits: Limits,
+    state: Path,
+    hidden: Sequence[str] = (),
+) -> Finished:
+    """Start the agent, hold the exchange, end everything that it started.
+
+    ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into.
+
+    Raises:
+        errors.PrivilegeError: not root.
+        errors.MachineError: a step of the confinement failed; nothing of the agent ran.
+    """
+    _need_root()
+    executable = plan.policy.entry if plan.policy.runtime == "rust-bin" else ""
+    copy = PackageStore(state / "packages").put(package, executable=executable)
+    with contextlib.ExitStack() as stack:
+        mount = _package_mount(copy, executable=bool(executable), stack=stack)
+        confinement = _confinement(plan, (str(state), *hidden))
+        launch = process.Launch(
+            program=plan.program,
+            arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
+            environment=_environment(plan, run_id),
+            mounts=[mount],
+            prepare=lambda: confine.enter(confinement),
+            directory=WORKSPACE,
+        )
+        child = stack.enter_context(process.spawn(launch))
+        # spawn returns after execve, so the agent has started: a descriptor that is readable already.
+        started = os.eventfd(1, os.EFD_CLOEXEC)
+        stack.callback(os.close, started)
+        exchange = Exchange(_channel(child, started), intent, limits)
+        exchange.run()
+        return _finished(plan, exchange, child.reap())
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError(
+            "trusted-local needs root, to become a user that cannot read your keys",
+            hint="run it with sudo, and give COVENANT_HOME",
+        )
+
+
+def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> process.Attach:
+    """The verified copy, attached by descriptor: the agent never walks through COVENANT_STATE."""
+    fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    detached = libc.open_tree_clone(fd)
+    stack.callback(os.close, detached)
+    flags = libc.MOUNT_ATTR_RDONLY | libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV
+    libc.mount_setattr(detached, flags if executable else flags | libc.MOUNT_ATTR_NOEXEC)
+    return process.Attach(detached, WORKSPACE)
+
+
+def _environment(plan: Plan, run_id: str) -> dict[str, str]:
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": _SCRATCH[0] if plan.policy.scratch_bytes else WORKSPACE,
+        "LANG": "C.UTF-8",
+        "COVENANT_RUN_ID": run_id,
+    }
+
+
+def _confinement(plan: Plan, hidden: Sequence[str]) -> confine.Confinement:
+    policy = plan.policy
+    return confine.Confinement(
+        uid=plan.identity.uid,
+        gid=plan.identity.gid,
+        hidden=(*_covers(hidden, plan), *((_RUN,) if policy.hide_run and os.path.isdir(_RUN) else ())),
+        scratch=tuple(dict.fromkeys(os.path.realpath(p) for p in _SCRATCH if os.path.isdir(p))),
+        scratch_bytes=policy.scratch_bytes,
+        own_network=policy.own_network,
+        limits=(
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_FSIZE, policy.file_bytes),
+            (resource.RLIMIT_NOFILE, _OPEN_FILES),
+            (resource.RLIMIT_NPROC, policy.processes),
+            (resource.RLIMIT_AS, policy.memory_bytes),
+        ),
+        # Built here, where a failure still has a place to go; the child only loads it.
+        filter=seccomp_loader.prepare(policy.filter),
+    )
+
+
+def _covers(hidden: Sequence[str], plan: Plan) -> list[str]:
+    """The directories to cover, outermost first, without those that another cover hides already.
+
+    Raises:
+        errors.HomeError: one of them holds what the agent's program needs, or belongs to the agent's user.
+    """
+    covered = [*(p for p in _SCRATCH if os.path.isdir(p)), WORKSPACE, "/proc"]
+    if plan.policy.hide_run:
+        covered.append(_RUN)
+    out: list[str] = []
+    for given in sorted({os.path.realpath(path) for path in hidden if os.path.exists(path)}):
+        path = Path(given)
+        if path.stat().st_uid == plan.identity.uid:
+            raise errors.HomeError(f"`{given}` belongs to user `{plan.identity.name}`", where=given)
+        if any(Path(needed).is_relative_to(path) for needed in (*_NEEDED, os.path.realpath(plan.program))):
+            raise errors.HomeError(f"`{given}` cannot be hidden from an agent", where=given)
+        if not any(path.is_relative_to(cover) for cover in (*map(os.path.realpath, covered), *out)):
+            out.append(given)
+    return out
+
+
+def _channel(child: process.Child, started: int) -> Channel:
+    def kill() -> None:
+        # The keeper ends with the namespace; its own death would end it too, but nobody would wait for that.
+        child.signal(confine.KILL_ALL)
+
+    return Channel(
+        stdin=child.stdin,
+        stdout=child.stdout,
+        stderr=child.stderr,
+        pidfd=child.pidfd,
+        started=started,
+        has_started=lambda: True,
+        terminate=lambda: child.signal(signal.SIGTERM),
+        kill=kill,
+    )
+
+
+def _finished(plan: Plan, exchange: Exchange, status: int) -> Finished:
+    error = exchange.error
+    if error is None and status != 0:
+        small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
+        hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"
+        error = errors.AgentFailedError(
+            f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
+        )
+    return Finished(
+        stdout=bytes(exchange.stdout),
+        stderr=exchange.stderr,
+        stderr_total=exchange.stderr_total,
+        exit_status=status,
+        error=error,
+        oom_kills=0,
+        start_seconds=exchange.started_at,
+        total_seconds=exchange.ended_at,
+        reported=(),
+    )

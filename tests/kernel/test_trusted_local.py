@@ -1,0 +1,594 @@
+"""trusted-local on the real kernel: who the agent is, what it cannot reach, and that nothing of it stays.
+
+Each denial stands beside a control in which the same probe succeeds or fails differently. Every probe runs
+inside ``trusted_local.run`` (its own uid, mounts and pids); what differs in a control is one part of the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import contract, data, errors
+from policy.compile import seccomp
+from policy.compile import trusted_local as compiler
+from policy.manifest import parse
+from policy.package import Package
+from sandbox import host, trusted_local
+from sandbox.runner import Finished, Limits
+
+ROOT = Path(__file__).resolve().parents[2]
+# No account of any machine, and outside the range of the sandboxed runs.
+AGENT = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
+INTENT = b'{"id":"1","text":"what?","issuer":{},"issued_at":1,"priority":"normal","parent":null}\n'
+
+PRELUDE = """
+import ctypes, errno, json, os, resource, signal, socket, sys, time
+def tried(action):
+    try:
+        value = action()
+        return ["ok", value if isinstance(value, (int, str, list, type(None))) else str(value)]
+    except OSError as e:
+        return [errno.errorcode.get(e.errno, str(e.errno)), None]
+    except MemoryError:
+        return ["MemoryError", None]
+def answer(value):
+    print(json.dumps({"text": json.dumps(value)}), flush=True)
+intent = sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A COVENANT_STATE outside /tmp, which every run covers anyway; with a key and a log that anyone may read."""
+    folder = Path(f"/var/lib/covenant-test-{uuid.uuid4()}")
+    folder.mkdir(mode=0o700)
+    yield folder
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o700)
+    shutil.rmtree(folder)
+
+
+def manifest(**values: object) -> bytes:
+    given = {"network": "off", "memory_mb": 256, "disk_mb": 4, "filesystem": "ephemeral", "runtime": "python3"}
+    v = {**given, "entry": "main.py", "extra": "", **values}
+    return textwrap.dedent(
+        f"""
+        [agent]
+        id = "probe"
+        name = "probe"
+        version = "1"
+        runtime = "{v["runtime"]}"
+        entry = "{v["entry"]}"
+        [resources]
+        network = "{v["network"]}"
+        memory_mb = {v["memory_mb"]}
+        disk_mb = {v["disk_mb"]}
+        pids_max = {v.get("pids_max", 64)}
+        [sandbox]
+        filesystem = "{v["filesystem"]}"
+        {v["extra"]}
+        """
+    ).encode()
+
+
+def plan_of(raw: bytes, **changes: Any) -> trusted_local.Plan:
+    policy = compiler.compile(parse.parse(raw), arch=host.architecture(), signed=False)
+    program = {"python3": "/usr/bin/python3", "node": "/usr/bin/node"}.get(policy.runtime, f"/mnt/{policy.entry}")
+    return trusted_local.Plan(dataclasses.replace(policy, **changes), AGENT, program)
+
+
+def run(
+    state: Path,
+    code: str,
+    *,
+    plan: Callable[[bytes], trusted_local.Plan] = plan_of,
+    seconds: float = 20,
+    grace: float = 0.5,
+    hidden: tuple[str, ...] = (),
+    files: Mapping[str, bytes] | None = None,
+    **values: object,
+) -> Finished:
+    raw = manifest(**values)
+    source = (PRELUDE + textwrap.dedent(code)).encode()
+    return trusted_local.run(
+        plan(raw),
+        package=Package({"agent.toml": raw, "main.py": source, **(files or {})}),
+        run_id=str(uuid.uuid4()),
+        intent=INTENT,
+        limits=Limits(start_seconds=20, task_seconds=seconds, task_clock="timeout", grace_seconds=grace),
+        state=state,
+        hidden=hidden,
+    )
+
+
+def value(finished: Finished) -> Any:
+    assert finished.error is None, (finished.error, finished.stderr)
+    return json.loads(contract.parse_result(finished.stdout).text)
+
+
+def alive(token: str) -> list[int]:
+    """Host processes whose command line holds the token."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if token.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# --- who it is ------------------------------------------------------------------------------------------------
+
+
+def test_the_agent_is_a_plain_user_with_nothing_of_ours(state: Path) -> None:
+    leaked = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(leaked, True)
+    os.environ["COVENANT_TEST_SECRET"] = "x"
+    try:
+        seen = value(
+            run(
+                state,
+                """
+                fds = {}
+                for fd in range(0, 64):
+                    try: fds[fd] = os.readlink(f"/proc/self/fd/{fd}").split(":")[0]
+                    except OSError: pass
+                status = dict(l.rstrip().split(":", 1) for l in open("/proc/self/status"))
+                answer({
+                    "ids": [*os.getresuid(), *os.getresgid()], "groups": os.getgroups(), "fds": fds,
+                    "status": {k: v.strip() for k, v in status.items()}, "env": dict(os.environ), "cwd": os.getcwd(),
+                    "pids": sorted(int(p) for p in os.listdir("/proc") if p.isdigit()),
+                    "session": os.getsid(0) == os.getpid(), "umask": os.umask(0),
+                    "core": resource.getrlimit(resource.RLIMIT_CORE), "intent": intent,
+                    "ignored": [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_DFL],
+                })
+                """,
+            )
+        )
+    finally:
+        os.close(leaked)
+        del os.environ["COVENANT_TEST_SECRET"]
+    assert seen["ids"] == [AGENT.uid] * 6
+    assert seen["groups"] == []
+    assert seen["fds"] == {"0": "pipe", "1": "pipe", "2": "pipe"}
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(seen["status"][name], 16) == 0, name
+    assert (seen["status"]["NoNewPrivs"], seen["status"]["Seccomp"]) == ("1", "2")
+    assert set(seen["env"]) == {"PATH", "HOME", "LANG", "COVENANT_RUN_ID"}
+    assert (seen["env"]["LANG"], seen["env"]["HOME"], seen["cwd"]) == ("C.UTF-8", "/tmp", "/mnt")
+    assert seen["pids"] == [1, 2]
+    assert seen["session"]
+    assert (seen["umask"], seen["core"], seen["ignored"]) == (0o077, [0, 0], [])
+    assert seen["intent"] == INTENT.decode()
+
+
+def test_the_control_of_the_descriptor_leak_leaks() -> None:
+    """A child that marks nothing does inherit that descriptor: the test above would see one."""
+    leaked = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(leaked, True)
+    try:
+        listed = subprocess.run(["/bin/ls", "/proc/self/fd"], close_fds=False, capture_output=True, text=True)
+    finally:
+        os.close(leaked)
+    assert str(leaked) in listed.stdout.split()
+
+
+def test_uid_or_gid_0_never_runs_even_if_a_plan_says_so(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trusted_local, "_covers", lambda hidden, plan: [])
+    for uid, gid in ((0, AGENT.gid), (AGENT.uid, 0)):
+        root = trusted_local.Identity("r", uid, gid)
+
+        def plan(raw: bytes, identity: trusted_local.Identity = root) -> trusted_local.Plan:
+            return dataclasses.replace(plan_of(raw), identity=identity)
+
+        with pytest.raises(errors.KernelError, match="as root"):
+            run(state, "answer(1)", plan=plan)
+
+
+def test_without_root_it_is_a_clear_refusal() -> None:
+    program = (
+        "import os; os.setresuid(65534, 65534, 65534)\n"
+        "from sandbox import trusted_local as t; from policy import errors\n"
+        "try: t._need_root()\n"
+        "except errors.PrivilegeError as e: print(e.code, e.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith("needs_root run it with sudo")
+
+
+# --- what it cannot read or change ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secrets(state: Path) -> Iterator[list[Path]]:
+    """Keys, the log and the vault, with modes that would let anybody read them."""
+    home = Path(f"/var/lib/covenant-test-home-{uuid.uuid4()}")
+    places = [state / "audit/events.jsonl", state / "audit-head/ledger.key", home / "keys/op.key"]
+    for place in places:
+        place.parent.mkdir(parents=True, mode=0o755)
+        place.write_text("secret")
+    for path in (state, home, *(p.parent for p in places), *places):
+        path.chmod(0o755)
+    yield places
+    shutil.rmtree(home)
+
+
+READ = "answer([tried(lambda p=p: open(p).read()) for p in PATHS])"
+
+
+def test_keys_and_log_cannot_be_read(state: Path, secrets: list[Path]) -> None:
+    code = f"PATHS = {[str(p) for p in secrets]!r}\n{READ}"
+    home = secrets[-1].parents[1]
+    assert [p.read_text() for p in secrets] == ["secret"] * 3  # control: root reads them
+
+    # Control: the same agent without the covers reads what the modes allow, so the probe does read.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trusted_local, "_covers", lambda hidden, plan: [])
+        assert value(run(state, code, hidden=(str(home),))) == [["ok", "secret"]] * 3
+
+    assert value(run(state, code, hidden=(str(home),))) == [["EACCES", None]] * 3
+
+    # And the modes alone hold it, should a cover ever be missing.
+    for path in (state, home):
+        path.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trusted_local, "_covers", lambda hidden, plan: [])
+        assert value(run(state, code, hidden=(str(home),))) == [["EACCES", None]] * 3
+
+
+def test_a_directory_of_the_agents_own_user_is_not_a_place_for_keys(state: Path) -> None:
+    os.chown(state, AGENT.uid, AGENT.gid)
+    with pytest.raises(errors.HomeError, match="belongs to user"):
+        run(state, "answer(1)")
+
+
+@pytest.mark.parametrize("path", ["/", "/usr", "/var", "/mnt"])
+def test_what_the_agent_needs_cannot_be_hidden(state: Path, path: str) -> None:
+    with pytest.raises(errors.HomeError, match="cannot be hidden"):
+        run(state, "answer(1)", hidden=(path,))
+
+
+def test_another_runs_files_and_processes_are_out_of_reach(state: Path) -> None:
+    """Both runs have the same uid: what keeps them apart are their own /tmp and pid namespace."""
+    token = f"token-{uuid.uuid4()}"
+    first: list[Finished] = []
+    code = f"""
+        open("/tmp/secret", "w").write("mine")
+        os.execv("/bin/sh", ["/bin/sh", "-c", ": {token}; sleep 4; cat /tmp/secret >&2; echo '{{}}'"])
+    """
+    thread = threading.Thread(target=lambda: first.append(run(state, code)))
+    thread.start()
+    try:
+        assert eventually(lambda: len(alive(token)) >= 1)
+        (pid, *_) = alive(token)
+        secret = f"/proc/{pid}/root/tmp/secret"
+
+        # Control: a process of the same uid outside reaches into the run through /proc, and may signal it.
+        script = (
+            f"import os; os.setgroups([]); os.setresgid({AGENT.gid},{AGENT.gid},{AGENT.gid}); "
+            f"os.setresuid({AGENT.uid},{AGENT.uid},{AGENT.uid}); print(open({secret!r}).read()); os.kill({pid}, 0)"
+        )
+        outside = subprocess.run(["/usr/bin/python3", "-c", script], capture_output=True, text=True)
+        assert (outside.returncode, outside.stdout.strip()) == (0, "mine"), outside.stderr
+
+        seen = value(
+            run(
+                state,
+                f"""
+                answer([
+                    tried(lambda: open("/tmp/secret").read()), tried(lambda: open({secret!r}).read()),
+                    tried(lambda: os.kill({pid}, 0)), os.listdir("/dev/shm"), os.listdir("/var/tmp"),
+                ])
+                """,
+            )
+        )
+        assert seen == [["ENOENT", None], ["ENOENT", None], ["ESRCH", None], [], []]
+    finally:
+        thread.join()
+    assert b"mine" in first[0].stderr
+
+
+def test_the_host_is_read_only_and_scratch_is_thrown_away(state: Path) -> None:
+    world = Path(f"/var/lib/covenant-test-world-{uuid.uuid4()}")
+    world.mkdir()
+    world.chmod(0o777)
+    try:
+        # Control: the modes would let anyone write there.
+        can = f"import os; os.setresuid({AGENT.uid},{AGENT.uid},{AGENT.uid}); open('{world}/x', 'w')"
+        assert subprocess.run(["/usr/bin/python3", "-c", can]).returncode == 0
+        (world / "x").unlink()
+        code = f"""
+            answer([tried(lambda p=p: open(p, "w").write("x")) for p in
+                    ("{world}/x", "/mnt/main.py", "/mnt/new", "/tmp/x", "/dev/shm/y", "/var/tmp/z", "/dev/null")])
+        """
+        seen = value(run(state, code))
+        assert seen[0] == ["EROFS", None]
+        assert [s[0] for s in seen[1:3]] == ["EROFS", "EROFS"] or [s[0] for s in seen[1:3]] == ["EACCES", "EROFS"]
+        assert seen[3:] == [["ok", 1]] * 4
+        assert not Path("/tmp/x").exists() or Path("/tmp/x").stat().st_uid != AGENT.uid
+
+        # read-only-package has no writable directory at all; the device is the control.
+        seen = value(run(state, code, filesystem="read-only-package"))
+        assert {s[0] for s in seen[3:6]} <= {"EROFS", "EACCES"}
+        assert seen[6] == ["ok", 1]
+    finally:
+        shutil.rmtree(world)
+
+
+def test_the_package_is_the_bytes_that_were_verified(state: Path) -> None:
+    finished = run(
+        state,
+        """
+        answer([sorted(os.listdir(".")), open("lib/data.txt").read(), oct(os.stat("main.py").st_mode & 0o777),
+                os.stat("main.py").st_uid])
+        """,
+        files={"lib/data.txt": b"bytes"},
+    )
+    assert value(finished) == [["agent.toml", "lib", "main.py"], "bytes", "0o444", 0]
+
+
+# --- the filter -------------------------------------------------------------------------------------------------
+
+# Arguments on which the kernel itself says something else than EPERM to a plain user: without the filter that is
+# what is seen, with it EPERM comes first.
+CALLS: dict[str, tuple[list[int], str]] = {
+    "mount": ([-1, -1, -1, 0, -1], "EFAULT"),
+    "ptrace": ([0, 0, 0, 0], "ok"),
+    "process_vm_readv": ([2**30, 0, 0, 0, 0, 0], "ok"),
+    "keyctl": ([0, -3, 0], "ok"),
+    "add_key": ([-1, -1, -1, 0, 0], "EFAULT"),
+    "unshare": ([0], "ok"),
+    "io_uring_setup": ([0, -1], "EFAULT"),
+    "open_tree": ([-1, -1, 0], "EFAULT"),
+    "kcmp": ([2**30, 2**30, 0, 0, 0], "ESRCH"),
+}
+
+
+def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Path) -> None:
+    numbers = data.syscalls(host.architecture()).numbers
+    calls = {name: (numbers[name], args) for name, (args, _) in CALLS.items()}
+    code = f"""
+        libc = ctypes.CDLL(None, use_errno=True)
+        def call(number, *args):
+            if libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) for a in args]) < 0:
+                raise OSError(ctypes.get_errno(), "")
+        answer({{name: tried(lambda: call(number, *args))[0] for name, (number, args) in {calls!r}.items()}})
+    """
+    nothing = seccomp.compile_denylist((), arch=host.architecture(), deny_socket_families_except=None)
+    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing)))
+    assert without == {name: outcome for name, (_, outcome) in CALLS.items()}
+    assert value(run(state, code)) == dict.fromkeys(CALLS, "EPERM")
+
+
+def test_the_manifests_own_deny_list_is_loaded(state: Path) -> None:
+    code = 'answer([tried(lambda: os.symlink("a", "/tmp/b")), tried(lambda: os.mkdir("/tmp/c"))])'
+    deny = '[permissions.syscalls]\n        deny = ["symlink", "symlinkat"]'
+    assert value(run(state, code)) == [["ok", None], ["ok", None]]
+    assert value(run(state, code, extra=deny)) == [["EPERM", None], ["ok", None]]
+
+
+def test_network_off_leaves_unix_sockets_and_nothing_else(state: Path) -> None:
+    code = """
+        def devices(): return sorted(l.split(":")[0].strip() for l in open("/proc/net/dev") if ":" in l)
+        families = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET, 40, 45)
+        answer([[tried(lambda f=f: socket.socket(f, socket.SOCK_DGRAM).close())[0] for f in families],
+                tried(lambda: [s.close() for s in socket.socketpair()])[0], devices(),
+                tried(lambda: os.listdir("/run"))[0]])
+    """
+    full = value(run(state, code, network="full"))
+    assert full[0][:4] == ["ok"] * 4
+    assert full[2] == sorted(line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+    assert full[3] == "ok"
+    off = value(run(state, code))
+    assert off == [["ok"] + ["EPERM"] * 6, "ok", ["lo"], "EACCES"]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------
+
+
+def test_memory_mb_bounds_the_address_space(state: Path) -> None:
+    code = "answer(tried(lambda: len(bytearray(200 * 1024 * 1024))))"
+    assert value(run(state, code, memory_mb=128)) == ["MemoryError", None]
+    assert value(run(state, code, memory_mb=512)) == ["ok", 200 * 1024 * 1024]
+
+
+def test_disk_mb_bounds_a_file_and_the_scratch_together(state: Path) -> None:
+    code = """
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        def write(path, mib):
+            with open(path, "wb", buffering=0) as f:
+                for _ in range(mib): f.write(b"x" * 1024 * 1024)
+        answer([tried(lambda p=p, n=n: write(p, n)) for p, n in (("/tmp/a", 3), ("/var/tmp/b", 3), ("/tmp/c", 9))])
+    """
+    assert [s[0] for s in value(run(state, code, disk_mb=20))] == ["ok"] * 3
+    small = [s[0] for s in value(run(state, code, disk_mb=4))]
+    assert small == ["ok", "ENOSPC", "ENOSPC"]
+    # The file limit itself, where the scratch would have room.
+    seen = value(run(state, code, plan=lambda raw: plan_of(raw, scratch_bytes=64 * 2**20), disk_mb=4))
+    assert [s[0] for s in seen] == ["ok", "ok", "EFBIG"]
+
+
+def test_disk_mb_0_is_no_disk_and_not_an_endless_one(state: Path) -> None:
+    code = 'answer(tried(lambda: open("/tmp/a", "w").write("x")))'
+    seen = value(run(state, code, plan=lambda raw: plan_of(raw, scratch_bytes=0)))
+    assert seen[0] in ("EROFS", "EACCES")
+
+
+def test_pids_max_bounds_processes_exactly(state: Path) -> None:
+    code = """
+        children = []
+        def start():
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(30); os._exit(0)
+            children.append(pid)
+        outcome = "none"
+        while len(children) < 30:
+            outcome = tried(start)[0]
+            if outcome != "ok": break
+        answer([outcome, len(children)])
+    """
+    assert value(run(state, code, pids_max=10)) == ["EAGAIN", 9]
+    assert value(run(state, code, pids_max=64)) == ["ok", 30]
+
+
+# --- the end ----------------------------------------------------------------------------------------------------
+
+DAEMON = """
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(s, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.execv("/bin/sh", ["/bin/sh", "-c", "trap '' TERM; : {token}; while :; do sleep 1; done"])
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_daemon_of_the_agent_dies_with_it(state: Path) -> None:
+    token = f"token-{uuid.uuid4()}"
+    out: list[Finished] = []
+    code = textwrap.dedent(DAEMON.format(token=token)) + "time.sleep(1.5)\nanswer(1)\n"
+    thread = threading.Thread(target=lambda: out.append(run(state, code)))
+    thread.start()
+    assert eventually(lambda: bool(alive(token)))  # control: it did live
+    thread.join()
+    assert value(out[0]) == 1
+    assert alive(token) == []
+
+
+def test_an_agent_that_ignores_sigterm_ends_after_its_grace(state: Path) -> None:
+    token = f"token-{uuid.uuid4()}"
+    code = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        + textwrap.dedent(DAEMON.format(token=token))
+        + "while True: time.sleep(1)\n"
+    )
+    finished = run(state, code, seconds=1)
+    assert isinstance(finished.error, errors.DeadlineError)
+    assert finished.exit_status == 137
+    assert alive(token) == []
+
+
+def test_an_agent_that_minds_sigterm_may_clean_up(state: Path) -> None:
+    code = """
+        def end(*_):
+            print("cleaned up", file=sys.stderr, flush=True); sys.exit(3)
+        signal.signal(signal.SIGTERM, end)
+        while True: time.sleep(1)
+    """
+    finished = run(state, code, seconds=0.5, grace=5)
+    assert isinstance(finished.error, errors.DeadlineError)
+    assert b"cleaned up" in finished.stderr
+    assert (finished.exit_status, finished.error.details) == (3, {"clock": "timeout"})
+
+
+def test_the_agent_cannot_end_or_signal_what_stands_above_it(state: Path) -> None:
+    seen = value(run(state, "answer([tried(lambda: os.kill(1, s))[0] for s in (signal.SIGKILL, signal.SIGUSR1, 0)])"))
+    assert seen == ["EPERM"] * 3
+
+
+def test_a_stdout_flood_ends_and_is_named(state: Path) -> None:
+    finished = run(state, 'while True: os.write(1, b"x" * 65536)')
+    assert isinstance(finished.error, errors.OutputTooLargeError)
+
+
+def test_an_agents_own_failure_is_told_from_ours(state: Path) -> None:
+    finished = run(state, "sys.exit(5)")
+    assert isinstance(finished.error, errors.AgentFailedError)
+    assert finished.exit_status == 5
+    finished = run(state, "os.kill(os.getpid(), signal.SIGSEGV)")
+    assert finished.exit_status == 128 + signal.SIGSEGV
+
+
+SUPERVISOR = """
+import sys; sys.path[:0] = [{root!r}, {here!r}]
+import pathlib, test_trusted_local as t
+t.run(pathlib.Path({state!r}), {code!r}, seconds=60)
+"""
+
+
+def test_a_killed_supervisor_leaves_no_agent(state: Path) -> None:
+    token = f"token-{uuid.uuid4()}"
+    code = textwrap.dedent(DAEMON.format(token=token)) + "time.sleep(60)\n"
+    script = SUPERVISOR.format(root=str(ROOT), here=str(Path(__file__).parent), state=str(state), code=code)
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True) as child:
+        try:
+            assert eventually(lambda: len(set(alive(token)) - {child.pid}) >= 2, 20)
+        finally:
+            child.kill()
+    assert eventually(lambda: alive(token) == [])
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        ({"program": "/nonexistent/python3"}, "execute /nonexistent/python3: No such file"),
+        ({"program": "/mnt/agent.toml"}, "execute /mnt/agent.toml: Permission denied"),
+    ],
+)
+def test_a_failed_step_is_named_and_nothing_runs(state: Path, change: dict[str, Any], step: str) -> None:
+    with pytest.raises(errors.KernelError, match=step):
+        run(state, "answer(1)", plan=lambda raw: dataclasses.replace(plan_of(raw), **change))
+
+
+def test_a_cover_that_cannot_be_mounted_stops_the_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = state / "file"
+    file.touch()
+    monkeypatch.setattr(trusted_local, "_covers", lambda hidden, plan: [str(file)])
+    with pytest.raises(errors.KernelError, match=f"hide {file}: mount: Not a directory"):
+        run(state, "answer(1)")
+
+
+def test_the_machine_is_as_it_was(state: Path) -> None:
+    before = Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))
+    value(run(state, "answer(1)"))
+    run(state, "time.sleep(60)", seconds=0.2, grace=0.1)
+    with pytest.raises(errors.KernelError):
+        run(state, "answer(1)", plan=lambda raw: dataclasses.replace(plan_of(raw), program="/nonexistent"))
+    assert (Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+# --- the other runtimes -----------------------------------------------------------------------------------------
+
+
+def test_a_compiled_agent_runs_from_the_package(state: Path) -> None:
+    """cat answers with the intent, which happens to be a result: an ELF file, executable in the package alone."""
+    finished = run(state, "", runtime="rust-bin", entry="bin/agent", files={"bin/agent": Path("/bin/cat").read_bytes()})
+    assert finished.error is None, finished.stderr
+    assert contract.parse_result(finished.stdout).text == "what?"
+
+
+def test_a_node_agent_runs_with_room_for_its_address_space(state: Path) -> None:
+    script = b"process.stdin.once('data', d => console.log(JSON.stringify({text: JSON.parse(d).text})))"
+    finished = run(state, "", runtime="node", entry="main.js", memory_mb=4096, files={"main.js": script})
+    assert finished.error is None, (finished.error, finished.stderr)
+    assert contract.parse_result(finished.stdout).text == "what?"
