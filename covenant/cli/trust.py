@@ -51,7 +51,7 @@ def init(
 
     home, now_ms = common.home(), times.now_ms()
     lifetime_ms = times.duration_ms(expires, option="--expires")
-    supervisor = common.state() if os.geteuid() == 0 else None
+    supervisor = common.state() if running_as_root() else None
     with contextlib.ExitStack() as stack:
         state = stack.enter_context(State(supervisor)) if supervisor else None
         raw = _working_copy(home)
@@ -102,6 +102,11 @@ def show(as_json: bool) -> None:
             f"    agents {' '.join(key.scope.agents)}; roles {' '.join(key.scope.roles)}; "
             f"{key.threshold} signer(s) needed; until {times.utc(key.expires_at)}"
         )
+
+
+def running_as_root() -> bool:
+    """Whether this process may write the state that decides."""
+    return os.geteuid() == 0
 
 
 @dataclass(frozen=True, slots=True)

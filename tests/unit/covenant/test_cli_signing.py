@@ -1,0 +1,306 @@
+"""``covenant keys``, ``trust`` and ``manifest``, as an operator uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from covenant.cli import times
+from covenant.cli.main import cli
+from policy import errors
+from sandbox.state import State
+from tests import signing_kit as kit
+
+
+def call(*arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin)
+
+
+def done(*arguments: str | Path, stdin: str | None = None) -> str:
+    result = call(*arguments, stdin=stdin)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    value = json.loads(done(*arguments, "--json"))
+    assert isinstance(value, dict)
+    return value
+
+
+def refused(code: str, *arguments: str | Path, stdin: str | None = None) -> errors.CovenantError:
+    result = call(*arguments, stdin=stdin)
+    assert isinstance(result.exception, errors.CovenantError), (result.output, result.exception)
+    assert result.exception.code == code, result.exception
+    return result.exception
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "pkg"
+    for name, data in kit.FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def trusted(package: Path) -> Path:
+    """A package signed by a key of the installed trust root."""
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("manifest", "sign", package, "--key", "ann")
+    return package
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_keys(covenant_home: Path) -> None:
+    assert done("keys", "list") == ""
+    keyid = done("keys", "new", "ann", "--no-passphrase").strip()
+    raw = bytes.fromhex(done("keys", "public", "ann").strip())
+    assert document("keys", "public", "ann") == {
+        "kind": "key_public", "name": "ann", "keyid": keyid, "public": raw.hex()
+    }  # fmt: skip
+    assert document("keys", "list")["keys"] == [{"name": "ann", "keyid": keyid, "passphrase": False}]
+    assert keyid in done("keys", "list")
+    assert (covenant_home / "keys" / "ann.key").exists()
+    refused("key_file", "keys", "new", "ann", "--no-passphrase")
+    refused("key_file", "keys", "public", "bob")
+    refused("usage", "keys", "new", "../x", "--no-passphrase")
+
+
+def test_a_passphrase_comes_from_a_file_or_stdin_and_never_from_an_argument(tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    file.write_text("open sesame\n")
+    file.chmod(0o600)
+    done("keys", "new", "ann", "--passphrase-file", file)
+    done("trust", "init", "--key", "ann", "--passphrase-file", "-", stdin="open sesame\n")
+    refused("key_file", "keys", "new", "bob")  # no terminal
+    refused("key_file", "keys", "new", "bob", "--passphrase-file", "-", stdin="\n")
+    refused("usage", "keys", "new", "bob", "--no-passphrase", "--passphrase-file", file)
+    file.chmod(0o644)
+    refused("key_file", "keys", "new", "bob", "--passphrase-file", file)
+    assert [k["name"] for k in document("keys", "list")["keys"]] == ["ann"]
+    assert call("keys", "new", "bob", "--passphrase", "x").exit_code == 2
+
+
+# --- trust --------------------------------------------------------------------------------------
+
+
+def test_trust_init_and_show(covenant_home: Path) -> None:
+    assert "there is no trust root" in refused("trust_root", "trust", "show").message
+    refused("key_file", "trust", "init", "--key", "ann")
+    keyid = done("keys", "new", "ann", "--no-passphrase").strip()
+    made = document("trust", "init", "--key", "ann", "--agents", "team-*", "--roles", "reader", "--expires", "30d")
+    assert made["kind"] == "trust_created"
+    shown = document("trust", "show")
+    assert (shown["version"], shown["threshold"], shown["expired"]) == (1, 1, False)
+    (key,) = shown["keys"]
+    assert (key["name"], key["keyid"]) == ("ann", keyid)
+    assert key["scope"] == {"agents": ["team-*"], "roles": ["reader"]}
+    assert 29 * kit.DAY < shown["expires_at"] - times.now_ms() <= 30 * kit.DAY
+    assert "team-*" in done("trust", "show")
+    assert (covenant_home / "trust" / "root.json").stat().st_mode & 0o777 == 0o600
+    refused("trust_root", "trust", "init", "--key", "ann")
+
+
+def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    real = os.geteuid()
+    monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: False)
+    assert document("trust", "init", "--key", "ann")["state"] is None
+    assert not (covenant_home / "supervisor").exists()
+    assert document("trust", "show")["source"] == str(covenant_home / "trust" / "root.json")
+    refused("trust_root", "trust", "init", "--key", "ann")
+    # As root afterwards: the same document becomes the state's version 1.
+    monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: True)
+    done("keys", "new", "eve", "--no-passphrase")
+    assert "not version 1 with the key `eve`" in refused("trust_root", "trust", "init", "--key", "eve").message
+    assert document("trust", "init", "--key", "ann")["state"] == str(covenant_home / "supervisor")
+    assert document("trust", "show")["source"] == str(covenant_home / "supervisor")
+    with State(covenant_home / "supervisor") as state:
+        assert state.present_root().raw == (covenant_home / "trust" / "root.json").read_bytes()
+    refused("trust_root", "trust", "init", "--key", "ann")
+    assert os.geteuid() == real
+
+
+@pytest.mark.parametrize(
+    "bad", [["--agents", "a*b"], ["--roles", "Read*"], ["--expires", "0d"], ["--expires", "9999d"], ["--expires", "1y"]]
+)
+def test_trust_init_refuses_what_it_cannot_mean(bad: list[str]) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    assert isinstance(call("trust", "init", "--key", "ann", *bad).exception, errors.CovenantError)
+    refused("trust_root", "trust", "show")
+
+
+# --- manifest -------------------------------------------------------------------------------------
+
+
+def test_check_says_what_is_there_and_what_sign_would_refuse(package: Path) -> None:
+    assert document("manifest", "check", package)["notes"] == []
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.pyc").write_bytes(b"")
+    (package / "agent.toml").write_bytes(kit.MANIFEST.replace(b'network = "off"', b"") + b"[custom]\nx = 1\n")
+    checked = document("manifest", "check", package)
+    assert checked["unknown_sections"] == ["custom"]
+    assert len(checked["notes"]) == 3
+    assert "resources.network = outbound-https-only" in done("manifest", "check", package)
+    (package / "agent.toml").write_bytes(b"[agent")
+    refused("manifest_syntax", "manifest", "check", package)
+    refused("package_invalid", "manifest", "check", package / "missing")
+
+
+def test_sign_verify_show(trusted: Path) -> None:
+    verified = document("manifest", "verify", trusted)
+    assert verified["agent_id"] == "hello"
+    assert [s["name"] for s in verified["signers"]] == ["ann"]
+    assert set(verified["statement"]["subjects"]) == set(kit.FILES)
+    assert verified["statement"]["audience"] is None
+    assert 89 * kit.DAY < verified["statement"]["expires_at"] - times.now_ms() <= 90 * kit.DAY
+    assert abs(verified["statement"]["serial"] - times.now_ms()) < 600_000
+    assert "signed by ann" in done("manifest", "verify", trusted)
+    shown = document("manifest", "show", trusted)
+    assert shown["signers"] == ["ann"]
+    assert shown["refusal"] is None
+    assert shown["manifest"]["resources"]["network"] == "off"
+    assert "memory_mb = 512  (default)" in done("manifest", "show", trusted)
+
+
+def test_sign_prints_the_files_the_defaults_and_unknown_sections(trusted: Path) -> None:
+    (trusted / "agent.toml").write_bytes(kit.MANIFEST + b"[custom]\nx = 1\n")
+    result = call("manifest", "sign", trusted, "--key", "ann", "--audience", "h1", "--serial", "7", "--expires", "2h")
+    assert result.exit_code == 0
+    for name in kit.FILES:
+        assert f"  {name}\n" in result.stdout
+    assert "resources.pids_max = 64" in result.stdout
+    assert "serial 7" in result.stdout
+    assert "for host h1" in result.stdout
+    assert "[custom]" in result.stderr
+    signed = document("manifest", "sign", trusted, "--key", "ann")
+    assert signed["statement"]["unknown_sections"] == ["custom"]
+    assert "resources.pids_max" in {row["key"] for row in signed["defaults"]}
+
+
+def test_sign_refuses_before_it_asks_for_a_passphrase(package: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    file.write_text("p")
+    file.chmod(0o600)
+    done("keys", "new", "ann", "--passphrase-file", file)
+    (package / "agent.toml").write_bytes(kit.MANIFEST.replace(b'network = "off"', b""))
+    refused("manifest_invalid", "manifest", "sign", package, "--key", "ann")
+    (package / "agent.toml").write_bytes(kit.MANIFEST)
+    refused("key_file", "manifest", "sign", package, "--key", "ann")  # no terminal
+    assert not (package / "agent.dsse.json").exists()
+    done("manifest", "sign", package, "--key", "ann", "--passphrase-file", file)
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "one byte of main.py": ("digest_mismatch", lambda p: (p / "main.py").write_bytes(b"print('hj')\n")),
+    "the manifest": ("digest_mismatch", lambda p: (p / "agent.toml").write_bytes(kit.MANIFEST + b"\n")),
+    "a new file": ("digest_mismatch", lambda p: (p / "new").write_bytes(b"")),
+    "a removed file": ("digest_mismatch", lambda p: (p / "main.py").unlink()),
+    "no envelope": ("unsigned", lambda p: (p / "agent.dsse.json").unlink()),
+    "a broken envelope": ("rule_2_signature", lambda p: (p / "agent.dsse.json").write_bytes(b"{}")),
+    "a symlink": ("package_invalid", lambda p: (p / "link").symlink_to("main.py")),
+    "an unknown key": ("unknown_key", lambda p: _sign(p, key="eve")),
+    "an audience": ("wrong_audience", lambda p: _sign(p, "--audience", "another-host")),
+    "a serial from the future": ("serial_rollback", lambda p: _sign(p, "--serial", str(2**52))),
+    "an operator who did not sign": ("rule_2_signature", lambda p: _sign_for_operator(p, b"bob")),
+}
+
+
+def _sign(package: Path, *options: str, key: str = "ann") -> None:
+    if key != "ann":
+        done("keys", "new", key, "--no-passphrase")
+    done("manifest", "sign", package, "--key", key, *options)
+
+
+def _sign_for_operator(package: Path, name: bytes) -> None:
+    (package / "agent.toml").write_bytes(kit.MANIFEST.replace(b"[agent]", b'[agent]\noperator = "' + name + b'"'))
+    _sign(package)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_verify_refuses_each_change_with_its_own_code(name: str, trusted: Path) -> None:
+    done("manifest", "verify", trusted)
+    code, change = CHANGES[name]
+    change(trusted)
+    refused(code, "manifest", "verify", trusted)
+
+
+def test_the_operator_who_signed_is_accepted(trusted: Path) -> None:
+    _sign_for_operator(trusted, b"ann")
+    done("manifest", "verify", trusted)
+
+
+def test_verify_knows_the_ratchet_and_the_clock_of_the_state(trusted: Path, covenant_home: Path) -> None:
+    with State(covenant_home / "supervisor") as state:
+        if not state.has_root():
+            state.init_root((covenant_home / "trust" / "root.json").read_bytes(), times.now_ms())
+        accepted = document("manifest", "verify", trusted)["statement"]["serial"]
+        from policy.signing import trust
+        from sandbox import package
+
+        now_ms = times.now_ms()
+        made = trust.verify(package.read(trusted), state.present_root(), now_ms=now_ms, audience="any", serials=state)
+        state.accept(made, now_ms=now_ms)
+    done("manifest", "verify", trusted)
+    _sign(trusted, "--serial", str(accepted - 1))
+    refused("serial_rollback", "manifest", "verify", trusted)
+
+
+def test_an_expired_envelope_is_refused(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _sign(trusted, "--expires", "1s")
+    real = times.now_ms()
+    monkeypatch.setattr(times, "now_ms", lambda: real + 5000)
+    refused("envelope_expired", "manifest", "verify", trusted)
+    shown = document("manifest", "show", trusted)
+    assert shown["statement"] is None
+    assert shown["refusal"]["code"] == "envelope_expired"
+
+
+# --- the whole command ------------------------------------------------------------------------------
+
+
+def test_as_a_process_errors_are_one_line_or_one_document(trusted: Path) -> None:
+    program = [sys.executable, "-c", "from covenant.cli import main; main.entry()"]
+    (trusted / "x\x1b[2J\u202e").write_bytes(b"")
+    plain = subprocess.run([*program, "manifest", "verify", str(trusted)], capture_output=True, text=True)
+    assert plain.returncode == 1
+    assert plain.stdout == ""
+    assert "[package_invalid]" in plain.stderr
+    assert not {"\x1b", "\u202e"} & set(plain.stderr)
+    machine = subprocess.run([*program, "manifest", "verify", str(trusted), "--json"], capture_output=True, text=True)
+    assert machine.returncode == 1
+    assert json.loads(machine.stdout)["code"] == "package_invalid"
+    usage = subprocess.run([*program, "manifest", "sign", str(trusted)], capture_output=True, text=True)
+    assert usage.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90d", 90 * kit.DAY), ("1s", 1000), ("3650d", 3650 * kit.DAY), ("5m", 300_000)]
+)
+def test_durations(text: str, value: int) -> None:
+    assert times.duration_ms(text, option="--expires") == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "90", "d", "0s", "-1d", "1.5d", "1w", "3651d", " 1d", "1d ", "1d\n", "٣d", "9" * 30 + "d"]
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(errors.UsageError):
+        times.duration_ms(text, option="--expires")
+
+
+def test_times_are_shown_in_utc() -> None:
+    assert times.utc(0) == "1970-01-01 00:00 UTC"
+    assert times.utc(2**53 - 1) == f"{2**53 - 1} ms"
