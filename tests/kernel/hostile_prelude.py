@@ -24,8 +24,11 @@ LIFETIME_SECONDS = 120
 def listeners() -> list[socket.socket]:
     """One stream listener for each way that a probe tries."""
     found = []
-    for family, address in ((socket.AF_UNIX, ABSTRACT_NAME), (socket.AF_UNIX, SOCKET_PATH),
-                            (socket.AF_INET, ("0.0.0.0", PORT))):
+    for family, address in (
+        (socket.AF_UNIX, ABSTRACT_NAME),
+        (socket.AF_UNIX, SOCKET_PATH),
+        (socket.AF_INET, ("0.0.0.0", PORT)),
+    ):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.bind(address)
         listener.listen()
@@ -71,8 +74,9 @@ def main() -> None:
         subprocess.run(["/usr/bin/ip", "address", "add", address, "dev", "lo"], check=True)
     os.makedirs(os.path.dirname(SOCKET_PATH), exist_ok=True)
     # Not this script's stdin: the sibling must not eat the intent line. It keeps the terminal's other end open.
-    sibling = subprocess.Popen([sys.executable, __file__, "serve"], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, pass_fds=[master])
+    sibling = subprocess.Popen(
+        [sys.executable, __file__, "serve"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=[master]
+    )
     assert sibling.stdout is not None
     if sibling.stdout.read(1) != b"r":
         raise SystemExit("the sibling did not start")

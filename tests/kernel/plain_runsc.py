@@ -54,10 +54,13 @@ class Mount:
         """The entry of `mounts` in config.json."""
         mode = "rw" if self.writable else "ro"
         if self.source is None:
-            return {"destination": self.target, "type": "tmpfs", "source": "tmpfs",
-                    "options": [mode, *self.options]}
-        return {"destination": self.target, "type": "bind", "source": str(self.source),
-                "options": ["rbind", mode, *self.options]}
+            return {"destination": self.target, "type": "tmpfs", "source": "tmpfs", "options": [mode, *self.options]}
+        return {
+            "destination": self.target,
+            "type": "bind",
+            "source": str(self.source),
+            "options": ["rbind", mode, *self.options],
+        }
 
 
 @dataclass(frozen=True)
@@ -149,12 +152,28 @@ def run(
     """
     with _scratch() as base:
         rootfs = _make_rootfs(base / "rootfs", files or {}, trees or {})
-        document = config(argv, mounts=mounts, env=env, cwd=cwd, uid=uid, gid=gid, capabilities=capabilities,
-                          no_new_privileges=no_new_privileges, rootfs=str(rootfs))
+        document = config(
+            argv,
+            mounts=mounts,
+            env=env,
+            cwd=cwd,
+            uid=uid,
+            gid=gid,
+            capabilities=capabilities,
+            no_new_privileges=no_new_privileges,
+            rootfs=str(rootfs),
+        )
         (base / "config.json").write_text(json.dumps(document))
         container = "plain-" + secrets.token_hex(8)
-        flags = [f"--root={base / 'state'}", "--platform=systrap", "--network=none", "--overlay2=none",
-                 "--ignore-cgroups", "--net-raw", "--host-uds=none"]
+        flags = [
+            f"--root={base / 'state'}",
+            "--platform=systrap",
+            "--network=none",
+            "--overlay2=none",
+            "--ignore-cgroups",
+            "--net-raw",
+            "--host-uds=none",
+        ]
         command = [find_runsc(), *flags, "run", f"--bundle={base}", container]
         with _process(command, container) as process:
             return _drain(process, stdin, deadline_seconds, max_output_bytes)
@@ -189,8 +208,9 @@ def _make_rootfs(rootfs: Path, files: Mapping[str, bytes], trees: Mapping[str, P
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], container: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               start_new_session=True, cwd="/")
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd="/"
+    )
     try:
         yield process
     finally:
@@ -269,7 +289,7 @@ def _drain(process: subprocess.Popen[bytes], stdin: bytes, deadline_seconds: flo
 def _feed(process: subprocess.Popen[bytes], pending: memoryview, selector: selectors.BaseSelector) -> memoryview:
     assert process.stdin
     try:
-        pending = pending[os.write(process.stdin.fileno(), pending[:_CHUNK_BYTES]):] if pending else pending
+        pending = pending[os.write(process.stdin.fileno(), pending[:_CHUNK_BYTES]) :] if pending else pending
     except BrokenPipeError:
         pending = pending[:0]
     if not pending:

@@ -21,8 +21,15 @@ NOBODY = 65534
 
 def _ask(package: Path, argv: list[str], text: str, **more: Any) -> dict[str, Any]:
     result = plain_runsc.run(
-        argv, stdin=json.dumps({"id": "1", "text": text, "parent": None}).encode() + b"\n",
-        trees={"/workspace": package}, cwd="/workspace", uid=NOBODY, gid=NOBODY, capabilities=(), **more)
+        argv,
+        stdin=json.dumps({"id": "1", "text": text, "parent": None}).encode() + b"\n",
+        trees={"/workspace": package},
+        cwd="/workspace",
+        uid=NOBODY,
+        gid=NOBODY,
+        capabilities=(),
+        **more,
+    )
     assert result.status == 0, result.stderr.decode(errors="replace")[-2000:]
     assert result.stdout.count(b"\n") == 1
     answer: dict[str, Any] = json.loads(result.stdout)
@@ -35,11 +42,14 @@ def _built() -> None:
     subprocess.run([str(AGENTS.parent / "scripts" / "build_agents")], check=True, timeout=120, capture_output=True)
 
 
-@pytest.mark.parametrize(("name", "argv", "expected"), [
-    ("hello", ["/usr/bin/python3", "main.py"], "Hello! You said: one two"),
-    ("wordcount", ["/usr/bin/node", "main.js"], "1 line, 2 words, 7 characters; most often: one (1), two (1)"),
-    ("checksum", ["/workspace/bin/checksum"], "crc32 cd07892f, fnv1a 108ab07fb9e724e1, 7 bytes: one two"),
-])
+@pytest.mark.parametrize(
+    ("name", "argv", "expected"),
+    [
+        ("hello", ["/usr/bin/python3", "main.py"], "Hello! You said: one two"),
+        ("wordcount", ["/usr/bin/node", "main.js"], "1 line, 2 words, 7 characters; most often: one (1), two (1)"),
+        ("checksum", ["/workspace/bin/checksum"], "crc32 cd07892f, fnv1a 108ab07fb9e724e1, 7 bytes: one two"),
+    ],
+)
 def test_it_answers(name: str, argv: list[str], expected: str) -> None:
     assert _ask(AGENTS / name, argv, "one two") == {"text": expected, "sources": []}
 

@@ -19,8 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The static one of the package and a dynamic one."""
     dynamic = tmp_path_factory.mktemp("build") / "checksum"
-    subprocess.run([str(ROOT / "scripts" / "build_agents"), "--dynamic", str(dynamic)], check=True, timeout=120,
-                   capture_output=True)
+    subprocess.run(
+        [str(ROOT / "scripts" / "build_agents"), "--dynamic", str(dynamic)],
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
     return [ROOT / "agents" / "checksum" / "bin" / "checksum", dynamic]
 
 
@@ -41,9 +45,14 @@ def _utf8(text: str) -> bytes:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(st.characters(exclude_categories=())), ascii_only=st.booleans(),
-       more=st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-                         | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    text=st.text(st.characters(exclude_categories=())),
+    ascii_only=st.booleans(),
+    more=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+)
 def test_it_reads_what_python_writes(binaries: list[Path], text: str, ascii_only: bool, more: object) -> None:
     # A pair of escapes that happen to be surrogates is one character in JSON; so Python's reader decides.
     document = {"id": "x", "more": more, "text": text, "parent": None}
@@ -57,15 +66,32 @@ def test_it_reads_what_python_writes(binaries: list[Path], text: str, ascii_only
         answer = json.loads(done.stdout)
         assert answer["sources"] == []
         assert answer["text"].startswith(
-            f"crc32 {zlib.crc32(data):08x}, fnv1a {_fnv1a(data):016x}, {len(data)} bytes: ")
+            f"crc32 {zlib.crc32(data):08x}, fnv1a {_fnv1a(data):016x}, {len(data)} bytes: "
+        )
 
 
-@pytest.mark.parametrize("line", [
-    b"", b"\n", b"[]\n", b'"text"\n', b"{}\n", b'{"text":1}\n', b'{"text":"a"\n', b'{"text":"a"} x\n',
-    b'{"text":"\\x"}\n', b'{"text":"\\u12"}\n', b'{"text":"\x01"}\n', b'{"text":"a\n', b'{"other":"a"}\n',
-    b'{"a":' + b"[" * 100_000 + b"\n", b'{"text":"\\\x00"}\n', b'{"a":\x00,"text":"b"}\n',
-    b'{"text":"' + b"a" * (5 << 20) + b'"}\n',
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"[]\n",
+        b'"text"\n',
+        b"{}\n",
+        b'{"text":1}\n',
+        b'{"text":"a"\n',
+        b'{"text":"a"} x\n',
+        b'{"text":"\\x"}\n',
+        b'{"text":"\\u12"}\n',
+        b'{"text":"\x01"}\n',
+        b'{"text":"a\n',
+        b'{"other":"a"}\n',
+        b'{"a":' + b"[" * 100_000 + b"\n",
+        b'{"text":"\\\x00"}\n',
+        b'{"a":\x00,"text":"b"}\n',
+        b'{"text":"' + b"a" * (5 << 20) + b'"}\n',
+    ],
+)
 def test_it_refuses_what_is_no_intent(binaries: list[Path], line: bytes) -> None:
     for binary in binaries:
         done = _run(binary, line)
@@ -76,8 +102,9 @@ def test_it_refuses_what_is_no_intent(binaries: list[Path], line: bytes) -> None
 
 def test_the_same_source_gives_the_same_bytes(binaries: list[Path], tmp_path: Path) -> None:
     again = tmp_path / "again"
-    subprocess.run([str(ROOT / "scripts" / "build_agents"), "--dynamic", str(again)], check=True, timeout=120,
-                   capture_output=True)
+    subprocess.run(
+        [str(ROOT / "scripts" / "build_agents"), "--dynamic", str(again)], check=True, timeout=120, capture_output=True
+    )
     assert again.read_bytes() == binaries[1].read_bytes()
 
 

@@ -51,8 +51,7 @@ def _answer(librarian: ModuleType, question: str, *roots: Path) -> tuple[str, li
 
 def test_sources_are_real_files_with_the_best_first(librarian: ModuleType, shelf: Path) -> None:
     text, sources = _answer(librarian, "which package mentions seccomp", shelf)
-    assert sources == [str(shelf / name) for name in
-                       ("libseccomp2/copyright", "file/README.Debian", "bash/changelog")]
+    assert sources == [str(shelf / name) for name in ("libseccomp2/copyright", "file/README.Debian", "bash/changelog")]
     assert "  3: seccomp support\n  4: built with seccomp" in text
     assert text.startswith('"seccomp": 3 of 4 files of ')
     assert "packages: libseccomp2, file, bash." in text
@@ -77,8 +76,7 @@ def test_no_symlink_leads_out(librarian: ModuleType, shelf: Path, tmp_path: Path
     (shelf / "cake/link").symlink_to(outside / "secret")
     (shelf / "linked").symlink_to(outside)
     _, sources = _answer(librarian, "seccomp", shelf)
-    assert sources == [str(shelf / name) for name in
-                       ("libseccomp2/copyright", "file/README.Debian", "bash/changelog")]
+    assert sources == [str(shelf / name) for name in ("libseccomp2/copyright", "file/README.Debian", "bash/changelog")]
     # Nor by a path that was a file when it was listed.
     assert librarian.read(str(shelf / "cake/link")) == b""
 
@@ -117,21 +115,26 @@ def test_time_that_is_up_gives_what_was_found_and_says_so(
     assert "(the time was up before the rest)" in text
 
 
-@pytest.mark.parametrize(("question", "words"), [
-    ("Which package mentions seccomp?", ["seccomp"]),
-    ("licenses and FONTS of glass", ["license", "font", "glass"]),
-    ("who is the", []),
-    ("", []),
-    ("g++ c11 x.y-z_1", ["c11", "x.y-z_1"]),
-    (" ".join(f"word{n}" for n in range(100)), [f"word{n}" for n in range(8)]),
-])
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("Which package mentions seccomp?", ["seccomp"]),
+        ("licenses and FONTS of glass", ["license", "font", "glass"]),
+        ("who is the", []),
+        ("", []),
+        ("g++ c11 x.y-z_1", ["c11", "x.y-z_1"]),
+        (" ".join(f"word{n}" for n in range(100)), [f"word{n}" for n in range(8)]),
+    ],
+)
 def test_the_words_of_a_question(librarian: ModuleType, question: str, words: list[str]) -> None:
     assert librarian.words_of(question) == words
 
 
 def test_without_words_or_without_finds_it_says_so(librarian: ModuleType, shelf: Path) -> None:
     assert _answer(librarian, "which?", shelf) == (
-        "Name what I should look for, for example: which package mentions seccomp", [])
+        "Name what I should look for, for example: which package mentions seccomp",
+        [],
+    )
     assert _answer(librarian, "xyzzy", shelf) == (f'Nothing mentions "xyzzy" in 4 files of {shelf}.', [])
 
 

@@ -109,8 +109,12 @@ def _models(model: Any, prefix: str = "") -> set[str]:
 def test_hello_shows_every_key_that_a_manifest_can_have() -> None:
     text = (AGENTS / "hello" / "agent.toml").read_text()
     # What is commented out is shown too: uncommented, the page must still be TOML with known keys.
-    shown = "\n".join(line.removeprefix("# ") if line.startswith(("# ", "# [[")) and ("=" in line or "[[" in line)
-                      and "key =" not in line else line for line in text.splitlines())
+    shown = "\n".join(
+        line.removeprefix("# ")
+        if line.startswith(("# ", "# [[")) and ("=" in line or "[[" in line) and "key =" not in line
+        else line
+        for line in text.splitlines()
+    )
     document = tomllib.loads(shown)
     entries = document["permissions"].pop("network")
     assert _shape(document) == _models(Manifest) - {"permissions.network"}
@@ -147,13 +151,19 @@ def test_hello_keeps_the_contract() -> None:
     assert answer == {"text": 'Hello! You said: say "hi"\n', "sources": []}
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("the cat and the hat", "1 line, 5 words, 19 characters; most often: the (2), and (1), cat (1), hat (1)"),
-    ("constructor __proto__\nconstructor", "2 lines, 3 words, 33 characters; most often: constructor (2), proto (1)"),
-    ("\N{GRINNING FACE}", "1 line, 0 words, 1 character"),
-    ("", "0 lines, 0 words, 0 characters"),
-    ("a" * 50, "1 line, 1 word, 50 characters; most often: " + "a" * 40 + "... (1)"),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the cat and the hat", "1 line, 5 words, 19 characters; most often: the (2), and (1), cat (1), hat (1)"),
+        (
+            "constructor __proto__\nconstructor",
+            "2 lines, 3 words, 33 characters; most often: constructor (2), proto (1)",
+        ),
+        ("\N{GRINNING FACE}", "1 line, 0 words, 1 character"),
+        ("", "0 lines, 0 words, 0 characters"),
+        ("a" * 50, "1 line, 1 word, 50 characters; most often: " + "a" * 40 + "... (1)"),
+    ],
+)
 def test_wordcount_counts(text: str, expected: str) -> None:
     assert _run(["/usr/bin/node", "main.js"], {"text": text}, AGENTS / "wordcount")["text"] == expected
 
@@ -180,8 +190,14 @@ def test_on_the_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path
         "    done = True\n"
         "    log.close()\n"
     )
-    done = subprocess.run(["/usr/bin/python3", str(script)], input=b'{"text": "mount_tmpfs"}\n',
-                          capture_output=True, timeout=30, cwd=package, check=False)
+    done = subprocess.run(
+        ["/usr/bin/python3", str(script)],
+        input=b'{"text": "mount_tmpfs"}\n',
+        capture_output=True,
+        timeout=30,
+        cwd=package,
+        check=False,
+    )
     assert done.returncode == 78
     assert done.stdout == b""
     assert done.stderr.startswith(b"refused: this is hostile code and runs only under gVisor, but ")
@@ -189,8 +205,18 @@ def test_on_the_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path
     events = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(events) > 3, "the hook saw nothing"
     # What importing a module raises; a fork, a socket, ctypes, a write or a mount has an event of another name.
-    importing = ("open", "import", "compile", "exec", "marshal.", "os.listdir", "os.scandir", "object.", "sys.",
-                 "code.")
+    importing = (
+        "open",
+        "import",
+        "compile",
+        "exec",
+        "marshal.",
+        "os.listdir",
+        "os.scandir",
+        "object.",
+        "sys.",
+        "code.",
+    )
     assert [event for event, _ in events if not event.startswith(importing)] == []
     modes = {args[1] for event, args in events if event == "open"}
     assert modes <= {"'r'", "'rb'", "None"}
@@ -206,10 +232,10 @@ def gvisor_gate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     kernel = os.uname_result(("Linux", "plain", "4.4.0", gate._UNAME_VERSION, "x86_64"))
     real_lexists = os.path.lexists
     monkeypatch.setattr(gate.os, "uname", lambda: kernel)
-    monkeypatch.setattr(gate, "open", lambda *_, **__: io.StringIO(f"Linux version 4.4.0 {kernel.version}\n"),
-                        raising=False)
-    monkeypatch.setattr(gate.os.path, "lexists",
-                        lambda path: False if path in gate._LANDMARKS else real_lexists(path))
+    monkeypatch.setattr(
+        gate, "open", lambda *_, **__: io.StringIO(f"Linux version 4.4.0 {kernel.version}\n"), raising=False
+    )
+    monkeypatch.setattr(gate.os.path, "lexists", lambda path: False if path in gate._LANDMARKS else real_lexists(path))
     return gate
 
 
@@ -249,7 +275,11 @@ def test_each_landmark_of_a_real_kernel_closes_the_gate(
 def test_the_gate_is_the_first_thing_that_runs(package: Path) -> None:
     body = ast.parse((package / "main.py").read_text()).body
     assert [ast.unparse(statement) for statement in body[1:5]] == [
-        "import sys", "sys.dont_write_bytecode = True", "import gate", "gate.require_gvisor()"]
+        "import sys",
+        "sys.dont_write_bytecode = True",
+        "import gate",
+        "gate.require_gvisor()",
+    ]
 
 
 # --- the hostile packages: the table
