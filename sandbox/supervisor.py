@@ -188,6 +188,7 @@ class _Run:
             intent=self._intent(),
             limits=self._limits(deadline),
             state=supervisor.path,
+            hidden=supervisor.never_granted,
         )
         self._lap("run")
         return self._finish(manifest, finished, None, not_enforced=plan.not_enforced)
