@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.unit import agent_modules
 
 MAIN = Path(__file__).resolve().parents[2] / "agents" / "librarian" / "main.py"
 
 
 @pytest.fixture(scope="module")
 def librarian() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("agents_librarian_main", MAIN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return agent_modules.load(MAIN)
 
 
 @pytest.fixture

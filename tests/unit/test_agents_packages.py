@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import io
 import json
 import os
 import stat
 import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -23,6 +21,7 @@ from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.manifest.permissions import NetworkEntry
 from tests.kernel import hostile_table as table
+from tests.unit import agent_modules
 
 AGENTS = Path(__file__).resolve().parents[2] / "agents"
 HOSTILE = AGENTS / "hostile"
@@ -38,17 +37,6 @@ def _name(package: Path) -> str:
 def _committed(package: Path) -> list[Path]:
     """Files of a package without what tools leave in it (bin/ is built, see .gitignore)."""
     return [path for path in package.rglob("*") if not {"__pycache__", "bin"} & set(path.parts)]
-
-
-def _load(path: Path) -> ModuleType:
-    """A module of a package, by file: agents/ is no import package."""
-    spec = importlib.util.spec_from_file_location(f"agents_{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _shape(document: Any, prefix: str = "") -> set[str]:
@@ -196,6 +184,7 @@ def test_on_the_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path
         capture_output=True,
         timeout=30,
         cwd=package,
+        env={"PATH": "/usr/bin"},  # not our own, which may keep Python from writing bytecode
         check=False,
     )
     assert done.returncode == 78
@@ -228,7 +217,7 @@ def test_on_the_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path
 @pytest.fixture
 def gvisor_gate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The gate with every sign of gVisor; each test takes one away."""
-    gate = _load(HOSTILE / "python" / "gate.py")
+    gate = agent_modules.load(HOSTILE / "python" / "gate.py")
     kernel = os.uname_result(("Linux", "plain", "4.4.0", gate._UNAME_VERSION, "x86_64"))
     real_lexists = os.path.lexists
     monkeypatch.setattr(gate.os, "uname", lambda: kernel)
