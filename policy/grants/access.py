@@ -37,6 +37,11 @@ class Access:
     def __bool__(self) -> bool:
         return bool(self.tcp or self.tls or self.udp)
 
+    def allows(self, protocol: Protocol, port: int) -> bool:
+        """Whether this port may be reached by this protocol."""
+        within = (self.tcp, self.tls) if protocol == "tls" else (getattr(self, protocol),)
+        return any(first <= port <= last for ports in within for first, last in ports)
+
     def by_protocol(self) -> Iterator[tuple[Protocol, Spans]]:
         """Each protocol that has ports, with them."""
         for protocol in PROTOCOLS:

@@ -6,6 +6,7 @@ IPv6 (``::ffff:0:0/96``) is IPv4: packets carry that form.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import ipaddress
 import itertools
@@ -57,11 +58,14 @@ def parse(host: str) -> tuple[int, int] | None:
 
     Raises ManifestError for a block with bits outside its prefix, and for one that holds mapped IPv4 among others.
     """
+    head, slash, tail = host.partition("/")
+    if "%" in head or (slash and not tail.isdecimal()):
+        return None  # a zone and a netmask are other spellings, which no name has either
     try:
         network = ipaddress.ip_network(host, strict=False)
     except ValueError:
         return None
-    blurred = ipaddress.ip_address(host.partition("/")[0]) != network.network_address
+    blurred = ipaddress.ip_address(head) != network.network_address
     if blurred or (isinstance(network, ipaddress.IPv6Network) and network.prefixlen < 96 and network.overlaps(_MAPPED)):
         raise errors.ManifestError(f"host `{host}` is no CIDR block", hint="write the first address of the block")
     return span(network)
@@ -88,6 +92,12 @@ PUBLIC: Spans = _public()
 def uniform(where: Spans, how: Access) -> Reach:
     """The same access for every address of ``where``."""
     return tuple((first, last, how) for first, last in where) if how else ()
+
+
+def at(reach: Reach, point: int) -> Access:
+    """The access of one address, as a point of the line."""
+    index = bisect.bisect_right(reach, point, key=lambda part: part[0]) - 1
+    return reach[index][2] if index >= 0 and point <= reach[index][1] else access.NOTHING
 
 
 def _joined(parts: Iterable[tuple[int, int, Access]]) -> Reach:

@@ -164,7 +164,9 @@ def _syscalls(manifest: source.Source, profiles: Mapping[str, source.Calls], add
     name = table.profile or RUNTIME_PROFILES.get(manifest.agent.runtime, "")
     if name and name not in profiles:
         raise errors.ManifestError(
-            f"system call profile `{name}` is not known", hint=f"known profiles: {', '.join(sorted(profiles))}"
+            f"system call profile `{name}` is not known",
+            hint=f"known profiles: {', '.join(sorted(profiles))}",
+            where=manifest.where("permissions.syscalls.profile"),
         )
     base = profiles[name].names if name else frozenset()
     return Syscalls((base | added | frozenset(table.allow)) - frozenset(table.deny), profile=name, profile_names=base)

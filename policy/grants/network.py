@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
+from policy import errors
 from policy.grants import access, addresses, hostnames, spans
 from policy.grants.access import Access, Protocol
 from policy.grants.spans import Spans
@@ -84,6 +85,19 @@ class Network:
     def any(cls, how: Access, where: Spans = addresses.ALL) -> Self:
         """Every name, and every address of ``where``, with this access."""
         return cls(((hostnames.EVERY, how),), addresses.uniform(where, how)) if how else cls()
+
+    def to_name(self, name: str) -> Access:
+        """How a host name may be reached. Raises ManifestError for what is no exact name."""
+        if name.startswith("*"):
+            raise errors.ManifestError(f"host `{name}` is no exact name")
+        return hostnames.total(dict(self.names), hostnames.check(name))
+
+    def to_address(self, address: str) -> Access:
+        """How an address may be reached. Raises ManifestError for what is no address."""
+        span = addresses.parse(address)
+        if span is None or span[0] != span[1]:
+            raise errors.ManifestError(f"host `{address}` is no address")
+        return addresses.at(self.reach, span[0])
 
     @property
     def mode(self) -> Mode:

@@ -1,0 +1,243 @@
+"""Grants by example: what the seeds and decisions say in words, and the traps beside them. Laws: tests/property."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from policy import data, errors
+from policy.grants import addresses
+from policy.grants.effective import DOMAINS, Effective
+from policy.grants.executables import Executables
+from policy.grants.lifetime import Lifetime
+from policy.grants.network import Network
+from policy.grants.paths import Filesystem, PathSet
+from policy.grants.resources import Resources
+from policy.grants.spawning import Spawning
+from policy.grants.syscalls import Syscalls
+from policy.rules import nine
+from tests import rules_kit as kit
+
+HTTPS = [(443, 443)]
+
+
+def test_paths_go_by_component() -> None:
+    data_ = PathSet.of(["/data"])
+    assert PathSet.of(["/data/x", "/data"]).paths == ("/data",)
+    assert data_.covers("/data/x/y")
+    assert not data_.covers("/data2")
+    assert not data_.covers("/dat")
+    assert data_.meet(PathSet.of(["/data/x", "/data2"])).paths == ("/data/x",)
+    assert PathSet.of(["/"]).covers("/")
+    assert PathSet.of(["/"]).meet(data_) == data_
+
+
+def test_paths_sort_by_component_so_that_neighbours_of_a_prefix_cannot_hide_it() -> None:
+    # By bytes `/a-b` stands between `/a` and `/a/b`.
+    assert PathSet.of(["/a/b", "/a-b", "/a"]).paths == ("/a", "/a-b")
+
+
+@pytest.mark.parametrize("path", ["", "a", "/a/", "//a", "/a//b", "/a/./b", "/a/..", "/..", "a/b", "/a\0", "//"])
+def test_two_spellings_of_one_place_are_not_two_grants(path: str) -> None:
+    with pytest.raises(errors.ManifestError):
+        PathSet.of([path])
+
+
+def test_what_is_written_is_not_listed_as_read_again() -> None:
+    both = Filesystem.of("host", ["/a", "/a/w/x", "/r"], ["/a/w"])
+    assert both.read.paths == ("/a", "/r")
+    assert both.write.paths == ("/a/w",)
+    assert both.describe() == ("mode host", "read /a", "read /r", "write /a/w")
+    # A child may read what its parent can write; it may not write what its parent reads.
+    assert Filesystem.of("host", ["/a/w/x"]).is_subset(both)
+    assert not Filesystem.of("host", [], ["/r"]).is_subset(both)
+    assert both.meet(Filesystem.of("host", [], ["/a"])) == Filesystem.of("host", ["/a"], ["/a/w"])
+
+
+def test_modes_of_the_file_system_are_ordered() -> None:
+    low, mid, high = (Filesystem(mode) for mode in ("read-only-package", "ephemeral", "host"))
+    assert low.is_subset(mid)
+    assert mid.is_subset(high)
+    assert not high.is_subset(mid)
+    assert high.meet(mid).mode == "ephemeral"
+    assert high.difference(mid).mode == "host"
+
+
+def test_a_mode_without_a_table_meets_one_with_a_table() -> None:
+    table = Network.of([("api.example.com", HTTPS, "tls"), ("10.0.0.5", [(5432, 5432)], "tcp")])
+    https, full = Network.without_table("outbound-https-only"), Network.without_table("full")
+    only_name = Network.of([("api.example.com", HTTPS, "tls")])
+    assert https.meet(table) == only_name
+    # A private address is granted by an entry of its own on both sides, never by `full` (decisions.md).
+    assert full.meet(table) == only_name
+    assert Network.top().meet(table) == table
+    assert not table.is_subset(full)
+    assert full.meet(https) == https
+    assert Network.without_table("off").meet(table) == Network.bottom()
+
+
+@pytest.mark.parametrize("address", [
+    "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "168.63.129.16", "100.100.100.200",
+    "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "fe80::1", "fd00:ec2::254", "::ffff:10.0.0.1", "64:ff9b::a00:1",
+    "2002:a00:1::", "2001:0:a00:1::", "ff02::1", "2001:db8::1", "fec0::1", "::",
+])  # fmt: skip
+def test_any_public_address_is_no_private_one(address: str) -> None:
+    full = Network.without_table("full")
+    assert not full.to_address(address)
+    assert Network.top().to_address(address).allows("tcp", 80)
+    named = Network.of([(address, [(80, 80)], "tcp")])
+    assert named.to_address(address).allows("tcp", 80)
+    assert not named.is_subset(full)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "8.8.8.8", "172.32.0.1", "192.169.0.1", "2606:4700::1111", "2a00::1"])
+def test_public_addresses_are_public(address: str) -> None:
+    assert Network.without_table("full").to_address(address).allows("udp", 53)
+    assert Network.without_table("outbound-https-only").to_address(address).allows("tls", 443)
+    assert not Network.without_table("outbound-https-only").to_address(address).allows("tcp", 443)
+
+
+def test_names_by_wildcard_and_addresses_by_block() -> None:
+    wild = Network.of([("*.example.com", HTTPS, "tls")])
+    for inside in ("a.example.com", "b.a.example.com", "*.a.example.com"):
+        assert Network.of([(inside, HTTPS, "tls")]).is_subset(wild), inside
+    for outside in ("example.com", "badexample.com", "example.com.evil.org", "*.com", "a.example.org"):
+        assert not Network.of([(outside, HTTPS, "tls")]).is_subset(wild), outside
+    block = Network.of([("10.0.0.0/8", HTTPS, "tcp")])
+    assert Network.of([("10.255.0.0/16", HTTPS, "tls")]).is_subset(block)
+    assert not Network.of([("10.0.0.0/7", HTTPS, "tcp")]).is_subset(block)
+    # A name is judged by the name rules, whatever it resolves to.
+    assert not Network.of([("ten.example.com", HTTPS, "tls")]).is_subset(block)
+
+
+def test_two_ways_to_write_one_set_are_one_grant() -> None:
+    halves = [("10.0.0.0/9", [(80, 81)], "tcp"), ("10.128.0.0/9", [(80, 80), (81, 81)], "tcp")]
+    assert Network.of(halves) == Network.of([("10.0.0.0/8", [(80, 81)], "tcp")])  # type: ignore[arg-type]
+    assert Network.of([("::ffff:10.0.0.0/104", HTTPS, "tcp")]) == Network.of([("10.0.0.0/8", HTTPS, "tcp")])
+    twice = Network.of([("a.b", HTTPS, "tls"), ("a.b", HTTPS, "tcp"), ("*.b", HTTPS, "tls")])
+    assert [str(e) for e in twice.entries] == ["*.b tls 443", "a.b tcp 443"]
+
+
+def test_the_line_of_addresses_does_not_run_from_one_family_into_the_other() -> None:
+    edge = Network.of([("255.255.255.255", HTTPS, "tcp"), ("::", HTTPS, "tcp")])
+    assert len(edge.reach) == 2
+    assert [str(e) for e in edge.entries] == ["255.255.255.255/32 tcp 443", "::/128 tcp 443"]
+    assert len(addresses.PUBLIC) > 10
+
+
+@pytest.mark.parametrize("host", [
+    "", "*", "*.", ".a", "a..b", "A.b", "a.b.", "a_b..c", "1.2.3", "0x7f.1", "127.1", "10.0.0.1/8", "10.0.0.0/33",
+    "::/0", "10.0.0.0/255.0.0.0", "fe80::1%eth0", "ex ample.com", "exämple.com", "-a.b",
+    "a" * 64 + ".b", "*.*.b", "a.*.b", "1.2.3.4.", "0177.0.0.1",
+])  # fmt: skip
+def test_hosts_that_could_be_read_in_two_ways_are_refused(host: str) -> None:
+    with pytest.raises(errors.ManifestError):
+        Network.of([(host, HTTPS, "tls")])
+
+
+def test_a_pinned_program_lies_under_the_same_path_without_a_pin() -> None:
+    one, two, open_ = (Executables.of([("/usr/bin/cat", d)]) for d in ("a1" * 32, "b2" * 32, None))
+    assert one.is_subset(open_)
+    assert not open_.is_subset(one)
+    assert one.meet(open_) == one
+    assert one.meet(two) == Executables.bottom()
+    assert open_.difference(one) == open_
+    assert Executables.of([("/usr/bin/cat", None), ("/usr/bin/cat", "a1" * 32)]) == open_
+    assert open_.paths == ("/usr/bin/cat",)
+
+
+def test_no_ceiling_is_above_every_ceiling() -> None:
+    none, some = Resources(memory_mb=None), Resources(memory_mb=64)
+    assert some.is_subset(none)
+    assert not none.is_subset(some)
+    assert none.meet(some).memory_mb == 64
+    assert Resources(memory_mb=0).meet(some).memory_mb == 0
+    assert "memory_mb not limited" in none.describe()
+
+
+def test_a_limit_of_no_children_is_not_allowed_to_have_any() -> None:
+    assert Spawning(3, 0) == Spawning(0, 3) == Spawning.bottom()
+    assert not Spawning(3, 0).allowed
+    assert Spawning(1, 5).for_child() == Spawning.bottom()
+    assert Spawning(2, 5).for_child() == Spawning(1, 5)
+    assert Spawning.top().for_child() == Spawning.top()
+
+
+def test_the_end_with_the_task_is_the_shortest_life() -> None:
+    task, ttl, ever = Lifetime(0), Lifetime(60), Lifetime(None)
+    assert task.is_subset(ttl)
+    assert ttl.is_subset(ever)
+    assert ever.meet(ttl) == ttl
+    assert (task.with_task, ttl.unlimited, ever.unlimited) == (True, False, True)
+
+
+def test_an_any_set_has_no_names_that_a_reader_could_take_for_all_of_it() -> None:
+    assert Syscalls(frozenset({"read"}), any=True).names == frozenset()
+    assert Syscalls.top().listing() == ["*"]
+    # The names that a set has win over where they came from.
+    mine = Syscalls(frozenset({"read", "write"}), profile="python3")
+    assert mine.meet(Syscalls.top()).profile == "python3"
+    assert mine.meet(Syscalls(frozenset({"read"}))).names == {"read"}
+
+
+def test_from_manifest_grants_what_is_written_and_nothing_else() -> None:
+    effective = kit.effective_of(kit.MANIFEST)
+    assert effective.filesystem.read.paths == ("/srv/docs",)
+    assert effective.network.mode == "off"
+    assert effective.syscalls.names == data.profile("python3").names
+    assert effective.syscalls.profile == "python3"
+    assert effective.resources.memory_mb == 128
+    assert effective.resources.pids_max == 64
+    assert effective.resources.net_bps is None
+    assert effective.identity.roles.any
+    for name in ("executables", "credentials", "skills", "spawning", "lifetime"):
+        assert getattr(effective, name) == DOMAINS[name].bottom()
+
+
+def test_an_absent_profile_is_the_runtimes_own_and_deny_wins() -> None:
+    bare = kit.text(('\n[permissions.syscalls]\nprofile = "python3"\n', ""))
+    assert kit.effective_of(bare).syscalls == kit.effective_of(kit.MANIFEST).syscalls
+    rust = bare.replace('runtime = "python3"', 'runtime = "rust-bin"')
+    assert kit.effective_of(rust).syscalls.names == data.profile("static").names
+    less = kit.effective_of(kit.MANIFEST + 'allow = ["socket"]\ndeny = ["openat"]\n').syscalls.names
+    assert less == (data.profile("python3").names | {"socket"}) - {"openat"}
+
+
+def test_grants_bring_their_calls_and_only_they_do() -> None:
+    network = kit.effective_of(kit.text(('network = "off"', 'network = "full"')))
+    assert data.addition("network").names <= network.syscalls.names
+    programs = kit.effective_of(kit.MANIFEST + '\n[permissions.executables]\nallow = ["/usr/bin/cat"]\n')
+    assert "execve" in programs.syscalls.names
+    neither = kit.effective_of(kit.MANIFEST + 'allow = ["execve"]\n')
+    assert "execve" not in neither.syscalls.names
+    # A child that keeps the call and loses the program loses the call.
+    assert "execve" not in programs.meet(dataclasses.replace(programs, executables=Executables.bottom())).syscalls.names
+
+
+def test_an_unknown_profile_is_refused_with_its_line() -> None:
+    document = kit.text(('profile = "python3"', 'profile = "python9"'))
+    with pytest.raises(errors.ManifestError) as caught:
+        nine.requested(kit.manifest(('profile = "python3"', 'profile = "python9"')), roles=data.roles())
+    assert caught.value.where == kit.line_of(document, "profile")
+    assert "python3" in caught.value.hint
+
+
+def test_a_child_gets_one_level_less_and_what_is_left_of_the_time() -> None:
+    mine = dataclasses.replace(Effective.top(), spawning=Spawning(2, 9), lifetime=Lifetime(60))
+    child = mine.for_child(remaining_seconds=7)
+    assert child.spawning == Spawning(1, 9)
+    assert child.lifetime == Lifetime(7)
+    assert dataclasses.replace(child, spawning=mine.spawning, lifetime=mine.lifetime) == mine
+
+
+def test_the_order_of_a_manifests_lists_changes_nothing() -> None:
+    one = kit.effective_of(
+        kit.text(('read = ["/srv/docs"]', 'read = ["/srv/a", "/srv/b"]')) + 'allow = ["bind", "accept"]\n'
+    )
+    two = kit.effective_of(
+        kit.text(('read = ["/srv/docs"]', 'read = ["/srv/b", "/srv/a"]')) + 'allow = ["accept", "bind"]\n'
+    )
+    assert one == two
+    assert one.canonical() == two.canonical()
+    assert one.describe() == two.describe()
