@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 from scripts.machine import apt, console, runsc, sources
 from scripts.machine.console import SetupError
 from scripts.machine.where import Machine
 
-BACKPORTS_FILE = "/etc/apt/sources.list.d/covenant-backports.sources"
+SOURCE_FILE = "/etc/apt/sources.list.d/covenant-runsc.sources"
+PIN_FILE = "/etc/apt/preferences.d/covenant-runsc"
+
+
+@dataclasses.dataclass(frozen=True)
+class Newer:
+    """Where a distribution whose own runsc is too old has a newer one, on its own mirrors under its own key.
+
+    `pinned`: the suite is another release, so a preferences file keeps everything but runsc out. Backports need
+    none: apt takes nothing from there unasked.
+    """
+
+    suite: str
+    component: str
+    pinned: bool
+
+
+# Ubuntu's runsc package is a static program without dependencies, so that of the next LTS runs on this one.
+NEWER = {
+    "bookworm": Newer("bookworm-backports", "main", pinned=False),
+    "noble": Newer("resolute", "universe", pinned=True),
+}
 
 GVISOR_RELEASE = (
     "gVisor's own release is a single program: https://gvisor.dev/docs/user_guide/install/ (section",
@@ -40,45 +62,57 @@ def provide(machine: Machine) -> None:
             f"remove {found.path} or replace it, then run set-up again; how to get a newer one:",
             *GVISOR_RELEASE,
         )
-    _install_runsc(machine)
+    _install(machine)
     found = runsc.probe()
     if not found.works:
         raise SetupError(f"a runsc that works: the one that was installed does not ({found.problem})", *GVISOR_RELEASE)
     console.fine(f"{found.path} starts a sandbox")
 
 
-def _install_runsc(machine: Machine) -> None:
+def _install(machine: Machine) -> None:
     if machine.codename is None:
         raise SetupError(f"runsc (gVisor) on {machine.system}", *GVISOR_RELEASE)
-    if not apt.at_least(apt.candidate("runsc"), runsc.OLDEST) and machine.codename != "bookworm":
+    newer = NEWER.get(machine.codename)
+    if newer is None and not _offered():
         apt.update()
-    if apt.at_least(apt.candidate("runsc"), runsc.OLDEST):
+    if _offered():
         apt.install(machine.record, ["runsc"])
         return
-    if machine.codename != "bookworm":
+    if newer is None:
         raise SetupError(
             f"runsc {runsc.OLDEST} or later: {machine.system} offers {apt.candidate('runsc') or 'none'}",
             *GVISOR_RELEASE,
         )
-    # Bookworm's own runsc is of 2022 and knows no systrap; its backports have one that works.
-    release = f"{machine.codename}-backports"
     files = apt.source_files()
-    if not sources.names(files, release):
-        text = sources.backports(files, machine.codename)
+    if not sources.names(files, newer.suite):
+        text = sources.derive(files, machine.codename, newer.suite, newer.component)
         if text is None:
             raise SetupError(
-                f"an apt source for {machine.codename}, from which the one for {release} could be derived",
-                f"add {release} to the apt sources of this machine",
+                f"an apt source for {machine.codename}, from which the one for {newer.suite} could be derived",
+                f"add {newer.suite} to the apt sources of this machine",
                 *GVISOR_RELEASE,
             )
-        if pathlib.Path(BACKPORTS_FILE).exists() and BACKPORTS_FILE not in machine.record.added.files:
-            raise SetupError(
-                f"an apt source for {release}: {BACKPORTS_FILE} is there, but not made by set-up, and does not give it",
-                f"look at {BACKPORTS_FILE}; remove it or enable what it names, then run set-up again",
-            )
-        console.change(f"write {BACKPORTS_FILE}:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
-        machine.record.add("files", BACKPORTS_FILE)
-        pathlib.Path(BACKPORTS_FILE).write_text(text)
-        pathlib.Path(BACKPORTS_FILE).chmod(0o644)
+        if newer.pinned:
+            # The pin first: no moment at which apt would take anything else from there.
+            _write(machine, PIN_FILE, sources.pin("runsc", newer.suite))
+        _write(machine, SOURCE_FILE, text)
     apt.update()
-    apt.install(machine.record, ["runsc"], release=release)
+    apt.install(machine.record, ["runsc"], release="" if newer.pinned else newer.suite)
+
+
+def _offered() -> bool:
+    return apt.at_least(apt.candidate("runsc"), runsc.OLDEST)
+
+
+def _write(machine: Machine, name: str, text: str) -> None:
+    """Make a file of apt's configuration, said and recorded first; one that somebody else made stays."""
+    path = pathlib.Path(name)
+    if path.exists() and name not in machine.record.added.files:
+        raise SetupError(
+            f"a source for runsc: {name} is there, was not made by set-up, and does not give it",
+            f"look at {name}; remove it or enable what it names, then run set-up again",
+        )
+    console.change(f"write {name}:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
+    machine.record.add("files", name)
+    path.write_text(text)
+    path.chmod(0o644)

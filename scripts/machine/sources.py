@@ -1,4 +1,4 @@
-"""The backports source line, derived from the machine's own apt configuration (pure: text in, text out).
+"""The source of a newer runsc, derived from the machine's own apt configuration (pure: text in, text out).
 
 A mirror, a proxy or a key that the machine's owner chose for `bookworm` holds for `bookworm-backports` too,
 so the entry is copied from there instead of naming a host here.
@@ -61,18 +61,26 @@ def entries(files: Mapping[str, str]) -> list[Entry]:
     return found
 
 
-def backports(files: Mapping[str, str], codename: str) -> str | None:
-    """The text of a `.sources` file for `codename`-backports, or None when nothing names `codename`.
+def derive(files: Mapping[str, str], codename: str, suite: str, component: str) -> str | None:
+    """The text of a `.sources` file for `suite`, or None when no entry names `codename` to derive it from.
 
     An embedded key (a multi-line Signed-By) is kept as it stands.
     """
     for entry in entries(files):
         if entry.suite == codename:
-            lines = ["Types: deb", f"URIs: {entry.uri}", f"Suites: {codename}-backports", "Components: main"]
+            lines = ["Types: deb", f"URIs: {entry.uri}", f"Suites: {suite}", f"Components: {component}"]
             if entry.signed_by:
                 lines.append(f"Signed-By: {entry.signed_by}")
             return "\n".join(lines) + "\n"
     return None
+
+
+def pin(package: str, suite: str) -> str:
+    """The text of an apt preferences file: from `suite` comes `package` and nothing else."""
+    return (
+        f"Package: *\nPin: release n={suite}\nPin-Priority: -1\n\n"
+        f"Package: {package}\nPin: release n={suite}\nPin-Priority: 500\n"
+    )
 
 
 def names(files: Mapping[str, str], suite: str) -> bool:

@@ -83,7 +83,8 @@ def _packages(record: Record) -> None:
 
 
 def _files(record: Record) -> None:
-    for name in list(record.added.files):
+    # In the order opposite to their making: a pin goes after the source that it guards.
+    for name in reversed(list(record.added.files)):
         path = pathlib.Path(name)
         if path.exists():
             console.change(f"remove {name}")

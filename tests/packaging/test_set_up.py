@@ -43,8 +43,12 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 # --- the source line
 
 
+def _derive(files: dict[str, str]) -> str | None:
+    return sources.derive(files, "bookworm", "bookworm-backports", "main")
+
+
 def test_backports_come_from_the_machines_own_deb822_entry() -> None:
-    assert sources.backports({"/etc/apt/sources.list.d/debian.sources": DEB822}, "bookworm") == BACKPORTS
+    assert _derive({"/etc/apt/sources.list.d/debian.sources": DEB822}) == BACKPORTS
 
 
 @pytest.mark.parametrize(
@@ -56,18 +60,18 @@ def test_backports_come_from_the_machines_own_deb822_entry() -> None:
 )
 def test_backports_come_from_a_one_line_entry(line: str) -> None:
     text = f"# a comment\n# deb http://other.example/debian bookworm main\n\n{line}\n"
-    assert sources.backports({"/etc/apt/sources.list": text}, "bookworm") == BACKPORTS
+    assert _derive({"/etc/apt/sources.list": text}) == BACKPORTS
 
 
 def test_a_one_line_entry_without_options_names_no_key() -> None:
-    found = sources.backports({"/etc/apt/sources.list": "deb http://m.example/debian bookworm main"}, "bookworm")
+    found = _derive({"/etc/apt/sources.list": "deb http://m.example/debian bookworm main"})
     assert found == "Types: deb\nURIs: http://m.example/debian\nSuites: bookworm-backports\nComponents: main\n"
 
 
 def test_an_embedded_key_is_kept() -> None:
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n -----END PGP PUBLIC KEY BLOCK-----"
     text = f"Types: deb\nURIs: http://m.example/d\nSuites: bookworm\nComponents: main\n{key}\n"
-    found = sources.backports({"x.sources": text}, "bookworm")
+    found = _derive({"x.sources": text})
     assert found is not None
     assert found.replace("Signed-By: \n", "Signed-By:\n").endswith(key + "\n")
 
@@ -82,7 +86,7 @@ def test_an_embedded_key_is_kept() -> None:
     ],
 )
 def test_no_backports_without_a_live_entry_of_the_release(text: str) -> None:
-    assert sources.backports({"x.sources": text}, "bookworm") is None
+    assert _derive({"x.sources": text}) is None
 
 
 def test_a_source_that_is_there_already_is_seen() -> None:
@@ -129,7 +133,7 @@ def test_on_an_unknown_system_nothing_is_installed(tmp_path: pathlib.Path) -> No
         (runsc.Probe(None, "there is no runsc"), False, "bookworm", "needs root"),
         (runsc.Probe("/usr/bin/runsc", "status 2: panic"), True, "bookworm", "status 2: panic"),
         (runsc.Probe(None, "there is no runsc"), True, None, "Testix 1"),
-        (runsc.Probe(None, "there is no runsc"), True, "noble", "offers 0.0~20221219.0-2"),
+        (runsc.Probe(None, "there is no runsc"), True, "trixie", "offers 0.0~20221219.0-2"),
     ],
 )
 def test_without_a_runsc_that_works_the_mend_is_exact(
@@ -157,7 +161,7 @@ def test_without_a_runsc_that_works_the_mend_is_exact(
 def test_bookworm_gets_runsc_from_its_backports_and_says_so_first(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = tmp_path / "covenant-backports.sources"
+    target = tmp_path / "covenant-runsc.sources"
     installed: list[object] = []
 
     def install(record: Record, packages: Sequence[str], *, release: str = "") -> None:
@@ -165,7 +169,7 @@ def test_bookworm_gets_runsc_from_its_backports_and_says_so_first(
 
     answers = iter([runsc.Probe(None, "there is no runsc"), runsc.Probe("/usr/bin/runsc", None)])
     monkeypatch.setattr(runsc, "probe", lambda: next(answers))
-    monkeypatch.setattr(gvisor, "BACKPORTS_FILE", str(target))
+    monkeypatch.setattr(gvisor, "SOURCE_FILE", str(target))
     monkeypatch.setattr(apt, "source_files", lambda: {"debian.sources": DEB822})
     monkeypatch.setattr(apt, "candidate", lambda name: "0.0~20221219.0-2+b3")
     monkeypatch.setattr(apt, "update", lambda: None)
@@ -177,17 +181,60 @@ def test_bookworm_gets_runsc_from_its_backports_and_says_so_first(
     assert f"change: write {target}" in capsys.readouterr().out
 
 
+UBUNTU = """\
+Types: deb
+URIs: http://mirror.example/ubuntu/
+Suites: noble noble-updates noble-backports
+Components: main universe restricted multiverse
+Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
+"""
+
+RESOLUTE = """\
+Types: deb
+URIs: http://mirror.example/ubuntu/
+Suites: resolute
+Components: universe
+Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
+"""
+
+
+def test_noble_gets_runsc_alone_from_the_next_lts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, pin = tmp_path / "covenant-runsc.sources", tmp_path / "covenant-runsc"
+    installed: list[object] = []
+
+    def install(record: Record, packages: Sequence[str], *, release: str = "") -> None:
+        # No `-t resolute`: a default release would outweigh the pin that keeps the rest of it out.
+        installed.append((list(packages), release, source.read_text(), pin.read_text()))
+
+    answers = iter([runsc.Probe(None, "there is no runsc"), runsc.Probe("/usr/bin/runsc", None)])
+    monkeypatch.setattr(runsc, "probe", lambda: next(answers))
+    monkeypatch.setattr(gvisor, "SOURCE_FILE", str(source))
+    monkeypatch.setattr(gvisor, "PIN_FILE", str(pin))
+    monkeypatch.setattr(apt, "source_files", lambda: {"ubuntu.sources": UBUNTU})
+    monkeypatch.setattr(apt, "candidate", lambda name: "0.0~20230807.0-4build1")
+    monkeypatch.setattr(apt, "update", lambda: None)
+    monkeypatch.setattr(apt, "install", install)
+    machine = _machine(tmp_path, codename="noble")
+    gvisor.provide(machine)
+    pinned = (
+        "Package: *\nPin: release n=resolute\nPin-Priority: -1\n\n"
+        "Package: runsc\nPin: release n=resolute\nPin-Priority: 500\n"
+    )
+    assert installed == [(["runsc"], "", RESOLUTE, pinned)]
+    assert machine.record.added.files == [str(pin), str(source)]
+
+
 def test_a_source_file_that_somebody_else_made_is_not_overwritten(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = tmp_path / "covenant-backports.sources"
+    target = tmp_path / "covenant-runsc.sources"
     target.write_text("Enabled: no\n")
     monkeypatch.setattr(runsc, "probe", lambda: runsc.Probe(None, "there is no runsc"))
-    monkeypatch.setattr(gvisor, "BACKPORTS_FILE", str(target))
+    monkeypatch.setattr(gvisor, "SOURCE_FILE", str(target))
     monkeypatch.setattr(apt, "source_files", lambda: {"debian.sources": DEB822})
     monkeypatch.setattr(apt, "candidate", lambda name: None)
     monkeypatch.setattr(console, "run", _refuse)
-    with pytest.raises(console.SetupError, match="not made by set-up"):
+    with pytest.raises(console.SetupError, match="was not made by set-up"):
         gvisor.provide(_machine(tmp_path))
     assert target.read_text() == "Enabled: no\n"
 
