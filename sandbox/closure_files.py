@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from policy import errors
 from policy.host import Closure, ClosureFile
-from sandbox import closure_cache, elf, ldso
+from sandbox import closure_cache, ldso
 
 PROGRAM_MODE, DATA_MODE, DIRECTORY_MODE = 0o755, 0o644, 0o755
 
@@ -38,9 +38,11 @@ def as_delivered(path: str, data: bytes) -> bytes:
     """Bytes of a host file as the agent's root holds them."""
     if not _is_loader(path):
         return data
-    # On a machine without a trampoline the plain loader serves; granting executables is refused there.
-    arch = elf.parse(data, name=path).arch
-    return ldso.patch(data, name=path) if arch == "x86_64" else data
+    try:
+        return ldso.patch(data, name=path)
+    except errors.NotEnforceableError:
+        # The plain loader serves every run without executables; granting one is refused (sandbox.host).
+        return data
 
 
 def _is_loader(path: str) -> bool:

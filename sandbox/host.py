@@ -15,7 +15,7 @@ from typing import Literal
 from policy import data, errors
 from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, RunscFacts
 from policy.manifest.agent import Manifest
-from sandbox import closure, granted, memo
+from sandbox import closure, granted, ldso, memo
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs
 
@@ -191,13 +191,15 @@ def _runtime(manifest: Manifest, config: Config, package: Mapping[str, bytes]) -
 
 
 def _executable(path: str, sha256: str | None, config: Config, never: Mapping[str, str], where: str) -> Closure:
-    if architecture() != "x86_64":
+    try:
+        loader = ldso.LOADERS[architecture()]
+        ldso.patch(Path(loader).read_bytes(), name=loader)
+    except (errors.NotEnforceableError, OSError) as e:
         raise errors.NotEnforceableError(
-            f"executable `{path}` cannot be granted on this architecture: its loader cannot be stopped from "
-            "running other files",
+            f"executable `{path}` cannot be granted on this host: {e}",
             hint="leave permissions.executables out",
             where=where,
-        )
+        ) from e
     # Only root's: a program that someone else may replace is that one's program.
     if granted.look_up(path, never=never, where=where).kind != "file":
         raise errors.GrantedPathError(f"executable `{path}` is a directory", where=where)

@@ -1,3 +1,5 @@
+"""The table of doctor's checks and what decides; the checks themselves run in tests/kernel/test_doctor.py."""
+
 from __future__ import annotations
 
 import pytest

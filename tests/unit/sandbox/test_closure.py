@@ -104,6 +104,13 @@ def test_the_loader_of_the_closure_is_the_patched_one(host: Host) -> None:
     assert loader.size == len(patched)
 
 
+def test_a_loader_that_cannot_be_patched_serves_as_it_is(host: Host) -> None:
+    plain = tiny_elf.build(padding=0)
+    host.file(f"{LIBS}/ld-linux-x86-64.so.2", plain, 0o755)
+    host.program("usr/bin/tool", needed=["libc.so.6"])
+    assert closure_files.read_source(host.closure_of("/usr/bin/tool").files[f"/{LIBS}/ld-linux-x86-64.so.2"]) == plain
+
+
 def test_libgcc_comes_with_the_c_library_where_there_is_one(host: Host) -> None:
     host.program("usr/bin/tool", needed=["libc.so.6"])
     assert f"/{LIBS}/libgcc_s.so.1" not in host.closure_of("/usr/bin/tool").files

@@ -1,3 +1,5 @@
+"""The configuration: every key, every refusal, and programs that only root can have put there."""
+
 from __future__ import annotations
 
 import os

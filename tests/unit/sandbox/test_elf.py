@@ -1,3 +1,5 @@
+"""The ELF reader: what it reads, what it refuses, and pyelftools as the oracle over this machine's own files."""
+
 from __future__ import annotations
 
 import io

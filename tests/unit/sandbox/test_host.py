@@ -1,3 +1,5 @@
+"""Host facts of this machine and of mount tables as they are seen, and what a manifest makes them look up."""
+
 from __future__ import annotations
 
 import os
@@ -8,7 +10,7 @@ import pytest
 from policy import errors
 from policy.host import HostFacts
 from policy.manifest import parse
-from sandbox import host
+from sandbox import host, ldso
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs
 from tests.unit.sandbox import tiny_elf
@@ -147,19 +149,20 @@ def test_a_granted_executable_comes_with_its_closure(config: Config) -> None:
 def test_an_executable_that_cannot_be_granted(
     config: Config, allow: str, kind: type[errors.CovenantError], why: str
 ) -> None:
-    with pytest.raises(kind if X86 else errors.NotEnforceableError, match=why if X86 else "architecture") as refusal:
+    with pytest.raises(kind if X86 else errors.NotEnforceableError, match=why if X86 else "aarch64") as refusal:
         _look(config, allow=allow)
     assert refusal.value.where == "agent.toml:16"
 
 
 def test_executables_are_refused_where_the_loader_cannot_be_stopped(
-    config: Config, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    facts = host.probe(config)
-    monkeypatch.setattr(host, "architecture", lambda: "aarch64")
-    manifest = parse.parse(MANIFEST.format(read="", allow='"/usr/bin/env"').encode())
-    with pytest.raises(errors.NotEnforceableError):
-        host.for_manifest(facts, manifest, config=config, package={"main": tiny_elf.build(kind=2)})
+    for loader in (tmp_path / "no-room", tmp_path / "missing"):
+        (tmp_path / "no-room").write_bytes(tiny_elf.build(padding=0))
+        monkeypatch.setitem(ldso.LOADERS, os.uname().machine, str(loader))
+        with pytest.raises(errors.NotEnforceableError, match="cannot be granted on this host") as refusal:
+            _look(config, allow='"/usr/bin/env"')
+        assert refusal.value.where == "agent.toml:16"
 
 
 # --- cgroups: mount tables as they are seen -----------------------------------------------------------

@@ -1,3 +1,5 @@
+"""The trampoline: where it is put, what it changes, and its instructions run on stacks that the tests lay out."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Root directories: exact contents and modes, made once, made whole or not at all, collected when unused."""
+
 from __future__ import annotations
 
 import concurrent.futures
