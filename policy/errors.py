@@ -347,6 +347,12 @@ class ArtefactError(MachineError):
     code = "artefact_unreadable"
 
 
+class UnexplainedError(MachineError):
+    """The artefacts and their provenance disagree: an emitted rule has no cause, or a cause no rule."""
+
+    code = "unexplained_rule"
+
+
 class KernelError(MachineError):
     """A system call or tool failed where it should not."""
 

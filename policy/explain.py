@@ -32,12 +32,6 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LINUX_KEYS = {"namespaces", "resources", "seccomp"}
 
 
-class UnexplainedError(errors.MachineError):
-    """The artefacts and their provenance disagree."""
-
-    code = "unexplained_rule"
-
-
 @dataclass(frozen=True, slots=True)
 class Explained:
     """One emitted rule: where it stands, what it says, and why it is there.
@@ -63,20 +57,20 @@ def explain(artefacts: Artefacts, *, where: Callable[[str], str]) -> tuple[Expla
     """Every rule of the artefacts with its cause. ``where`` turns a dotted key into ``agent.toml:LINE``.
 
     Raises:
-        UnexplainedError: a rule has no cause, a cause has no rule, or two artefacts contradict each other.
+        errors.UnexplainedError: a rule has no cause, a cause has no rule, or two artefacts contradict each other.
     """
     causes: Mapping[str, Mapping[str, str]] = artefacts.json("provenance.json")["rules"]
     rows, seen = [], set()
     for rule, says in rules(artefacts):
         cause = causes.get(rule)
         if cause is None:
-            raise UnexplainedError(f"rule `{rule}` ({says}) has no cause", where=rule)
+            raise errors.UnexplainedError(f"rule `{rule}` ({says}) has no cause", where=rule)
         seen.add(rule)
         artefact, _, place = rule.partition(":")
         line = where(cause["key"]) if cause["kind"] == "manifest" else ""
         rows.append(Explained(artefact, place, says, cause["kind"], cause["key"], line, cause.get("reason", "")))
     if orphans := sorted(set(causes) - seen):
-        raise UnexplainedError(f"provenance names `{orphans[0]}`, which no artefact holds", where=orphans[0])
+        raise errors.UnexplainedError(f"provenance names `{orphans[0]}`, which no artefact holds", where=orphans[0])
     return tuple(rows)
 
 
@@ -105,10 +99,10 @@ def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, A
         ("linux", linux, _LINUX_KEYS),
     ):
         if extra := sorted(set(keys) - allowed):
-            raise UnexplainedError(f"`{extra[0]}` of {name} is not known here", where="config.json")
+            raise errors.UnexplainedError(f"`{extra[0]}` of {name} is not known here", where="config.json")
     _agree(config["mounts"], mounts["mounts"])
     if linux["seccomp"] != seccomp:
-        raise UnexplainedError("config.json and seccomp.json hold different filters", where="config.json")
+        raise errors.UnexplainedError("config.json and seccomp.json hold different filters", where="config.json")
     held = {name: caps for name, caps in process["capabilities"].items() if caps}
     yield "config.json:process/args", " ".join(process["args"])
     yield "config.json:process/cwd", process["cwd"]
@@ -131,7 +125,7 @@ def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> N
         return mount["destination"], mount["type"], options
 
     if [shape(m) for m in config_mounts] != [shape(m) for m in plan]:
-        raise UnexplainedError("config.json and mounts.json hold different mounts", where="config.json")
+        raise errors.UnexplainedError("config.json and mounts.json hold different mounts", where="config.json")
 
 
 def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -151,7 +145,7 @@ def _filter(artefacts: Artefacts) -> Iterator[tuple[str, str]]:
             listed[name] = _SAYS[entry["action"], bool(entry.get("args"))]
     if difference := sorted(set(read.items()) ^ set(listed.items())):
         name, says = difference[0]
-        raise UnexplainedError(f"seccomp.bpf and seccomp.json differ in `{name}` ({says})", where="seccomp.bpf")
+        raise errors.UnexplainedError(f"seccomp.bpf and seccomp.json differ in `{name}` ({says})", where="seccomp.bpf")
     yield "seccomp.bpf:default", "errno EPERM"
     for name in sorted(read):
         yield f"seccomp.bpf:{name}", read[name]
@@ -165,14 +159,18 @@ def _decisions(program: bytes, arch: str) -> dict[str, str]:
     refused: set[int] = set()
     for region in bpf.regions(program):
         if region.action == _EPERM:
-            refused.update(n for low, high in region.ranges(bpf.NUMBER) if high - low < 4096 for n in range(low, high + 1))
+            refused.update(
+                n for low, high in region.ranges(bpf.NUMBER) if high - low < 4096 for n in range(low, high + 1)
+            )
             continue
         if region.ranges(bpf.ARCH) != ((tag, tag),):
-            raise UnexplainedError("the filter decides about calls of another architecture", where="seccomp.bpf")
+            raise errors.UnexplainedError("the filter decides about calls of another architecture", where="seccomp.bpf")
         for low, high in region.ranges(bpf.NUMBER):
             for number in range(low, min(high, low + 4096) + 1):
                 if number not in names:
-                    raise UnexplainedError(f"the filter lets call {number} by, which has no name", where="seccomp.bpf")
+                    raise errors.UnexplainedError(
+                        f"the filter lets call {number} by, which has no name", where="seccomp.bpf"
+                    )
                 found[names[number]] = _SAYS.get((region.action, False), f"action {region.action:#x}")
     # A call that is allowed on one path and refused on another hangs on its arguments.
     return {
