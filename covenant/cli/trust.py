@@ -135,7 +135,7 @@ def opened() -> Iterator[Held]:
     supervisor = Path(given) if given else home / "supervisor"
     with contextlib.ExitStack() as stack:
         # Another uid's state is not ours to read; damage in our own is an error.
-        if supervisor.is_dir() and supervisor.stat().st_uid == os.geteuid():
+        if _is_ours(supervisor):
             state = stack.enter_context(State(supervisor))
             if state.has_root():
                 yield Held(state.present_root(), str(supervisor), state)
@@ -144,6 +144,13 @@ def opened() -> Iterator[Held]:
         if raw is None:
             raise errors.TrustError("there is no trust root", hint="covenant trust init --key NAME", where=str(home))
         yield Held(TrustRoot.parse(raw), str(home / "trust" / WORKING_COPY), None)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _working_copy(home: Path) -> bytes | None:

@@ -133,6 +133,17 @@ def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, mon
     assert os.geteuid() == real
 
 
+def test_a_state_that_is_another_uids_is_not_read(
+    covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    # Below a file nothing can be looked at, as below a directory of another uid.
+    (tmp_path / "closed").write_bytes(b"")
+    monkeypatch.setenv("COVENANT_STATE", str(tmp_path / "closed" / "state"))
+    assert document("trust", "show")["source"] == str(covenant_home / "trust" / "root.json")
+
+
 @pytest.mark.parametrize(
     "bad", [["--agents", "a*b"], ["--roles", "Read*"], ["--expires", "0d"], ["--expires", "9999d"], ["--expires", "1y"]]
 )
