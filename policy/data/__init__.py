@@ -1,6 +1,6 @@
 """The versioned data files, read once: roles, deny list, system call numbers, profiles, never-grantable paths.
 
-The one place of ``policy`` that reads files, and only those of its own package (docs/adr/0003-package-data.md):
+The one place of ``policy`` that reads files, and only those of its own package (docs/adr/0013-package-data.md):
 they are part of the program, so what they say is as fixed as code. Each loader is strict (an unknown key, a missing
 reason or a wrong type is an error of the build) and cached for the life of the process.
 
