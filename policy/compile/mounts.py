@@ -99,7 +99,10 @@ def _fixed(manifest: Manifest, provenance: Provenance) -> list[Mount]:
 def _scratch(effective: Effective, manifest: Manifest, provenance: Provenance) -> list[Mount]:
     """The modes of decisions.md: read-only-package has no writable mount; the others one tmpfs of disk_mb."""
     if effective.filesystem.mode == "read-only-package":
-        return []
+        # gVisor puts a writable tmpfs of its own on an empty /tmp unless something is mounted there.
+        reason = "gVisor's own scratch, which no grant bounds"
+        provenance.add(f"mounts.json:{SCRATCH}", built_in("masked", reason))
+        return [Mount(SCRATCH, "tmpfs", "tmpfs", "dir", _EMPTY)]
     provenance.add(f"mounts.json:{SCRATCH}", cause_of(manifest, "sandbox.filesystem"))
     size = f"size={effective.resources.disk_mb}m"
     return [Mount(SCRATCH, "tmpfs", "tmpfs", "dir", (*_SAFE, "noexec", "mode=1777", size))]

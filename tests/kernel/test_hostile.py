@@ -6,7 +6,6 @@ Its control half is test_hostile_controls.py: the same probes do what they are n
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,11 @@ PROBES, GRANTED = table.load()
 PACKAGES = sorted({probe.package for probe in PROBES})
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[World]:
+def hostile(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> World:
     world = World(tmp_path_factory.mktemp("hostile"), warm=warm)
     for name in PACKAGES:
         world.sign(world.copy(f"hostile/{name}"))
-    yield world
+    return world
 
 
 def _run(world: World, package: str, text: str) -> table.Row | errors.CovenantError | dict[str, table.Row]:

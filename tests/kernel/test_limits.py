@@ -1,0 +1,157 @@
+"""Every limit of a manifest holds under real runsc, is read back, and is told apart from an agent's own failure.
+
+Each has its positive control: the same agent within the limit succeeds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.kernel import cgroupfs
+from tests.kernel.world import HEAD, TAIL, World, refused
+
+FILL = "block = bytearray({mb} << 20)\nfor i in range(0, len(block), 4096): block[i] = 1\nanswer = len(block)\n"
+
+
+def test_memory_over_the_limit_is_an_oom_and_under_it_is_not(world: World) -> None:
+    assert world.ask(FILL.format(mb=100), memory_mb=128) == 100 << 20
+    answer = world.run_code(HEAD + FILL.format(mb=400) + TAIL, memory_mb=128)
+    refused(errors.OutOfMemoryError, answer.error)
+    ended = world.rows()[-1]["kind"]
+    assert (ended["code"], ended["oom"]) == ("out_of_memory", True)
+
+
+def test_an_agents_own_exit_1_is_not_an_oom(world: World) -> None:
+    answer = world.run_code("import sys; sys.exit(1)")
+    refused(errors.AgentFailedError, answer.error)
+    assert world.rows()[-1]["kind"]["oom"] is False
+
+
+def test_the_ceiling_of_one_agent_is_near_memory_mb(world: World) -> None:
+    """The sandbox's limit is memory_mb + scratch + the measured overhead; what an agent can fill lies between."""
+    step = (
+        "import mmap\nblocks = []\n"
+        "while True:\n"
+        "    blocks.append(mmap.mmap(-1, 4 << 20))\n"
+        "    for i in range(0, 4 << 20, 4096): blocks[-1][i] = 1\n"
+        "    print(len(blocks) * 4, file=sys.stderr, flush=True)\n"
+    )
+    answer = world.run_code(HEAD + step, memory_mb=128, disk_mb=16)
+    refused(errors.OutOfMemoryError, answer.error)
+    held = int(answer.stderr.split()[-1])
+    assert 128 <= held <= 128 + 16 + 96, held
+
+
+def test_pids_max_is_exact_for_processes_and_threads(world: World) -> None:
+    code = (
+        "import threading, time\nstarted = 0\nstop = threading.Event()\n"
+        "try:\n"
+        "    for _ in range(100):\n"
+        "        threading.Thread(target=stop.wait, daemon=True).start(); started += 1\n"
+        "except RuntimeError: pass\n"
+        "stop.set()\nanswer = started + 1\n"
+    )
+    assert world.ask(code, resources="pids_max = 20") == 20
+    fork = (
+        "import signal\nstarted = 0\npids = []\n"
+        "try:\n"
+        "    for _ in range(100):\n"
+        "        pid = os.fork()\n"
+        "        if pid == 0:\n            signal.pause()\n"
+        "        pids.append(pid)\n"
+        "except OSError as e: number = e.errno\n"
+        "for pid in pids: os.kill(pid, 9)\n"
+        "answer = [len(pids) + 1, number]\n"
+    )
+    assert world.ask(fork, resources="pids_max = 20") == [20, 11]
+
+
+def test_disk_mb_bounds_the_scratch(world: World) -> None:
+    code = (
+        "written = 0\n"
+        "try:\n"
+        "    for n in range(64):\n"
+        "        with open(f'/tmp/{n}', 'wb') as f: f.write(bytes(1 << 20))\n"
+        "        written += 1\n"
+        "except OSError as e: answer = [written, e.errno]\n"
+        "else: answer = [written, 0]\n"
+    )
+    written, number = world.ask(code, disk_mb=16)
+    assert (14 <= written <= 16, number) == (True, 28)
+    assert world.ask(code, disk_mb=80, memory_mb=128) == [64, 0]
+
+
+def test_read_only_package_has_no_writable_place(world: World) -> None:
+    code = (
+        "answer = []\n"
+        "for root, dirs, files in os.walk('/'):\n"
+        "    dirs[:] = [d for d in dirs if os.path.join(root, d) not in ('/proc', '/dev/fd')]\n"
+        "    try:\n"
+        "        open(os.path.join(root, 'x'), 'w').close(); answer.append(root)\n"
+        "    except OSError: pass\n"
+    )
+    assert world.ask(code, filesystem="read-only-package") == []
+    assert world.ask(code, filesystem="ephemeral") == ["/tmp"]
+
+
+def test_cpu_millis_is_a_quota(world: World) -> None:
+    code = (
+        "import time\nbegin = time.monotonic()\nn = 0\n"
+        "while time.monotonic() - begin < 2: n += 1\n"
+        "answer = n\n"
+    )
+    whole = world.ask(code, resources="cpu_millis = 1000")
+    tenth = world.ask(code, resources="cpu_millis = 100", cpu_ms=40000)
+    assert tenth < whole / 3
+
+
+def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
+    path = world.sign(
+        world.package(
+            {"main.py": HEAD + "import time; time.sleep(4)\nanswer = 1" + TAIL},
+            memory_mb=128,
+            disk_mb=16,
+            resources="pids_max = 20\ncpu_millis = 700\ncpu_weight = 200",
+        )
+    )
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(world.run(path)))
+    thread.start()
+    try:
+        held = _held(world)
+    finally:
+        thread.join()
+    mib = 1 << 20
+    if held["version"] == 1:
+        assert held["memory.limit_in_bytes"] == str((128 + 16 + 96) * mib)
+        assert held["cpu.cfs_quota_us"] == "70000"
+        assert held["cpu.shares"] == "2048"
+    else:
+        assert held["memory.max"] == str((128 + 16 + 96) * mib)
+        assert held["cpu.max"] == "70000 100000"
+    assert held["pids.max"] == "104"
+    assert held["processes"] > 2
+
+
+def _held(world: World) -> dict[str, object]:
+    """What the kernel holds for the one live run, once its sandbox has processes."""
+    hierarchies = cgroupfs.Hierarchies.read()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        live = [p.name for p in (world.state / "runs").glob("*-*") if p.is_dir()]
+        if live:
+            leaf = cgroupfs.Leaf(hierarchies, live[0])
+            leaf.adopt()
+            if len(leaf.pids()) > 2:
+                files = ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max", "cpu.shares")
+                found: dict[str, object] = {"version": hierarchies.version, "processes": len(leaf.pids())}
+                for path in {Path(p) for p in leaf.paths.values()}:
+                    found |= {f: (path / f).read_text().strip() for f in files if (path / f).exists()}
+                return found
+        time.sleep(0.02)
+    pytest.fail("no live run was seen")
