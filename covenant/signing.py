@@ -91,25 +91,39 @@ def sign(statement: statements.Statement, key: Ed25519PrivateKey) -> bytes:
     return raw
 
 
-def write_envelope(directory: Path, raw: bytes) -> None:
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of a package's directory: what is read and where the envelope goes are one directory.
+
+    Raises:
+        errors.PackageError: it is missing, a symlink, or no directory.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise errors.PackageError(f"package `{path}` cannot be opened: {e.strerror}", where=str(path)) from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_envelope(directory: int, raw: bytes) -> None:
     """Put the envelope beside the manifest, whole or not at all.
 
     Raises:
         errors.PackageError: it cannot be written.
     """
-    with _package_directory(directory) as fd:
-        try:
-            durable.replace(fd, packages.ENVELOPE_NAME, raw, mode=0o644)
-        except OSError as e:
-            raise errors.PackageError(
-                f"`{packages.ENVELOPE_NAME}` cannot be written: {e.strerror}", where=str(directory)
-            ) from e
+    try:
+        durable.replace(directory, packages.ENVELOPE_NAME, raw, mode=0o644)
+    except OSError as e:
+        raise errors.PackageError(f"`{packages.ENVELOPE_NAME}` cannot be written: {e.strerror}") from e
 
 
-def discard_unfinished(directory: Path) -> None:
+def discard_unfinished(directory: int) -> None:
     """Remove what a ``write_envelope`` that was killed left in the package, which would be signed as a file."""
-    with _package_directory(directory) as fd, contextlib.suppress(FileNotFoundError, PermissionError):
-        os.unlink(durable.temporary_name(packages.ENVELOPE_NAME), dir_fd=fd)
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        os.unlink(durable.temporary_name(packages.ENVELOPE_NAME), dir_fd=directory)
 
 
 def new_root(
@@ -224,15 +238,3 @@ def _root(
     except strict_json.MalformedError as e:
         raise errors.TrustError(f"the trust root cannot be made: {e}") from None
     return envelopes.sign(document.encode(), roots.PAYLOAD_TYPE, [key]).encode()
-
-
-@contextlib.contextmanager
-def _package_directory(path: Path) -> Iterator[int]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as e:
-        raise errors.PackageError(f"package `{path}` cannot be opened: {e.strerror}", where=str(path)) from e
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -117,22 +117,26 @@ def check_path(path: str) -> None:
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        raise errors.PackageError(f"the file name `{path!a}` is not UTF-8") from None
+        raise errors.PackageError(f"the file name `{_shown(path)}` is not UTF-8") from None
     if not path.isascii() or not path.isprintable():
         for ch in path:
             if unicodedata.category(ch) in _REFUSED_CATEGORIES:
-                raise errors.PackageError(f"the file name `{path}` holds the character U+{ord(ch):04X}")
+                raise errors.PackageError(f"the file name `{_shown(path)}` holds the character U+{ord(ch):04X}")
     parts = path.split("/")
     if path.startswith("/"):
-        raise errors.PackageError(f"the path `{path}` is absolute")
+        raise errors.PackageError(f"the path `{_shown(path)}` is absolute")
     if any(part in ("", ".", "..") for part in parts):
-        raise errors.PackageError(f"the path `{path}` is not a plain relative path")
+        raise errors.PackageError(f"the path `{_shown(path)}` is not a plain relative path")
     if len(parts) > MAX_DEPTH:
-        raise errors.PackageError(f"the path `{path}` is deeper than {MAX_DEPTH} levels")
+        raise errors.PackageError(f"the path `{_shown(path)}` is deeper than {MAX_DEPTH} levels")
     if size > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise errors.PackageError(f"the path `{path[:64]}...` is too long")
+        raise errors.PackageError(f"the path `{_shown(path)}` is too long")
     if path == ENVELOPE_NAME:
         raise errors.PackageError(f"`{ENVELOPE_NAME}` is the envelope and cannot be one of the signed files")
+
+
+# A directory's entries by their folded names: the name as written, and its own entries if it is a directory.
+_Tree = dict[str, "tuple[str, _Tree | None]"]
 
 
 def check_paths(paths: Iterable[str]) -> None:
@@ -143,21 +147,26 @@ def check_paths(paths: Iterable[str]) -> None:
     Raises:
         errors.PackageError: as ``check_path``, or two names collide, or a file is also a directory.
     """
-    seen: dict[str, tuple[str, bool]] = {_fold(ENVELOPE_NAME): (ENVELOPE_NAME, True)}
+    tree: _Tree = {_fold(ENVELOPE_NAME): (ENVELOPE_NAME, None)}
     for path in paths:
         check_path(path)
-        end = path.find("/")
-        while True:
-            is_file = end < 0
-            prefix = path if is_file else path[:end]
-            other, other_is_file = seen.setdefault(_fold(prefix), (prefix, is_file))
-            if other != prefix:
-                raise errors.PackageError(f"the names `{other}` and `{prefix}` differ only in case or Unicode form")
-            if is_file != other_is_file:
-                raise errors.PackageError(f"`{prefix}` is both a file and a directory")
-            if is_file:
-                break
-            end = path.find("/", end + 1)
+        *directories, name = path.split("/")
+        node = tree
+        for part in directories:
+            below = _enter(node, part, {}, path)
+            if below is None:
+                raise errors.PackageError(f"`{part}` of `{path}` is both a file and a directory")
+            node = below
+        if _enter(node, name, None, path) is not None:
+            raise errors.PackageError(f"`{path}` is both a file and a directory")
+
+
+def _enter(node: _Tree, name: str, new: _Tree | None, path: str) -> _Tree | None:
+    """What lies under a name of one directory, put there as ``new`` when nothing did."""
+    known, below = node.setdefault(_fold(name), (name, new))
+    if known != name:
+        raise errors.PackageError(f"`{known}` and `{name}` of `{path}` differ only in case or Unicode form")
+    return below
 
 
 def droppings(paths: Iterable[str]) -> tuple[str, ...]:
@@ -175,3 +184,9 @@ def _fold(name: str) -> str:
         return name.lower()
     once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name).casefold())
     return unicodedata.normalize("NFKC", once.casefold())
+
+
+def _shown(path: str) -> str:
+    """A path for a message: its start, with everything that is not printable ASCII escaped."""
+    start = path if len(path) <= 128 else path[:128] + "..."
+    return start.encode("unicode_escape").decode("ascii")

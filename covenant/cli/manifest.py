@@ -73,22 +73,24 @@ def sign(
     """Sign every file of PACKAGE as it is now, and write agent.dsse.json beside the manifest."""
     from covenant import keystore, signing
     from policy import package as packages
+    from policy.signing import envelope
 
     lifetime_ms = times.duration_ms(expires, option="--expires")
-    signing.discard_unfinished(package)
-    read, parsed = _read(package)
-    now_ms = times.now_ms()
-    terms = signing.Terms(
-        serial=now_ms if serial is None else serial,
-        lifetime_ms=lifetime_ms,
-        audience=audience,
-        approve_unlimited=approve_unlimited,
-    )
-    # Everything that can be refused is refused before a passphrase is asked for.
-    statement = signing.statement(read, parsed, terms, now_ms=now_ms)
-    key = keystore.load(common.home(), name, lambda: common.read_passphrase(passphrase_file))
-    keyid = keystore.entry(common.home(), name).file.key.keyid
-    signing.write_envelope(package, signing.sign(statement, key))
+    with signing.opened(package) as directory:
+        signing.discard_unfinished(directory)
+        read, parsed = _read(directory)
+        now_ms = times.now_ms()
+        terms = signing.Terms(
+            serial=now_ms if serial is None else serial,
+            lifetime_ms=lifetime_ms,
+            audience=audience,
+            approve_unlimited=approve_unlimited,
+        )
+        # Everything that can be refused is refused before a passphrase is asked for.
+        statement = signing.statement(read, parsed, terms, now_ms=now_ms)
+        key = keystore.load(common.home(), name, lambda: common.read_passphrase(passphrase_file))
+        keyid = envelope.PublicKey.of(key).keyid
+        signing.write_envelope(directory, signing.sign(statement, key))
     if as_json:
         common.emit(
             {
@@ -174,7 +176,7 @@ def show(package: Path, as_json: bool) -> None:
         common.say(f"not verified: {common.visible(str(refusal))} [{refusal.code}]")
 
 
-def _read(path: Path) -> tuple[Package, Manifest]:
+def _read(path: Path | int) -> tuple[Package, Manifest]:
     from policy.manifest import parse
     from sandbox import package as reader
 

@@ -6,7 +6,7 @@ bytes: nothing in this module looks inside it, so that it cannot be parsed befor
 Where DSSE leaves a choice:
     base64       either alphabet is read (DSSE requires that), never mixed, always padded, no stray bits
     keyid        a hint. When present it must be the id that we compute from the key; when absent, every
-                 key is tried. A key counts once, however many signatures it made.
+                 key is tried (for one signature at most). A key counts once, however many signatures it made.
     other keys   of the JSON objects are refused: nothing may stand beside the payload and look signed
 """
 
@@ -146,6 +146,10 @@ def decode(raw: bytes) -> Envelope:
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_SIGNATURES:
         raise strict_json.MalformedError(f"`signatures` has not between 1 and {MAX_SIGNATURES} entries")
     signatures = tuple(_signature(entry) for entry in entries)
+    # Without an id every key of the root is tried, each time over the whole payload: one such signature is
+    # what interchange needs, sixteen would be a way to keep a verifier busy.
+    if sum(not s.keyid for s in signatures) > 1:
+        raise strict_json.MalformedError("more than one signature has no `keyid`")
     payload_type = _text(document, "payloadType", 255)
     payload = _b64decode(_text(document, "payload", MAX_BYTES), "payload")
     return Envelope(payload, payload_type, signatures)
@@ -176,7 +180,7 @@ def _closed(value: Any, required: set[str], optional: frozenset[str] = frozenset
         raise strict_json.MalformedError("an object is missing")
     for key in value:
         if key not in required and key not in optional:
-            raise strict_json.MalformedError(f"unknown key `{key[:64]}`")
+            raise strict_json.MalformedError(f"unknown key `{strict_json.shown(key)}`")
     for key in sorted(required):
         if key not in value:
             raise strict_json.MalformedError(f"the key `{key}` is missing")

@@ -20,7 +20,7 @@ from policy.signing import strict_json
 
 PAYLOAD_TYPE = "application/vnd.covenant.trust-root.v1+json"
 MAX_BYTES = 1024 * 1024
-MAX_KEYS = 256
+MAX_KEYS = 64
 
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$"
 _ROLE_PATTERN = r"^(\*|[a-z0-9][a-z0-9_-]{0,63})$"
@@ -63,7 +63,7 @@ class OperatorKey(_Closed):
     name: Annotated[str, pydantic.Field(pattern=_NAME_PATTERN)]
     public: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
     scope: Scope
-    threshold: Annotated[int, pydantic.Field(ge=1, le=MAX_KEYS)]
+    threshold: Annotated[int, pydantic.Field(ge=1, le=envelopes.MAX_SIGNATURES)]
     not_before: statements.TimeMs
     expires_at: statements.TimeMs
 
@@ -86,7 +86,7 @@ class RootDocument(_Closed):
     version: Annotated[int, pydantic.Field(ge=1, le=2**31)]
     not_before: statements.TimeMs
     expires_at: statements.TimeMs
-    threshold: Annotated[int, pydantic.Field(ge=1, le=MAX_KEYS)]
+    threshold: Annotated[int, pydantic.Field(ge=1, le=envelopes.MAX_SIGNATURES)]
     keys: Annotated[tuple[OperatorKey, ...], pydantic.Field(strict=False, min_length=1, max_length=MAX_KEYS)]
 
     @pydantic.model_validator(mode="after")

@@ -51,7 +51,7 @@ def validate(model: type[Model], value: Any) -> Model:
         return model.model_validate(value)
     except pydantic.ValidationError as e:
         first = e.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "document"
+        place = shown(".".join(str(part) for part in first["loc"])) or "document"
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise MalformedError(f"`{place}`: {reason}") from None
 
@@ -62,13 +62,18 @@ def dumps(value: Any) -> bytes:
     return text.encode("ascii")
 
 
+def shown(text: str) -> str:
+    """A key from outside for a message: its start, with everything that is not printable ASCII escaped."""
+    return text[:64].encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise MalformedError(f"the key `{key}` stands twice in one object")
+                raise MalformedError(f"the key `{shown(key)}` stands twice in one object")
             seen.add(key)
     return value
 

@@ -76,15 +76,24 @@ def test_an_envelope_is_replaced_whole_and_through_no_link(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "agent.dsse.json").symlink_to(outside)
     (folder / ".agent.dsse.json.new").symlink_to(outside)
-    signing.write_envelope(folder, b"{}\n")
+    with signing.opened(folder) as directory:
+        signing.write_envelope(directory, b"{}\n")
     assert (folder / "agent.dsse.json").read_bytes() == b"{}\n"
     assert not (folder / "agent.dsse.json").is_symlink()
     assert outside.read_bytes() == b"keep"
     assert [f.name for f in folder.iterdir()] == ["agent.dsse.json"]
     (folder / ".agent.dsse.json.new").write_bytes(b"half")
-    signing.discard_unfinished(folder)
-    signing.discard_unfinished(folder)
+    with signing.opened(folder) as directory:
+        signing.discard_unfinished(directory)
+        signing.discard_unfinished(directory)
     assert [f.name for f in folder.iterdir()] == ["agent.dsse.json"]
+
+
+def test_a_package_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("link", "missing"):
+        with pytest.raises(errors.PackageError, match="cannot be opened"), signing.opened(tmp_path / name):
+            pass
 
 
 # --- dev ----------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ MALFORMED: list[Any] = [
     _document(signatures=[None]),
     _document(signatures=[SIG] * 17),
     _document(signatures=[{**SIG, "cert": "x"}]),
+    _document(signatures=[{"sig": SIG["sig"]}, {**SIG, "keyid": ""}]),
     _document(signatures=[{"keyid": SIG["keyid"]}]),
     _document(signatures=[{**SIG, "keyid": None}]),
     _document(signatures=[{**SIG, "keyid": "k" * 129}]),
@@ -105,6 +106,16 @@ def test_a_duplicate_key_is_refused() -> None:
     envelope.decode(raw)
     with pytest.raises(strict_json.MalformedError, match="stands twice"):
         envelope.decode(raw[:-1] + b',"payload":"AAAA"}')
+
+
+def test_one_signature_may_leave_its_key_id_out() -> None:
+    made = envelope.decode(_raw(_document(signatures=[{"sig": SIG["sig"]}, SIG])))
+    assert envelope.signers(made, [kit.public(1)]) == (kit.public(1),)
+
+
+def test_a_hostile_key_is_shown_short_and_escaped() -> None:
+    with pytest.raises(strict_json.MalformedError, match=r"^unknown key `x\\n\\x1by{61}`$"):
+        envelope.decode(_raw(_document(**{"x\n\x1b" + "y" * 100_000: 1})))
 
 
 def test_both_base64_alphabets_are_read() -> None:
