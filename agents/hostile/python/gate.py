@@ -10,23 +10,16 @@ from __future__ import annotations
 import os
 import sys
 
-# gVisor's kernel names itself with this one constant (pkg/sentry/syscalls/linux: LinuxVersion). A real kernel has the
-# time of its own build there, and no container changes it: there is no namespace for it.
+# gVisor's kernel names itself with this one constant in every release, whether as 4.4.0 or as 4.19.0-gvisor. A real
+# kernel has the time of its own build there, and no container changes it: there is no namespace for it.
 _UNAME_VERSION = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
 # A real kernel writes its builder and compiler in brackets between release and version; gVisor has nothing to write.
 _PROC_VERSION = "Linux version {release} {version}"
 
-# Every Linux kernel that can run this Python has these in any mounted /proc, docker's masked ones included
-# (masking leaves an entry behind); gVisor's /proc has none of them.
-_LANDMARKS = (
-    "/proc/sys/kernel/osrelease",
-    "/proc/sys/kernel/ostype",
-    "/proc/sys/kernel/pid_max",
-    "/proc/vmstat",
-    "/proc/self/attr",
-    "/proc/self/coredump_filter",
-)
+# What the page allocator, the interrupts and the scheduler of Linux say of themselves: in any mounted /proc, docker's
+# masked ones included (masking leaves an entry behind), and never in gVisor's, which has none of the three.
+_LANDMARKS = ("/proc/zoneinfo", "/proc/buddyinfo", "/proc/softirqs", "/proc/self/wchan")
 
 REFUSED = 78  # EX_CONFIG of sysexits.h
 
