@@ -140,8 +140,10 @@ def _libraries(
             found = _find(builder, name, search, program.arch)
             if found is not None:
                 queue.append((*found, rpaths))
-            elif name not in optional:
+            elif name in parsed.needed:
                 raise errors.MissingLibraryError(f"`{at}` needs library `{name}`, which this host does not have")
+            else:
+                seen.discard(name)  # only wished for: another file may need it
 
 
 def _expand(entries: tuple[str, ...], at: str) -> tuple[str, ...]:

@@ -118,6 +118,15 @@ def test_libgcc_comes_with_the_c_library_where_there_is_one(host: Host) -> None:
     assert f"/{LIBS}/libgcc_s.so.1" in host.closure_of("/usr/bin/tool").files
 
 
+def test_libgcc_that_is_needed_is_not_only_wished_for(host: Host) -> None:
+    host.library("libstdc++.so.6", needed=["libgcc_s.so.1"])
+    host.program("usr/bin/direct", needed=["libc.so.6", "libgcc_s.so.1"])
+    host.program("usr/bin/later", needed=["libc.so.6", "libstdc++.so.6"])
+    for program in ("/usr/bin/direct", "/usr/bin/later"):
+        with pytest.raises(errors.MissingLibraryError, match=r"libgcc_s\.so\.1"):
+            host.closure_of(program)
+
+
 def test_a_missing_library_is_named(host: Host) -> None:
     host.program("usr/bin/tool", needed=["libgone.so.3"])
     with pytest.raises(errors.MissingLibraryError, match=r"`/usr/bin/tool` needs library `libgone\.so\.3`"):
