@@ -154,9 +154,10 @@ class Effective:
 
 def _network(manifest: source.Source) -> Network:
     # A table that is there and empty lists no destination; one that is absent leaves the mode's own.
-    if not manifest.wrote("permissions.network"):
+    entries = manifest.permissions.network
+    if not entries and not manifest.wrote("permissions.network"):
         return Network.without_table(manifest.resources.network)
-    return Network.of((e.host, e.ports, e.protocol) for e in manifest.permissions.network)
+    return Network.of((e.host, e.ports, e.protocol) for e in entries)
 
 
 def _syscalls(manifest: source.Source, profiles: Mapping[str, source.Calls], added: frozenset[str]) -> Syscalls:

@@ -37,6 +37,8 @@ def parent_intersection(case: Case) -> None:
         raise errors.ParentViolation(
             f"the package was signed for one parent and is started by {who}", hint="only that parent may start it"
         )
+    if parent is not None and parent.remaining_seconds is not None and parent.remaining_seconds <= 0:
+        raise errors.ParentViolation(f"agent `{parent.agent_id}` has no time left", grant="lifetime")
     if parent is None or outcome is None or not outcome.removed or case.on_excess == "narrow":
         return
     over = items.excess(case.manifest, case.requested, parent.ceiling)

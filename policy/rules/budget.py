@@ -13,7 +13,7 @@ def spawn_budget(case: Case) -> None:
     parent = case.parent
     if parent is None:
         return
-    depth = parent.ancestors[-1].depth + 1 if parent.ancestors else 1
+    depth = parent.ancestors[-1].depth + 1
     if not parent.effective.spawning.allowed:
         raise errors.SpawnBudgetViolation(f"agent `{parent.agent_id}` may not start agents", grant="spawn.allowed")
     for one in parent.ancestors:

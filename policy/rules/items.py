@@ -48,7 +48,7 @@ def _filesystem(m: Manifest, e: Effective) -> Items:
 
 
 def _network(m: Manifest, e: Effective) -> Items:
-    if not m.wrote("permissions.network"):
+    if not m.permissions.network:
         yield "resources.network", e.network
     for i, entry in enumerate(m.permissions.network):
         yield f"permissions.network[{i}]", Network.of([(entry.host, entry.ports, entry.protocol)])

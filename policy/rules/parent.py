@@ -56,6 +56,11 @@ class Parent:
     drawn: Drawn
     ancestors: tuple[Ancestor, ...]
 
+    def __post_init__(self) -> None:
+        # INVARIANT: rule 5 asks every ancestor; a parent that is not among them would have no budget at all.
+        if not self.ancestors or self.ancestors[-1].run_id != self.run_id:
+            raise ValueError(f"the last ancestor is not run {self.run_id}")
+
     @property
     def ceiling(self) -> Effective:
         """What a child may have at most."""

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from policy import data, errors
-from policy.grants import addresses
+from policy.grants import access, addresses
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executables
 from policy.grants.lifetime import Lifetime
@@ -241,3 +241,22 @@ def test_the_order_of_a_manifests_lists_changes_nothing() -> None:
     assert one == two
     assert one.canonical() == two.canonical()
     assert one.describe() == two.describe()
+
+
+def test_grants_cannot_be_changed_after_they_were_decided() -> None:
+    top = Effective.top()
+    for value in (top, *(domain for _, domain in top.domains()), top.filesystem.read, top.skills.allow, access.HTTPS):
+        name = dataclasses.fields(value)[0].name  # type: ignore[arg-type]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, name, None)
+
+
+def test_entries_count_although_nobody_says_that_a_table_was_written() -> None:
+    # A Manifest that was not made by the parser has no record of what was written; its entries still bound it.
+    parsed = kit.manifest(
+        ('network = "off"', 'network = "full"'),
+        more='\n[[permissions.network]]\nhost = "a.example"\nports = [443]\nprotocol = "tls"\n',
+    )
+    remade = type(parsed).model_construct(**dict(parsed))
+    assert not remade.wrote("permissions.network")
+    assert nine.requested(remade, roles=data.roles()) == nine.requested(parsed, roles=data.roles())

@@ -26,6 +26,9 @@ READS = 'read = ["/srv/docs"]'
 LOCAL = 'required = false\nbackend = "trusted-local"'
 UNSIGNED_TEXT = kit.text(('required = true\nbackend = "linux-gvisor"', LOCAL), (READS, "read = []"))
 
+MID = kit.ancestor(run_id="run-2", agent_id="mid", depth=1)
+MID2 = kit.ancestor(run_id="run-2", agent_id="mid", depth=2)
+
 
 def unsigned(document: str = UNSIGNED_TEXT, *, allowed: bool = True) -> Case:
     package = Package({"agent.toml": document.encode(), "main.py": b"1\n"})
@@ -193,6 +196,10 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
             parent=kit.parent(kit.PARENT_MANIFEST.replace(*READER).replace("observer", "coordinator"))
         ),
     ),
+    "parent-without-time": (
+        4, errors.ParentViolation, "lifetime", "", "agent `boss` has no time left",
+        lambda: kit.case(parent=kit.parent(remaining_seconds=0)),
+    ),
     "signed-for-another-parent": (
         4, errors.ParentViolation, "", "", "was signed for one parent and is started by agent `boss`",
         lambda: kit.case(statement={"parent_digest": "ef" * 32}, parent=kit.parent()),
@@ -208,11 +215,11 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
     ),
     "budget-depth-of-an-ancestor": (
         5, errors.SpawnBudgetViolation, "spawn.max_depth", "", "would be 3 levels below agent `boss`, which allows 2",
-        lambda: spawned(ancestors=(kit.ancestor(), kit.ancestor(agent_id="mid", depth=2))),
+        lambda: spawned(run_id="run-2", ancestors=(kit.ancestor(), MID2)),
     ),
     "budget-descendants-of-an-ancestor": (
         5, errors.SpawnBudgetViolation, "spawn.max_descendants", "", "agent `boss` has 3 live descendants and may",
-        lambda: spawned(ancestors=(kit.ancestor(live_descendants=3), kit.ancestor(agent_id="mid", depth=1))),
+        lambda: spawned(run_id="run-2", ancestors=(kit.ancestor(live_descendants=3), MID)),
     ),
     "budget-memory-of-the-children": (
         5, errors.SpawnBudgetViolation, "resources.memory_mb", "memory_mb", "memory_mb 128 does not fit agent `boss`",
@@ -332,7 +339,7 @@ def test_every_rule_has_a_case_and_a_class_of_its_own() -> None:
         lambda: kit.case(statement={"deny_version": 0, "roles_version": 0}),
         spawned,
         lambda: spawned(drawn=Drawn(memory_mb=896, cpu_millis=0, pids_max=0)),
-        lambda: spawned(ancestors=(kit.ancestor(live_descendants=2), kit.ancestor(agent_id="mid", depth=1))),
+        lambda: spawned(run_id="run-2", ancestors=(kit.ancestor(live_descendants=2), MID)),
         lambda: kit.case(statement={"parent_digest": "cd" * 32}, parent=kit.parent()),
         lambda: kit.case(kit.text((READS, 'read = ["/srv/docs/deep"]')), parent=kit.parent()),
         lambda: kit.case(host=dataclasses.replace(kit.HOST, memory_available_mb=224, pids_free=192)),
@@ -440,3 +447,9 @@ def test_a_did_you_mean_is_given() -> None:
     assert wrong.hint == "did you mean `openat`?"
     role = kit.refusals(kit.case(kit.text((READER[0], 'runtime = "python3"\nrole = "raeder"'))))[3]
     assert role.hint == "did you mean `reader`?"
+
+
+def test_a_parent_stands_among_the_ancestors_that_are_asked() -> None:
+    for ancestors in ((), (MID,)):
+        with pytest.raises(ValueError, match="the last ancestor is not run run-1"):
+            kit.parent(ancestors=ancestors)
