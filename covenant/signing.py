@@ -108,16 +108,18 @@ def opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def write_envelope(directory: int, raw: bytes) -> None:
-    """Put the envelope beside the manifest, whole or not at all.
+def write_envelope(directory: Path | int, raw: bytes) -> None:
+    """Put the envelope beside the manifest, whole or not at all; ``directory`` is a path or what ``opened`` gave.
 
     Raises:
         errors.PackageError: it cannot be written.
     """
-    try:
-        durable.replace(directory, packages.ENVELOPE_NAME, raw, mode=0o644)
-    except OSError as e:
-        raise errors.PackageError(f"`{packages.ENVELOPE_NAME}` cannot be written: {e.strerror}") from e
+    with contextlib.ExitStack() as stack:
+        fd = directory if isinstance(directory, int) else stack.enter_context(opened(directory))
+        try:
+            durable.replace(fd, packages.ENVELOPE_NAME, raw, mode=0o644)
+        except OSError as e:
+            raise errors.PackageError(f"`{packages.ENVELOPE_NAME}` cannot be written: {e.strerror}") from e
 
 
 def discard_unfinished(directory: int) -> None:
