@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from policy import data, errors
 from policy.compile import plan
@@ -23,7 +24,7 @@ from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from policy.rules import enforceable, nine
-from policy.rules.case import Owner
+from policy.rules.case import Owner, Unsigned
 from policy.rules.parent import Parent
 from policy.signing import trust
 
@@ -58,8 +59,8 @@ def manifest_of(package: Package) -> Manifest:
     return parse.parse(raw, file=MANIFEST)
 
 
-def authorise(
-    trusted: trust.TrustedPackage,
+def rules(
+    trusted: trust.TrustedPackage | Unsigned,
     manifest: Manifest,
     *,
     host: HostFacts,
@@ -68,15 +69,13 @@ def authorise(
     parent: Parent | None = None,
     package_name: str = "",
     extra_never: Mapping[str, str] | None = None,
-) -> Decision:
-    """(3) to (5) for the linux-gvisor backend; the arguments are those of ``policy.rules.case.Case``.
+) -> Effective:
+    """(4) The nine rules with this program's tables; the arguments are those of ``policy.rules.case.Case``.
 
     Raises:
-        errors.NotYetEnforceableError, errors.NotEnforceableError: (3), (5)
-        errors.RuleViolation, errors.SignatureError: (4), with the rule's number
+        errors.RuleViolation, errors.SignatureError: with the rule's number
     """
-    enforceable.check(manifest, host)
-    effective = nine.check(
+    return nine.check(
         trusted,
         manifest,
         host=host,
@@ -88,6 +87,21 @@ def authorise(
         package_name=package_name,
         extra_never=extra_never,
     )
+
+
+def authorise(
+    trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, *, host: HostFacts, now_ms: int, **case: Any
+) -> Decision:
+    """(3) to (5) for the linux-gvisor backend; ``case`` as for ``rules``.
+
+    Raises:
+        errors.NotYetEnforceableError, errors.NotEnforceableError: (3), (5)
+        errors.RuleViolation, errors.SignatureError: (4), with the rule's number
+    """
+    if isinstance(trusted, Unsigned):
+        raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE --key NAME")
+    enforceable.check(manifest, host)
+    effective = rules(trusted, manifest, host=host, now_ms=now_ms, **case)
     artefacts = plan.compile(effective, manifest, host, package_digest=trusted.package.digest)
     return Decision(trusted, manifest, effective, artefacts)
 

@@ -27,7 +27,7 @@ def run(package: Path, text: str, timeout: float | None, user: str | None, as_js
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer."""
     from sandbox import package as packages
 
-    return _run(packages.read(package), package, text, timeout, user, as_json=as_json, dev=False)
+    return _run(packages.read(package), package, text, timeout, user, as_json=as_json, dev="")
 
 
 @click.command()
@@ -52,11 +52,11 @@ def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
         "dev: signed with a local key that holds for this agent id on this host; not an operator's signature",
         err=True,
     )
-    return _run(signed, package, text, timeout, None, as_json=as_json, dev=True)
+    return _run(signed, package, text, timeout, None, as_json=as_json, dev=manifest.agent.id)
 
 
 def _run(
-    package: Package, path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: bool
+    package: Package, path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: str
 ) -> int:
     from covenant import identity
     from sandbox.supervisor import Request, Supervisor

@@ -140,6 +140,8 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int) -> None:
         os.chdir(launch.directory)
         for target, fd in enumerate(stdio):
             os.dup2(fd, target, inheritable=True)
+        # Close-on-exec is a habit; a descriptor that somebody forgot must not become the sandbox's.
+        libc.close_range(3, at_exec=True)
         step = "prepare"
         if launch.prepare is not None:
             launch.prepare()

@@ -1,0 +1,377 @@
+"""One run, from the package's bytes to the answer: verify, decide, write down, start, converse, write down.
+
+    (1) verify the envelope and the bytes, then parse the manifest from those same bytes
+    (2) look at the host for what the manifest names
+    (3) decide: the nine rules, and for linux-gvisor the compiled artefacts
+    (4) write down the capability check, the accepted serial and the start, each durable before (5)
+    (5) run, on the backend that the manifest names
+    (6) write down the end
+
+A refusal in (1) to (3) and a failure in (5) each have their row, whatever it is that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policy import clocks, contract, decide, errors, events
+from policy.host import Closure, HostFacts
+from policy.manifest.agent import Manifest
+from policy.package import Package
+from policy.rules.case import Owner, Unsigned
+from policy.signing import trust
+from sandbox import bundle, granted, gvisor, host
+from sandbox.config import Config
+from sandbox.ledger import Ledger
+from sandbox.rootfs import Skeletons
+from sandbox.runner import Finished, Limits
+from sandbox.state import State
+from sandbox.store import PackageStore
+from sandbox.uids import UidLease
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: a package's bytes, the intent's text, who asks, and how long they will wait.
+
+    ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
+    the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it.
+    """
+
+    package: Package
+    text: str
+    issuer: Mapping[str, str]
+    timeout_ms: int | None = None
+    user: str | None = None
+    dev: str = ""
+    package_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a run that was started: ``error`` is None exactly when ``result`` is not. Times in seconds."""
+
+    run_id: str
+    intent_id: str
+    agent_id: str
+    policy_digest: str | None
+    result: contract.AgentResult | None
+    error: errors.CovenantError | None
+    stderr: str
+    not_enforced: tuple[str, ...] = ()
+    unknown_sections: tuple[str, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state."""
+
+    path: Path
+    config: Config
+    ledger: Ledger
+    state: State
+    never_granted: tuple[str, ...]
+
+
+class Run:
+    """One run's way through the procedure; keeps what its log rows need."""
+
+    def __init__(self, means: Means, request: Request, *, now_ms: int) -> None:
+        self._means, self._request, self._now_ms = means, request, now_ms
+        self.run_id, self.intent_id = str(uuid.uuid4()), str(uuid.uuid4())
+        self._agent_id: str | None = None
+        self._operator: str | None = None
+        self._started = False
+        self._timings: dict[str, float] = {}
+        self._clock = time.perf_counter()
+
+    def go(self) -> Answer:
+        """(1) to (6).
+
+        Raises:
+            errors.CovenantError: refused before anything started, or the machine failed the run.
+        """
+        trusted = self._verify()
+        manifest = decide.manifest_of(self._request.package)
+        self._agent_id = manifest.agent.id
+        if isinstance(trusted, trust.TrustedPackage):
+            self._operator = manifest.agent.operator or trusted.signers[0].name
+        self._lap("verify and parse")
+        backends: dict[str, Callable[[trust.TrustedPackage | Unsigned, Manifest], Answer]] = {
+            "linux-gvisor": self._linux_gvisor,
+            "trusted-local": self._trusted_local,
+        }
+        return backends[manifest.sandbox.backend](trusted, manifest)
+
+    def log_failure(self, error: BaseException) -> None:
+        """The row of a refusal, or of a run that was started and that the machine failed."""
+        code = error.code if isinstance(error, errors.CovenantError) else "interrupted"
+        if self._started:
+            self._end_row(status="failed", code=code)
+        elif isinstance(error, errors.CovenantError):
+            digest = self._request.package.digest
+            fields = events.rejection(error, agent_id=self._agent_id, package_digest=digest)
+            self._append("manifest_rejected", **fields)
+
+    def _verify(self) -> trust.TrustedPackage | Unsigned:
+        means, package = self._means, self._request.package
+        if package.envelope is None and means.config.allow_unsigned_trusted_local:
+            return Unsigned(package, allowed=True)
+        return trust.verify(
+            package,
+            means.state.trust_root(self._now_ms),
+            now_ms=self._now_ms,
+            audience=means.config.host,
+            serials=means.state,
+            greatest_time_ms=means.state.greatest_time_ms(),
+        )
+
+    def _case(self) -> dict[str, Any]:
+        """What the rules look at beside the package and the host."""
+        return {
+            "now_ms": self._now_ms,
+            "identities": _live_owners(self._means.path / "runs"),
+            "package_name": self._request.package_name,
+            "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
+        }
+
+    def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
+        means = self._means
+        facts = host.for_manifest(
+            host.probe(means.config),
+            manifest,
+            config=means.config,
+            package=self._request.package.files,
+            extra_never=means.never_granted,
+        )
+        self._lap("host")
+        decision = decide.authorise(trusted, manifest, host=facts, **self._case())
+        self._lap("decide")
+        deadline = self._deadline(trusted, manifest)
+        self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest)
+        with contextlib.ExitStack() as stack:
+            job = self._job(decision, facts, deadline, stack)
+            self._lap("prepare")
+            uids = UidLease(means.path / "uids", first=means.config.uid_first, count=means.config.uid_count)
+            finished = gvisor.run(job, runs=means.path / "runs", uids=uids)
+        self._lap("run")
+        return self._finish(manifest, finished, decision.policy_digest, finished.reported)
+
+    def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
+        """The backend that confines by uid, limits, namespaces and a deny list; refuses whatever needs more."""
+        from sandbox import trusted_local
+
+        means, request = self._means, self._request
+        signed = isinstance(trusted, trust.TrustedPackage)
+        plan = trusted_local.plan(manifest, config=means.config, user=request.user, signed=signed)
+        decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
+        deadline = self._deadline(trusted, manifest)
+        self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
+        finished = trusted_local.run(
+            plan,
+            package=request.package,
+            run_id=self.run_id,
+            intent=self._intent(),
+            limits=self._limits(deadline),
+            state=means.path,
+            hidden=means.never_granted,
+        )
+        self._lap("run")
+        return self._finish(manifest, finished, None, plan.not_enforced)
+
+    def _begin(
+        self,
+        trusted: trust.TrustedPackage | Unsigned,
+        manifest: Manifest,
+        deadline: clocks.Deadline,
+        *,
+        policy_digest: str | None = None,
+        not_enforced: tuple[str, ...] = (),
+    ) -> None:
+        """(4) Everything that must be durable before the agent starts."""
+        signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
+        required = list(manifest.capabilities.required)
+        display = self._request.issuer["display"]
+        self._append(
+            "capability_check",
+            agent_id=manifest.agent.id,
+            required_actions=required,
+            missing_actions=[],
+            passed=True,
+            authorized_by=[{"action": a, "granted_by_display": display, "signature_b58": ""} for a in required],
+        )
+        if signed is not None:
+            self._means.state.accept(signed, now_ms=self._now_ms)
+        self._append(
+            "run_started",
+            agent_id=manifest.agent.id,
+            intent_id=self.intent_id,
+            policy_digest=policy_digest,
+            payload_digest=signed.payload_digest if signed else None,
+            backend=manifest.sandbox.backend,
+            signers=[s.name for s in signed.signers] if signed else [],
+            not_enforced=list(not_enforced),
+            deadline_ms=deadline.milliseconds,
+            deadline_clock=deadline.clock,
+        )
+        self._started = True
+        self._lap("log the start")
+
+    def _job(
+        self, decision: decide.Decision, facts: HostFacts, deadline: clocks.Deadline, stack: contextlib.ExitStack
+    ) -> gvisor.Job:
+        means, manifest = self._means, decision.manifest
+        plan = decision.artefacts.json("mounts.json")
+        executable = manifest.agent.entry if manifest.agent.runtime == "rust-bin" else ""
+        copy = PackageStore(means.path / "packages").put(self._request.package, executable=executable)
+        closures = [_closure(facts, c["name"]) for c in plan["root"]["closures"]]
+        points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
+        rootfs = stack.enter_context(Skeletons(means.path / "rootfs").hold(closures, points))
+        sources = {}
+        for mount in plan["mounts"]:
+            if mount["type"] == "bind":
+                fd = _open_directory(copy) if mount["source"] == "package" else self._open_granted(mount["source"])
+                stack.callback(os.close, fd)
+                sources[mount["destination"]] = fd
+        assert facts.runsc is not None
+        assert decision.trusted is not None
+        return gvisor.Job(
+            run_id=self.run_id,
+            artefacts=decision.artefacts,
+            runsc_path=facts.runsc.path,
+            rootfs=rootfs,
+            sources=sources,
+            intent=self._intent(),
+            limits=self._limits(deadline),
+            label={
+                "agent_id": manifest.agent.id,
+                "package": self._request.package_name,
+                "payload_digest": decision.trusted.payload_digest,
+            },
+        )
+
+    def _open_granted(self, path: str) -> int:
+        """The descriptor that is mounted is the one that was checked, not a second look at the name."""
+        means = self._means
+        never = host.never_granted(means.config, means.never_granted)
+        fd, _ = granted.open_granted(path, owners=means.config.path_owners, never=never)
+        return fd
+
+    def _intent(self) -> bytes:
+        return contract.Intent(self.intent_id, self._request.text, self._request.issuer, self._now_ms).line()
+
+    def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
+        return clocks.effective_deadline(
+            now_ms=self._now_ms,
+            cpu_ms_per_task=manifest.resources.cpu_ms_per_task,
+            timeout_ms=self._request.timeout_ms,
+            ttl_seconds=manifest.lifetime.ttl_seconds,
+            expires_at_ms=trusted.statement.expires_at if isinstance(trusted, trust.TrustedPackage) else None,
+        )
+
+    def _limits(self, deadline: clocks.Deadline) -> Limits:
+        config = self._means.config
+        return Limits(
+            start_seconds=config.start_deadline_seconds,
+            task_seconds=deadline.milliseconds / 1000,
+            task_clock=deadline.clock,
+            grace_seconds=config.grace_seconds,
+        )
+
+    def _finish(
+        self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
+    ) -> Answer:
+        """(6) The result, or the error that the run ended with; its rows."""
+        result: contract.AgentResult | None = None
+        error: errors.CovenantError | None = finished.error
+        if error is None:
+            try:
+                result = contract.parse_result(finished.stdout)
+            except errors.RunError as e:
+                error = e
+        text_hash = hashlib.sha256(result.text.encode()).hexdigest() if result else None
+        self._end_row(
+            status="ok" if result else "failed", code=error.code if error else None, finished=finished, digest=text_hash
+        )
+        self._started = False
+        if text_hash is not None:
+            self._append(
+                "intent_dispatched",
+                intent_id=self.intent_id,
+                intent_text=self._request.text,
+                matched_agent=manifest.agent.id,
+                result_hash_hex=text_hash,
+                status="ok",
+            )
+        self._lap("log the end")
+        timings = {"sandbox start": finished.start_seconds or 0.0, "sandbox": finished.total_seconds}
+        return Answer(
+            run_id=self.run_id,
+            intent_id=self.intent_id,
+            agent_id=manifest.agent.id,
+            policy_digest=policy_digest,
+            result=result,
+            error=error,
+            stderr=_redacted(finished.stderr, self._means.path),
+            not_enforced=not_enforced,
+            unknown_sections=manifest.unknown_sections,
+            timings={**self._timings, **timings},
+        )
+
+    def _end_row(
+        self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None
+    ) -> None:
+        exit_status = finished.exit_status if finished else None
+        by_signal = exit_status is not None and exit_status > 128
+        self._append(
+            "run_ended",
+            agent_id=self._agent_id,
+            status=status,
+            code=code,
+            exit_status=None if by_signal else exit_status,
+            exit_signal=exit_status - 128 if exit_status is not None and by_signal else None,
+            duration_ms=int(finished.total_seconds * 1000) if finished else 0,
+            oom=finished is not None and finished.oom_kills > 0,
+            stdout_bytes=len(finished.stdout) if finished else 0,
+            stderr_bytes=finished.stderr_total if finished else 0,
+            result_hash_hex=digest,
+        )
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        fields |= {"run_id": self.run_id, "operator": self._operator}
+        self._means.ledger.append(kind, fields, issuer=self._request.issuer, now_ms=int(time.time() * 1000))
+
+    def _lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._timings[name] = now - self._clock
+        self._clock = now
+
+
+def _closure(facts: HostFacts, name: str) -> Closure:
+    return facts.runtimes[name] if name in facts.runtimes else facts.executables[name]
+
+
+def _live_owners(runs: Path) -> dict[str, list[Owner]]:
+    """Which packages hold which agent ids in live runs (rule 8)."""
+    owners: dict[str, list[Owner]] = {}
+    for label in bundle.live_labels(runs):
+        owners.setdefault(label["agent_id"], []).append(Owner(label["package"], label["payload_digest"]))
+    return owners
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def _redacted(stderr: bytes, state: Path) -> str:
+    """stderr as text without the host's paths: runsc's own messages name the bundle and its state."""
+    return stderr.decode("utf-8", "replace").replace(str(state), "<state>")

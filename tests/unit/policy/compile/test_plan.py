@@ -1,0 +1,201 @@
+"""What a policy compiles to: each grant has its rule, nothing else has one, and the order of writing is nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+
+from policy import errors, explain
+from policy.compile import bundle, oci, plan
+from policy.compile.artefacts import NAMES, Artefacts
+from tests.unit.policy.compile import sample
+
+FULL = """
+[permissions.filesystem]
+read = {read}
+[permissions.syscalls]
+allow = {calls}
+[permissions.executables]
+allow = {programs}
+"""
+READ = ["/usr/share/doc", "/opt/a", "/opt/b", "/srv/data"]
+CALLS = ["getcpu", "sched_yield", "sync"]
+PROGRAMS = ["/usr/bin/cat", "/usr/bin/grep"]
+
+
+def _full(rng: random.Random | None = None) -> Artefacts:
+    lists = [list(READ), list(CALLS), list(PROGRAMS)]
+    facts = sample.host()
+    if rng is not None:
+        for one in lists:
+            rng.shuffle(one)
+        shuffled = {
+            name: dict(rng.sample(sorted(getattr(facts, name).items()), len(getattr(facts, name))))
+            for name in ("runtimes", "executables", "granted")
+        }
+        facts = dataclasses.replace(facts, **shuffled)
+    read, calls, programs = (json.dumps(one) for one in lists)
+    return sample.compiled(sample.manifest(more=FULL.format(read=read, calls=calls, programs=programs)), facts)
+
+
+def test_the_same_policy_is_the_same_bytes_whatever_the_order() -> None:
+    # provenance names list places of the manifest, so it may follow the order; what is enforced may not.
+    first = _full()
+    for seed in range(20):
+        other = _full(random.Random(seed))
+        for name in set(NAMES) - {"provenance.json"}:
+            assert other.files[name] == first.files[name], (seed, name)
+
+
+def test_the_same_input_has_the_same_digest_and_a_changed_one_has_not() -> None:
+    assert sample.compiled(sample.manifest()).digest == sample.compiled(sample.manifest()).digest
+    digests = {
+        sample.compiled(sample.manifest()).digest,
+        sample.compiled(sample.manifest(resources="memory_mb = 513")).digest,
+        sample.compiled(sample.manifest(), sample.host(runsc=dataclasses.replace(_runsc(), sha256="e" * 64))).digest,
+        sample.compiled(sample.manifest(more='[permissions.syscalls]\nallow = ["getcpu"]')).digest,
+        sample.compiled(sample.manifest(more='[permissions.filesystem]\nread = ["/opt/a"]')).digest,
+        sample.compiled(sample.manifest(filesystem="read-only-package")).digest,
+    }
+    assert len(digests) == 6
+
+
+def _runsc() -> Any:
+    return sample.host().runsc
+
+
+def _config(artefacts: Artefacts) -> dict[str, Any]:
+    return dict(artefacts.json("config.json"))
+
+
+def test_no_grant_means_no_mount_and_no_execve() -> None:
+    artefacts = sample.compiled(sample.manifest(filesystem="read-only-package"))
+    mounts = {m["destination"]: m for m in _config(artefacts)["mounts"]}
+    assert set(mounts) == {"/proc", "/workspace", "/tmp", "/sys", "/dev/shm", "/dev/net"}
+    assert all("ro" in m["options"] or m["type"] == "proc" for m in mounts.values())
+    assert all({"nosuid", "nodev", "noexec"} <= set(m["options"]) for m in mounts.values())
+    names = {n for s in artefacts.json("seccomp.json")["syscalls"] for n in s["names"]}
+    assert not names & {"execve", "execveat", "memfd_create", "socket", "connect", "ptrace", "mount"}
+
+
+def test_execve_comes_with_an_executables_grant_and_in_no_other_way() -> None:
+    granted = sample.compiled(sample.manifest(more='[permissions.executables]\nallow = ["/usr/bin/cat"]'))
+    names = {n for s in granted.json("seccomp.json")["syscalls"] for n in s["names"]}
+    assert "execve" in names
+    assert not names & {"execveat", "memfd_create"}
+
+
+def test_the_process_has_no_rights_of_its_own() -> None:
+    process = _config(sample.compiled(sample.manifest()))["process"]
+    assert process["user"]["uid"] != 0
+    assert process["noNewPrivileges"] is True
+    assert set(process["capabilities"]) == set(oci.CAPABILITY_SETS)
+    assert not any(process["capabilities"].values())
+    assert {entry.partition("=")[0] for entry in process["env"]} == {
+        "COVENANT_RUN_ID", "HOME", "LANG", "PATH", "TMPDIR",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ('[permissions.filesystem]\nread = ["/usr"]', errors.NotEnforceableError),
+        ('[permissions.filesystem]\nread = ["/usr/lib"]', errors.NotEnforceableError),
+        ('[permissions.filesystem]\nread = ["/tmp/x"]', errors.NotEnforceableError),
+        ('[permissions.filesystem]\nread = ["/workspace"]', errors.NotEnforceableError),
+        ('[permissions.filesystem]\nread = ["/missing"]', errors.NotEnforceableError),
+        ('[permissions.executables]\nallow = ["/usr/bin/missing"]', errors.NotEnforceableError),
+    ],
+)
+def test_what_cannot_be_mounted_safely_is_refused_with_its_line(more: str, kind: type[errors.CovenantError]) -> None:
+    with pytest.raises(kind) as caught:
+        sample.compiled(sample.manifest(more=more))
+    assert caught.value.where.startswith("agent.toml:")
+
+
+def test_no_runsc_and_no_runtime_are_refused() -> None:
+    for changes in ({"runsc": None}, {"runtimes": {}}):
+        with pytest.raises(errors.NotEnforceableError):
+            sample.compiled(sample.manifest(), sample.host(**changes))
+
+
+def test_a_run_fills_in_its_uid_and_run_id_and_nothing_else() -> None:
+    artefacts = sample.compiled(sample.manifest())
+    run_id = "01234567-89ab-cdef-0123-456789abcdef"
+    filled, template = json.loads(bundle.instantiate(artefacts, run_id=run_id, uid=70000)), _config(artefacts)
+    assert filled["process"].pop("user") == {"uid": 70000, "gid": 70000}
+    assert f"COVENANT_RUN_ID={run_id}" in filled["process"].pop("env")
+    for key in ("user", "env"):
+        template["process"].pop(key)
+    assert filled == template
+    for bad in ({"run_id": "../x", "uid": 70000}, {"run_id": run_id, "uid": 0}):
+        with pytest.raises(ValueError, match="a run needs"):
+            bundle.instantiate(artefacts, **bad)  # type: ignore[arg-type]
+
+
+# --- explain ------------------------------------------------------------------------------------------
+
+
+def _changed(artefacts: Artefacts, name: str, change: Any) -> Artefacts:
+    document = artefacts.json(name)
+    change(document)
+    return Artefacts({**artefacts.files, name: json.dumps(document).encode()})
+
+
+def test_every_rule_is_explained_and_a_manifests_rule_has_its_line() -> None:
+    more = '[permissions.filesystem]\nread = ["/opt/a"]\n[permissions.syscalls]\nallow = ["sync"]'
+    found = sample.manifest(more=more)
+    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(sample.compiled(found), where=found.where)}
+    assert rows["mounts.json:/opt/a"].where == "agent.toml:15"
+    assert rows["seccomp.bpf:sync"].where == "agent.toml:17"
+    assert rows["cgroup.json:v2/memory.max"].kind == "default"
+    assert rows["config.json:process/capabilities"].kind == "built-in"
+    assert rows["network.json:mode"].where == "agent.toml:8"
+    assert all(row.says for row in rows.values())
+
+
+TAMPERED: dict[str, Any] = {
+    "a capability more": ("config.json", lambda d: d["process"].update(extra=1)),
+    "a mount more": ("config.json", lambda d: d["mounts"].append({"destination": "/x", "type": "bind", "options": []})),
+    "a mount writable": ("config.json", lambda d: d["mounts"][-1].update(options=["bind"])),
+    "another filter in the config": ("config.json", lambda d: d["linux"]["seccomp"].update(defaultAction="X")),
+    "hooks": ("config.json", lambda d: d.update(hooks={})),
+    "annotations": ("config.json", lambda d: d.update(annotations={"dev.gvisor.flag.host-uds": "all"})),
+    "devices": ("config.json", lambda d: d["linux"].update(devices=[])),
+    "a rlimit more": ("config.json", lambda d: d["process"]["rlimits"].append({"type": "X", "soft": 1, "hard": 1})),
+    "a planned mount more": ("mounts.json", lambda d: d["mounts"].append(dict(d["mounts"][0], destination="/x"))),
+    "a cgroup file more": ("cgroup.json", lambda d: d["v2"].append({"file": "x", "value": "1", "required": True})),
+    "a cgroup file less": ("cgroup.json", lambda d: d["v2"].pop()),
+    "a flag more": ("runtime.json", lambda d: d["flags"].update({"--debug": "true"})),
+    "a network rule": ("network.json", lambda d: d["rules"].append("accept")),
+    "a cause less": ("provenance.json", lambda d: d["rules"].popitem()),
+    "a cause more": ("provenance.json", lambda d: d["rules"].update({"x:y": {"kind": "built-in", "key": "k"}})),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_a_rule_that_nothing_caused_is_an_error(case: str) -> None:
+    name, change = TAMPERED[case]
+    artefacts = sample.compiled(sample.manifest())
+    explain.explain(artefacts, where=str)
+    with pytest.raises(errors.UnexplainedError):
+        explain.explain(_changed(artefacts, name, change), where=str)
+
+
+def test_a_filter_that_allows_one_call_more_is_an_error() -> None:
+    less = sample.compiled(sample.manifest())
+    more = sample.compiled(sample.manifest(more='[permissions.syscalls]\nallow = ["sync"]'))
+    swapped = Artefacts({**less.files, "seccomp.bpf": more.files["seccomp.bpf"]})
+    with pytest.raises(errors.UnexplainedError):
+        explain.explain(swapped, where=str)
+
+
+def test_runsc_gets_each_flag_stated() -> None:
+    flags = sample.compiled(sample.manifest()).json("runtime.json")["flags"]
+    assert flags == {flag: value for flag, (value, _) in plan.RUNSC_FLAGS.items()}
+    assert flags["--oci-seccomp"] == "true"
+    assert flags["--network"] == "none"

@@ -1,0 +1,79 @@
+"""The runtime contract: what counts as a result, and what each breach is called."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy import contract, errors
+
+ISSUER = {"display": "operator@local", "pubkey": "x"}
+
+
+def test_the_intent_is_one_line_with_the_seeds_fields() -> None:
+    line = contract.Intent("id", "a\nb", ISSUER, 5).line()
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert json.loads(line) == {
+        "id": "id",
+        "text": "a\nb",
+        "issuer": ISSUER,
+        "issued_at": 5,
+        "priority": "normal",
+        "parent": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["\ud800", "x" * (1 << 20)])
+def test_an_intent_that_cannot_be_written_is_refused(text: str) -> None:
+    with pytest.raises(errors.UsageError):
+        contract.Intent("id", text, ISSUER, 5).line()
+
+
+def test_a_result_keeps_version_1s_fields_and_drops_others() -> None:
+    raw = b'\n{"text": "t", "sources": ["a"], "files": [1], "runtime_events": [{}], "other": 1}\n\n'
+    assert contract.parse_result(raw) == contract.AgentResult("t", ("a",), (1,), ({},))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\n\n",
+        b"text",
+        b"[]",
+        b"1",
+        b"{}",
+        b'{"text": null}',
+        b'{"text": "a", "sources": "b"}',
+        b'{"text": "a", "sources": [1]}',
+        b'{"text": "a", "files": {}}',
+        b'{"text": "a"}\n{"text": "b"}',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+        b'{"text": "a", "x": NaN}',
+        b'{"text": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"text": "a", "x": ' + b"9" * 10_000 + b"}",
+    ],
+)
+def test_everything_else_is_malformed(raw: bytes) -> None:
+    with pytest.raises(errors.MalformedOutputError):
+        contract.parse_result(raw)
+
+
+def test_a_line_over_4_mib_and_an_output_over_16_mib_are_too_large() -> None:
+    room = contract.RESULT_BYTES - len(b'{"text": ""}')
+    assert len(contract.parse_result(b'{"text": "' + b"x" * room + b'"}').text) == room
+    for raw in (b'{"text": "' + b"x" * (room + 1) + b'"}', b"\n" * (contract.STDOUT_BYTES + 1)):
+        with pytest.raises(errors.OutputTooLargeError):
+            contract.parse_result(raw)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise_anything_else(raw: bytes) -> None:
+    with contextlib.suppress(errors.RunError):
+        contract.parse_result(raw)
