@@ -132,3 +132,21 @@ def test_a_program_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "lstat", foreign)
     with pytest.raises(errors.HostError, match="belongs to uid 4242"):
         config.check_owner(tool)
+
+
+def test_a_link_on_the_way_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """first -> theirs/second -> /bin/sh: both ends are root's, and whoever owns the middle chooses."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "second").symlink_to("/bin/sh")
+    (tmp_path / "first").symlink_to("theirs/second")
+    config.trusted_binary(tmp_path / "first")
+    (tmp_path / "theirs").chmod(0o777)
+    with pytest.raises(errors.HostError, match="can be written by others"):
+        config.trusted_binary(tmp_path / "first")
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(errors.HostError, match="too many symlinks"):
+        config.trusted_binary(tmp_path / "a")
