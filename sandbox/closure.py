@@ -5,8 +5,8 @@ its standard library: not the host's /usr. Every file must be root's, writable b
 so that a copy of it in an agent's root gives away nothing. Modes are ours: 0755 for the program and the loader,
 0644 for all else, no setuid bit.
 
-Left out on purpose: /etc, certificates, time zones, locales, dist-packages. An agent that wants one of them is
-granted it by path, in its manifest.
+Left out on purpose: /etc, certificates, time zones, locales other than C.UTF-8, dist-packages. An agent that wants
+one of them is granted it by path, in its manifest.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _MAX_LIBRARIES = 512
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 # glibc opens it by name when a thread ends (pthread_exit, pthread_cancel), so no DT_NEEDED shows it.
 _ALSO_WITH = {"libc.so.6": ("libgcc_s.so.1",)}
+# LANG is C.UTF-8 in every run, and Debian's C library reads it from here: a third of a megabyte.
+_LOCALE = "/usr/lib/locale/C.utf8"
 # Links of a merged /usr, so that #!-less lookups such as /bin/NAME and /lib/NAME keep their meaning.
 _MERGED_USR = ("/bin", "/lib", "/lib64")
 
@@ -120,6 +122,9 @@ def _libraries(
         if program.interpreter != expected:
             raise errors.NotElfError(f"`{real}` names the loader `{program.interpreter}`, not `{expected}`")
         builder.add(expected, mode=closure_files.PROGRAM_MODE)
+        if builder.resolve(_LOCALE, {}) is not None:
+            for path in builder.tree(_LOCALE, skip=()):
+                builder.add(path)
     package = siblings is not None
     queue: deque[tuple[elf.Elf, str, tuple[str, ...]]] = deque([(program, real, ())])
     seen: set[str] = set()

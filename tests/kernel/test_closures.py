@@ -51,9 +51,11 @@ def _check_modes(root: Path) -> None:
 
 PYTHON = """
 import asyncio, bz2, ctypes, curses, dbm, decimal, hashlib, json, lzma, math, readline, sqlite3, ssl, sys, threading
-import unittest, urllib.request, uuid, xml.etree.ElementTree, zlib, zoneinfo, multiprocessing, email, http.client
+import locale, unittest, urllib.request, uuid, xml.etree.ElementTree, zlib, zoneinfo, multiprocessing, email
+import http.client
 thread = threading.Thread(target=lambda: None)
 thread.start(); thread.join()
+assert locale.setlocale(locale.LC_ALL, "") == "C.UTF-8", "LANG is C.UTF-8 in every run"
 base = sqlite3.connect(":memory:").execute("select 40 + 2").fetchone()[0]
 print(json.dumps({
     "sqlite": base, "ssl": ssl.OPENSSL_VERSION.split()[0], "libc": ctypes.CDLL("libc.so.6").abs(-7),

@@ -84,6 +84,18 @@ def test_a_program_brings_its_loader_its_libraries_and_nothing_else(host: Host) 
     }
 
 
+def test_the_locale_of_every_run_comes_along_where_there_is_one(host: Host) -> None:
+    host.program("usr/bin/tool", needed=["libc.so.6"])
+    host.file("usr/lib/locale/C.utf8/LC_CTYPE", b"table")
+    host.file("usr/lib/locale/C.utf8/LC_MESSAGES/SYS_LC_MESSAGES", b"table")
+    host.file("usr/lib/locale/locale-archive", b"all others")
+    found = [p for p in host.closure_of("/usr/bin/tool").files if "locale" in p]
+    assert {p for p in found if (host.root / p.lstrip("/")).is_file()} == {
+        "/usr/lib/locale/C.utf8/LC_CTYPE",
+        "/usr/lib/locale/C.utf8/LC_MESSAGES/SYS_LC_MESSAGES",
+    }
+
+
 def test_only_the_program_and_the_loader_are_executable(host: Host) -> None:
     host.program("usr/bin/tool", needed=["libc.so.6"]).chmod(0o4755)
     found = host.closure_of("/usr/bin/tool").files
