@@ -26,10 +26,11 @@ class Newer:
     pinned: bool
 
 
-# Ubuntu's runsc package is a static program without dependencies, so that of the next LTS runs on this one.
+# Ubuntu's runsc package is a static program without dependencies, so that of a later release runs on this one. 25.10's
+# is built with Go 1.23 and works; that of 26.04 is the same version built with Go 1.25, and panics (runsc.py).
 NEWER = {
     "bookworm": Newer("bookworm-backports", "main", pinned=False),
-    "noble": Newer("resolute", "universe", pinned=True),
+    "noble": Newer("questing", "universe", pinned=True),
 }
 
 GVISOR_RELEASE = (
@@ -96,8 +97,21 @@ def _install(machine: Machine) -> None:
             # The pin first: no moment at which apt would take anything else from there.
             _write(machine, PIN_FILE, sources.pin("runsc", newer.suite))
         _write(machine, SOURCE_FILE, text)
-    apt.update()
-    apt.install(machine.record, ["runsc"], release="" if newer.pinned else newer.suite)
+    try:
+        apt.update()
+        apt.install(machine.record, ["runsc"], release="" if newer.pinned else newer.suite)
+    except SetupError as e:
+        # A mirror that no longer has the suite would break every later `apt-get update` of this machine.
+        _take_back(machine)
+        raise SetupError(f"runsc from {newer.suite}: {e}", *GVISOR_RELEASE) from e
+
+
+def _take_back(machine: Machine) -> None:
+    for name in (SOURCE_FILE, PIN_FILE):
+        if name in machine.record.added.files:
+            console.change(f"remove {name} again")
+            pathlib.Path(name).unlink(missing_ok=True)
+            machine.record.forget("files", name)
 
 
 def _offered() -> bool:

@@ -189,21 +189,21 @@ Components: main universe restricted multiverse
 Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
 """
 
-RESOLUTE = """\
+QUESTING = """\
 Types: deb
 URIs: http://mirror.example/ubuntu/
-Suites: resolute
+Suites: questing
 Components: universe
 Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
 """
 
 
-def test_noble_gets_runsc_alone_from_the_next_lts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noble_gets_runsc_alone_from_a_later_release(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, pin = tmp_path / "covenant-runsc.sources", tmp_path / "covenant-runsc"
     installed: list[object] = []
 
     def install(record: Record, packages: Sequence[str], *, release: str = "") -> None:
-        # No `-t resolute`: a default release would outweigh the pin that keeps the rest of it out.
+        # No `-t questing`: a default release would outweigh the pin that keeps the rest of it out.
         installed.append((list(packages), release, source.read_text(), pin.read_text()))
 
     answers = iter([runsc.Probe(None, "there is no runsc"), runsc.Probe("/usr/bin/runsc", None)])
@@ -217,11 +217,30 @@ def test_noble_gets_runsc_alone_from_the_next_lts(tmp_path: pathlib.Path, monkey
     machine = _machine(tmp_path, codename="noble")
     gvisor.provide(machine)
     pinned = (
-        "Package: *\nPin: release n=resolute\nPin-Priority: -1\n\n"
-        "Package: runsc\nPin: release n=resolute\nPin-Priority: 500\n"
+        "Package: *\nPin: release n=questing\nPin-Priority: -1\n\n"
+        "Package: runsc\nPin: release n=questing\nPin-Priority: 500\n"
     )
-    assert installed == [(["runsc"], "", RESOLUTE, pinned)]
+    assert installed == [(["runsc"], "", QUESTING, pinned)]
     assert machine.record.added.files == [str(pin), str(source)]
+
+
+def test_a_source_that_its_mirror_lacks_is_taken_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> None:
+        assert (tmp_path / "covenant-runsc.sources").exists()
+        raise console.SetupError("404 Not Found")
+
+    monkeypatch.setattr(runsc, "probe", lambda: runsc.Probe(None, "there is no runsc"))
+    monkeypatch.setattr(gvisor, "SOURCE_FILE", str(tmp_path / "covenant-runsc.sources"))
+    monkeypatch.setattr(gvisor, "PIN_FILE", str(tmp_path / "covenant-runsc"))
+    monkeypatch.setattr(apt, "source_files", lambda: {"ubuntu.sources": UBUNTU})
+    monkeypatch.setattr(apt, "candidate", lambda name: None)
+    monkeypatch.setattr(apt, "update", gone)
+    machine = _machine(tmp_path, codename="noble")
+    with pytest.raises(console.SetupError, match="404") as caught:
+        gvisor.provide(machine)
+    assert any("/usr/local/bin/runsc" in line for line in caught.value.mend)
+    assert machine.record.added.files == []
+    assert [path.name for path in tmp_path.iterdir()] == [".setup"]
 
 
 def test_a_source_file_that_somebody_else_made_is_not_overwritten(
