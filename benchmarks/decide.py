@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Verify, validate and compile of agents/librarian in one warm process, beside one Ed25519 verification.
 
-    .venv/bin/python benchmarks/decide.py [runs]
+.venv/bin/python benchmarks/decide.py [runs]
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ def main() -> None:
 
             def whole() -> decide.Decision:
                 trusted = verify()
-                return decide.authorise(
-                    trusted, decide.manifest_of(trusted.package), host=facts, now_ms=now_ms
-                )
+                return decide.authorise(trusted, decide.manifest_of(trusted.package), host=facts, now_ms=now_ms)
 
             bare = median_ms(lambda: public.verify(signature, message), runs)
             figures = {

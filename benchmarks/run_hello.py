@@ -21,25 +21,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sandbox import gvisor, package  # noqa: E402
-from sandbox.kernel import libc, process, runsc  # noqa: E402
+from sandbox.bundle import RunDirectory  # noqa: E402
+from sandbox.kernel import cgroupfs, libc, process, runsc  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
 
 @contextlib.contextmanager
-def captured(world: World) -> Iterator[dict[str, Path]]:
+def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
     """Keep the bundle that a run wrote, with its mounts resolved to what they were made from."""
     kept: dict[str, Path] = {}
-    original = gvisor._launch
+    original = gvisor._launch  # noqa: SLF001 - the bundle exists only while the run does
 
-    def keep(job, directory, leaf, mounts, pod_init):  # type: ignore[no-untyped-def]
+    def keep(
+        job: gvisor.Job,
+        directory: RunDirectory,
+        leaf: cgroupfs.Leaf,
+        mounts: Sequence[process.Attach],
+        pod_init: Path,
+    ) -> process.Launch:
         if kept:
             return original(job, directory, leaf, mounts, pod_init)
         bundle = world.base / "raw"
@@ -49,22 +56,22 @@ def captured(world: World) -> Iterator[dict[str, Path]]:
         for index, mount in enumerate(job.artefacts.json("mounts.json")["mounts"]):
             if mount["type"] == "bind":
                 kept[f"mounts/{index}"] = Path(os.readlink(f"/proc/self/fd/{job.sources[mount['destination']]}"))
-        kept["flags"] = job.artefacts.json("runtime.json")["flags"]
+        flags.update(job.artefacts.json("runtime.json")["flags"])
         return original(job, directory, leaf, mounts, pod_init)
 
-    gvisor._launch = keep  # type: ignore[assignment]
+    gvisor._launch = keep  # noqa: SLF001
     try:
         yield kept
     finally:
-        gvisor._launch = original
+        gvisor._launch = original  # noqa: SLF001
 
 
-def raw(kept: dict[str, Path], intent: bytes, index: int) -> float:
+def raw(kept: dict[str, Path], flags: dict[str, str], intent: bytes, index: int) -> float:
     """`runsc run` of the bundle, with the flags that we use; seconds."""
-    flags = [f"{k}={v}" for k, v in kept["flags"].items()]  # type: ignore[attr-defined]
+    stated = [f"{name}={value}" for name, value in flags.items()]
     state = kept["bundle"].parent / "raw-state"
     state.mkdir(exist_ok=True)
-    command = ["/usr/bin/runsc", f"--root={state}", *flags, "run", f"--bundle={kept['bundle']}", f"raw{index}"]
+    command = ["/usr/bin/runsc", f"--root={state}", *stated, "run", f"--bundle={kept['bundle']}", f"raw{index}"]
     begin = time.perf_counter()
     done = subprocess.run(command, input=intent, capture_output=True, env=runsc.ENVIRONMENT, timeout=60)
     seconds = time.perf_counter() - begin
@@ -83,7 +90,8 @@ def main() -> None:
     environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     times: dict[str, list[float]] = {"raw": [], "warm": [], "whole": []}
     phases: dict[str, list[float]] = {}
-    with Supervisor(world.state) as supervisor, captured(world) as kept:
+    flags: dict[str, str] = {}
+    with Supervisor(world.state) as supervisor, captured(world, flags) as kept:
         for index in range(pairs + 2):
             begin = time.perf_counter()
             answer = supervisor.run(Request(package.read(hello), "hi", world.issuer))
@@ -92,7 +100,7 @@ def main() -> None:
             if index == 0:
                 for place in ("rootfs", *(k for k in kept if k.startswith("mounts/"))):
                     libc.mount(str(kept[place]), str(kept["bundle"] / place), flags=libc.MS_BIND)
-            seconds = raw(kept, b'{"text": "hi"}\n', index)
+            seconds = raw(kept, flags, b'{"text": "hi"}\n', index)
             begin = time.perf_counter()
             subprocess.run(command, env=environment, check=True, capture_output=True)
             whole = time.perf_counter() - begin

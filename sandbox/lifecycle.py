@@ -146,13 +146,7 @@ class Run:
 
     def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
         means = self._means
-        facts = host.for_manifest(
-            host.probe(means.config),
-            manifest,
-            config=means.config,
-            package=self._request.package.files,
-            extra_never=means.never_granted,
-        )
+        facts = self._look(manifest)
         self._lap("host")
         decision = decide.authorise(trusted, manifest, host=facts, **self._case())
         self._lap("decide")
@@ -165,6 +159,17 @@ class Run:
             finished = gvisor.run(job, runs=means.path / "runs", uids=uids)
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, finished.reported)
+
+    def _look(self, manifest: Manifest) -> HostFacts:
+        """(2) The host facts, with what this manifest names."""
+        means = self._means
+        return host.for_manifest(
+            host.probe(means.config),
+            manifest,
+            config=means.config,
+            package=self._request.package.files,
+            extra_never=means.never_granted,
+        )
 
     def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
         """The backend that confines by uid, limits, namespaces and a deny list; refuses whatever needs more."""

@@ -16,7 +16,11 @@ from sandbox import config as configuration
 from sandbox import gvisor, lifecycle
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
+from sandbox.rootfs import Skeletons
 from sandbox.state import State
+
+# A root directory is a copy that can be made again; one that no run used for a week is a runtime of the past.
+UNUSED_ROOT_SECONDS = 7 * 86400
 
 __all__ = ["Answer", "Request", "Supervisor"]
 
@@ -46,6 +50,7 @@ class Supervisor:
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             gvisor.recover(self.path / "runs")
+            Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,11 +101,7 @@ def test_read_only_package_has_no_writable_place(world: World) -> None:
 
 
 def test_cpu_millis_is_a_quota(world: World) -> None:
-    code = (
-        "import time\nbegin = time.monotonic()\nn = 0\n"
-        "while time.monotonic() - begin < 2: n += 1\n"
-        "answer = n\n"
-    )
+    code = "import time\nbegin = time.monotonic()\nn = 0\nwhile time.monotonic() - begin < 2: n += 1\nanswer = n\n"
     whole = world.ask(code, resources="cpu_millis = 1000")
     tenth = world.ask(code, resources="cpu_millis = 100", cpu_ms=40000)
     assert tenth < whole / 3
@@ -138,7 +135,7 @@ def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
     assert held["processes"] > 2
 
 
-def _held(world: World) -> dict[str, object]:
+def _held(world: World) -> dict[str, Any]:
     """What the kernel holds for the one live run, once its sandbox has processes."""
     hierarchies = cgroupfs.Hierarchies.read()
     until = time.monotonic() + 20
@@ -149,7 +146,7 @@ def _held(world: World) -> dict[str, object]:
             leaf.adopt()
             if len(leaf.pids()) > 2:
                 files = ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max", "cpu.shares")
-                found: dict[str, object] = {"version": hierarchies.version, "processes": len(leaf.pids())}
+                found: dict[str, Any] = {"version": hierarchies.version, "processes": len(leaf.pids())}
                 for path in {Path(p) for p in leaf.paths.values()}:
                     found |= {f: (path / f).read_text().strip() for f in files if (path / f).exists()}
                 return found

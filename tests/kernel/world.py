@@ -69,8 +69,9 @@ class World:
         self.state = self.home / "supervisor"
         for path in (self.home, self.state, base / "packages"):
             path.mkdir(mode=0o700)
-        for name in ("rootfs", "closures") if warm is not None else ():
-            subprocess.run(["cp", "-al", str(warm / name), str(self.state / name)], check=True)
+        if warm is not None:
+            for name in ("rootfs", "closures"):
+                subprocess.run(["cp", "-al", str(warm / name), str(self.state / name)], check=True)
         self.key = Ed25519PrivateKey.generate()
         self.now_ms = int(time.time() * 1000)
         with State(self.state) as state:
@@ -136,7 +137,7 @@ class World:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def refused(kind: type[errors.CovenantError], error: errors.CovenantError) -> str:
+def refused(kind: type[errors.CovenantError], error: errors.CovenantError | None) -> str:
     """The message of an error of exactly this class."""
     assert type(error) is kind, (type(error), str(error))
     return str(error)

@@ -41,5 +41,5 @@ def test_base58_round_trip(data: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["0", "O", "", "1" * 31, "1" * 33, "z" * 44, "z" * 10_000])
 def test_base58_refuses_what_is_not_32_bytes(text: str) -> None:
-    with pytest.raises(ValueError, match="base58|substring"):
+    with pytest.raises(ValueError, match=r"base58|substring"):
         base58.decode(text, length=32)

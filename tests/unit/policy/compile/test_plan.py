@@ -33,7 +33,7 @@ def _full(rng: random.Random | None = None) -> Artefacts:
     if rng is not None:
         for one in lists:
             rng.shuffle(one)
-        shuffled = {
+        shuffled: dict[str, Any] = {
             name: dict(rng.sample(sorted(getattr(facts, name).items()), len(getattr(facts, name))))
             for name in ("runtimes", "executables", "granted")
         }
@@ -96,7 +96,11 @@ def test_the_process_has_no_rights_of_its_own() -> None:
     assert set(process["capabilities"]) == set(oci.CAPABILITY_SETS)
     assert not any(process["capabilities"].values())
     assert {entry.partition("=")[0] for entry in process["env"]} == {
-        "COVENANT_RUN_ID", "HOME", "LANG", "PATH", "TMPDIR",
+        "COVENANT_RUN_ID",
+        "HOME",
+        "LANG",
+        "PATH",
+        "TMPDIR",
     }
 
 
@@ -118,7 +122,8 @@ def test_what_cannot_be_mounted_safely_is_refused_with_its_line(more: str, kind:
 
 
 def test_no_runsc_and_no_runtime_are_refused() -> None:
-    for changes in ({"runsc": None}, {"runtimes": {}}):
+    without: tuple[dict[str, Any], ...] = ({"runsc": None}, {"runtimes": {}})
+    for changes in without:
         with pytest.raises(errors.NotEnforceableError):
             sample.compiled(sample.manifest(), sample.host(**changes))
 

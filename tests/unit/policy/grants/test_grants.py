@@ -136,6 +136,22 @@ def test_hosts_that_could_be_read_in_two_ways_are_refused(host: str) -> None:
         Network.of([(host, HTTPS, "tls")])
 
 
+def test_lengths_of_names_are_those_of_the_dns() -> None:
+    label = "a" * 63
+    longest = ".".join((label, label, label, "a" * 61))
+    assert len(longest) == 253
+    assert Network.of([(longest, HTTPS, "tls")]).to_name(longest)
+    for too_long in (f"{longest}a", "a" * 64 + ".b"):
+        with pytest.raises(errors.ManifestError):
+            Network.of([(too_long, HTTPS, "tls")])
+
+
+def test_mapped_addresses_are_the_addresses_that_packets_carry() -> None:
+    assert Network.of([("::ffff:0:0/96", HTTPS, "tcp")]) == Network.of([("0.0.0.0/0", HTTPS, "tcp")])
+    with pytest.raises(errors.ManifestError):
+        Network.of([("::fffe:0:0/95", HTTPS, "tcp")])
+
+
 def test_a_pinned_program_lies_under_the_same_path_without_a_pin() -> None:
     one, two, open_ = (Executables.of([("/usr/bin/cat", d)]) for d in ("a1" * 32, "b2" * 32, None))
     assert one.is_subset(open_)

@@ -348,8 +348,11 @@ def test_every_rule_has_a_case_and_a_class_of_its_own() -> None:
         lambda: kit.case(identities={"other": (Owner("agents/other", "ee" * 32),)}),
         unsigned,
         lambda: kit.case(kit.text(('runtime = "python3"', 'runtime = "python3"\noperator = "op1"'))),
+        # Where programs lie may be read and started from, only not written to.
+        lambda: kit.case(kit.text((READS, 'read = ["/usr/share/doc"]'))),
+        lambda: kit.case(kit.text(more='\n[permissions.executables]\nallow = ["/usr/bin/cat"]\n')),
     ],
-    ids=range(17),
+    ids=range(19),
 )
 def test_what_stands_just_inside_is_accepted(accepted: kit.Build) -> None:
     """The positive controls: each is one step from a refused case."""
@@ -440,6 +443,11 @@ def test_check_gives_the_effective_grants_and_asks_for_no_more_than_was_signed()
     assert nine.check(made.trusted, made.manifest, wanted=Effective.top(), **common) == effective  # type: ignore[arg-type]
     less = dataclasses.replace(effective, resources=dataclasses.replace(effective.resources, memory_mb=64))
     assert nine.check(made.trusted, made.manifest, wanted=less, **common).resources.memory_mb == 64  # type: ignore[arg-type]
+
+
+def test_what_is_left_of_a_budget_is_told() -> None:
+    assert kit.refusals(spawned(drawn=Drawn(memory_mb=897)))[5].hint == "at most 127 are left"
+    assert kit.refusals(spawned(drawn=Drawn(memory_mb=2000)))[5].hint == "at most 0 are left"
 
 
 def test_a_did_you_mean_is_given() -> None:
