@@ -35,7 +35,7 @@ def covenant(*arguments: str, show: bool = True, expect: int = 0) -> str:
         print(f"\n$ covenant {shlex.join(arguments)}", flush=True)
     done = subprocess.run([COVENANT, *arguments], cwd=ROOT, capture_output=True, text=True)
     if show:
-        print(done.stdout + done.stderr, end="", flush=True)
+        print(done.stderr + done.stdout, end="", flush=True)
     if done.returncode != expect:
         raise DemoError(f"covenant {shlex.join(arguments)}: status {done.returncode}, not {expect}\n{done.stderr}")
     return done.stdout
@@ -101,8 +101,7 @@ def _denied_call(path: Path) -> None:
 
 
 def _role_exceeded(path: Path) -> None:
-    edit(path, "agent.toml", 'role = ""', 'role = "observer"')
-    edit(path, "agent.toml", "memory_mb = 64", "memory_mb = 60000")
+    edit(path, "agent.toml", "memory_mb = 512", "memory_mb = 5000")
     sign(path)
 
 
