@@ -99,8 +99,6 @@ class PublicKey:
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
         """Whether ``signature`` is this key's over ``message``. OpenSSL refuses S outside the group order."""
-        if len(signature) != SIGNATURE_BYTES:
-            return False
         try:
             self._key.verify(signature, message)
         except InvalidSignature:

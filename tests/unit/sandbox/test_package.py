@@ -222,3 +222,10 @@ def test_a_file_that_goes_away_is_refused(folder: Path, before_open: Before) -> 
     before_open("main.py", (folder / "main.py").unlink)
     with pytest.raises(errors.PackageError, match="went away"):
         package.read(folder)
+
+
+def test_a_file_that_ends_early_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package.read(folder)
+    monkeypatch.setattr(os, "read", lambda fd, size: b"")
+    with pytest.raises(errors.PackageError, match="changed while it was read"):
+        package.read(folder)

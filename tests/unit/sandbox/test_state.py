@@ -103,6 +103,14 @@ def test_a_root_is_followed_by_the_next_only(state: State) -> None:
             state.replace_root(raw, NOW)
 
 
+def test_a_next_root_that_had_ended_before_is_not_installed(state: State) -> None:
+    state.accept(_trusted(state, 10), now_ms=NOW + kit.DAY)
+    ended = kit.root_bytes(kit.root_document(version=2, expires_at=NOW + kit.DAY), 1)
+    with pytest.raises(errors.TrustError, match="has ended"):
+        state.replace_root(ended, NOW)
+    assert state.root_version() == 1
+
+
 def test_a_root_under_the_name_of_another_version_is_refused(state: State, path: Path) -> None:
     (path / "trust" / "root-00000002.json").write_bytes(ROOT)
     (path / "trust" / "root-00000002.json").chmod(0o600)
@@ -352,6 +360,30 @@ def test_a_crash_while_the_root_is_installed_leaves_none_or_a_whole_one(tmp_path
         if status == 0:
             break
     assert died >= 6
+
+
+def test_what_is_written_is_synced_before_and_after_it_gets_its_name(
+    state: State, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = _trusted(state, 10)
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(fd: int) -> None:
+        calls.append("fsync " + os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), path / "serials")[:3])
+        fsync(fd)
+
+    def renamed(*args: Any, **kwargs: Any) -> None:
+        calls.append("rename")
+        rename(*args, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    state.accept(trusted, now_ms=NOW)
+    # A power cut cannot be made here; its rule is that the bytes come before the name, and the name before
+    # the answer (fsync(2), rename(2)).
+    name = "." + _serial_file(path).name[:2]
+    assert calls == [f"fsync {name}", "rename", "fsync ."]
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(state: State, monkeypatch: pytest.MonkeyPatch) -> None:

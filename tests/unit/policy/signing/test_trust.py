@@ -59,6 +59,13 @@ def test_1_an_ended_root_is_refused_at_verification_too() -> None:
     _refused("trust_root", kit.signed(), root, now_ms=NOW, greatest_time_ms=NOW + 5)
 
 
+def test_1_a_root_that_is_not_valid_yet_is_not_made_valid_by_a_clock_that_was_ahead() -> None:
+    early = kit.root_bytes(kit.root_document(not_before=NOW + 5))
+    root = trust.TrustRoot.parse(early)
+    kit.verify(kit.signed(), root, now_ms=NOW + 5)
+    _refused("trust_root", kit.signed(), root, now_ms=NOW, greatest_time_ms=NOW + 5)
+
+
 # --- (2) the envelope -------------------------------------------------------------------------------------
 
 
@@ -141,7 +148,7 @@ def test_5_a_threshold_counts_distinct_keys() -> None:
 
 
 def test_5_a_key_whose_threshold_is_one_suffices_beside_one_that_needs_two() -> None:
-    root = kit.root(op(1), op(2, threshold=2))
+    root = kit.root(op(1), op(2, threshold=3))
     kit.verify(kit.signed(1), root)
     kit.verify(kit.signed(1, 2), root)
     _refused("rule_2_signature", kit.signed(2), root)
@@ -268,3 +275,11 @@ def test_the_operator_is_one_who_signed() -> None:
     for name in ("op2", "nobody", "", "OP1", kit.public(1).keyid):
         with pytest.raises(errors.SignatureError, match="did not sign"):
             _authorise(trusted, operator=name)
+
+
+def test_an_operator_whose_signature_does_not_count_is_not_the_operator() -> None:
+    limited = op(2, scope={"agents": ["*"], "roles": ["reader"]})
+    trusted = kit.verify(kit.signed(1, 2), kit.root(op(1), limited))
+    _authorise(trusted, role="reader", operator="op2")
+    with pytest.raises(errors.SignatureError, match="did not sign"):
+        _authorise(trusted, role="coordinator", operator="op2")
