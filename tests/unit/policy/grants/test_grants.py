@@ -119,6 +119,17 @@ def test_two_ways_to_write_one_set_are_one_grant() -> None:
     assert [str(e) for e in twice.entries] == ["*.b tls 443", "a.b tcp 443"]
 
 
+def test_blocks_that_end_or_begin_together_add_up() -> None:
+    nested = Network.of([
+        ("10.0.0.0/24", [(80, 80)], "tcp"), ("10.0.0.255", HTTPS, "tcp"), ("10.0.0.0", [(22, 22)], "udp"),
+    ])  # fmt: skip
+    assert nested.to_address("10.0.0.255") == access.Access(tcp=((80, 80), (443, 443)))
+    assert nested.to_address("10.0.0.0") == access.Access(tcp=((80, 80),), udp=((22, 22),))
+    assert nested.to_address("10.0.0.254") == nested.to_address("10.0.0.1") == access.Access(tcp=((80, 80),))
+    assert not nested.to_address("10.0.1.0")
+    assert not nested.to_address("9.255.255.255")
+
+
 def test_the_line_of_addresses_does_not_run_from_one_family_into_the_other() -> None:
     edge = Network.of([("255.255.255.255", HTTPS, "tcp"), ("::", HTTPS, "tcp")])
     assert len(edge.reach) == 2
