@@ -60,9 +60,7 @@ def _read(path: Path) -> bytes:
         info = os.fstat(fd)
         seed = stream.read(_SEED_BYTES + 1)
     if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        raise errors.KeyFileError(
-            "the identity key can be read by others", hint=f"chmod 0600 {path}", where=str(path)
-        )
+        raise errors.KeyFileError("the identity key can be read by others", hint=f"chmod 0600 {path}", where=str(path))
     if len(seed) != _SEED_BYTES:
         raise errors.KeyFileError(f"the identity key is not {_SEED_BYTES} bytes", where=str(path))
     return seed

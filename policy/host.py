@@ -6,6 +6,7 @@ same facts compile to the same bytes.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,18 @@ class Closure:
         for f in sorted(self.files):
             h.update(f"{f.path}\0{f.kind}\0{f.mode:o}\0{f.sha256}\0{f.target}\n".encode())
         return h.hexdigest()
+
+    @cached_property
+    def file_paths(self) -> tuple[str, ...]:
+        """Every path but directories, as tuples of components would sort: a tree's paths stand together."""
+        return tuple(sorted((f.path + "/" for f in self.files if f.kind != "dir")))
+
+    def below(self, directory: str) -> str | None:
+        """The first file that is ``directory`` or lies below it, by component; None when there is none."""
+        prefix = directory.rstrip("/") + "/"
+        index = bisect.bisect_left(self.file_paths, prefix)
+        found = self.file_paths[index] if index < len(self.file_paths) else ""
+        return found.rstrip("/") if found.startswith(prefix) else None
 
 
 @dataclass(frozen=True, slots=True)

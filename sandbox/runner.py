@@ -237,9 +237,7 @@ class Exchange:
             self._end(errors.EarlyOutputError("stdout was written before the intent was given"), gently=False)
         elif len(self.stdout) > self.limits.stdout_bytes:
             self._forget(self.channel.stdout)
-            self._end(
-                errors.OutputTooLargeError(f"stdout is over {self.limits.stdout_bytes} bytes"), gently=False
-            )
+            self._end(errors.OutputTooLargeError(f"stdout is over {self.limits.stdout_bytes} bytes"), gently=False)
 
     def _read_stderr(self) -> None:
         data = _read(self.channel.stderr)

@@ -134,9 +134,7 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
                 )
             return _non_empty(stream.readline(4096), file)
     if not sys.stdin.isatty():
-        raise errors.KeyFileError(
-            "a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE"
-        )
+        raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE")
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm)).encode()
 
 

@@ -75,9 +75,7 @@ def compile(effective: Effective, manifest: Manifest, provenance: Provenance) ->
         ],
         "v1": [
             CgroupFile("memory", "memory.limit_in_bytes", str(memory), True, "resources.memory_mb"),
-            CgroupFile(
-                "memory", "memory.memsw.limit_in_bytes", str(memory + swap), swap > 0, "resources.swap_mb"
-            ),
+            CgroupFile("memory", "memory.memsw.limit_in_bytes", str(memory + swap), swap > 0, "resources.swap_mb"),
             CgroupFile("memory", "memory.swappiness", "0", False, "resources.swap_mb"),
             CgroupFile("pids", "pids.max", str(pids), True, "resources.pids_max"),
             CgroupFile("cpu", "cpu.cfs_period_us", str(PERIOD_US), True, "resources.cpu_millis"),

@@ -118,48 +118,36 @@ def _granted(
     out = []
     written = list(manifest.permissions.filesystem.read)
     for path in effective.filesystem.read.paths:
+        refusal = _refusal(path, closures, host)
+        if refusal is not None:
+            message, hint = refusal
+            where = manifest.where("permissions.filesystem.read")
+            raise errors.NotEnforceableError(f"read path `{path}` {message}", hint=hint, where=where)
         key = f"permissions.filesystem.read[{written.index(path)}]" if path in written else "parent"
-        where = manifest.where("permissions.filesystem.read")
-        _refuse_reserved(path, where)
-        _refuse_hiding(path, closures, where)
-        found = host.granted.get(path)
-        if found is None:
-            raise errors.NotEnforceableError(
-                f"read path `{path}` was not found on this host",
-                hint="make it, or take it out of the manifest",
-                where=where,
-            )
         provenance.add(f"mounts.json:{path}", Cause("manifest", key, path))
-        out.append(Mount(path, "bind", path, found.kind, ("ro", *_SAFE, "noexec")))
+        out.append(Mount(path, "bind", path, host.granted[path].kind, ("ro", *_SAFE, "noexec")))
     if effective.filesystem.write.paths:
         raise errors.NotEnforceableError(
             f"write path `{effective.filesystem.write.paths[0]}` needs a project quota, which this host has not",
-            hint="use filesystem = \"ephemeral\" and return the result as text",
+            hint='use filesystem = "ephemeral" and return the result as text',
             where=manifest.where("permissions.filesystem.write"),
         )
     return out
 
 
-def _refuse_reserved(path: str, where: str) -> None:
+def _refusal(path: str, closures: tuple[Closure, ...], host: HostFacts) -> tuple[str, str] | None:
+    """Why a read path cannot be mounted, and the mend; None when it can."""
     for taken in RESERVED:
         if _within(path, taken) or _within(taken, path):
-            raise errors.NotEnforceableError(
-                f"read path `{path}` collides with `{taken}` of the agent's root",
-                hint="grant another path, or copy the files into the package",
-                where=where,
-            )
-
-
-def _refuse_hiding(path: str, closures: tuple[Closure, ...], where: str) -> None:
-    """A granted mount is noexec and from the host: over a closure's file it would replace what was digested."""
+            return f"collides with `{taken}` of the agent's root", "grant another path, or copy it into the package"
     for closure in closures:
-        for file in closure.files:
-            if file.kind != "dir" and _within(file.path, path):
-                raise errors.NotEnforceableError(
-                    f"read path `{path}` covers `{file.path}` of the closure of `{closure.name}`",
-                    hint="grant the directory below it that the agent needs",
-                    where=where,
-                )
+        # A granted mount is noexec and from the host: over a closure's file it would replace what was digested.
+        if file := closure.below(path):
+            hint = "grant the directory below it that the agent needs"
+            return f"covers `{file}` of the closure of `{closure.name}`", hint
+    if path not in host.granted:
+        return "was not found on this host", "make it, or take it out of the manifest"
+    return None
 
 
 def _within(path: str, directory: str) -> bool:

@@ -91,7 +91,7 @@ def test_sigterm_comes_first_and_is_not_enough_for_one_that_ignores_it(world: Wo
     [
         ("print('not json')", errors.MalformedOutputError),
         ("print('{\"text\": 1}')", errors.MalformedOutputError),
-        ("print('{\"text\": \"a\"}\\n{\"text\": \"b\"}')", errors.MalformedOutputError),
+        ('print(\'{"text": "a"}\\n{"text": "b"}\')', errors.MalformedOutputError),
         ("pass", errors.MalformedOutputError),
         ("import sys; sys.stdout.buffer.write(b'\\xff\\xfe')", errors.MalformedOutputError),
         ("import sys; sys.exit(1)", errors.AgentFailedError),

@@ -17,6 +17,7 @@ from tests.kernel.world import World
 PROBES, GRANTED = table.load()
 PACKAGES = sorted({probe.package for probe in PROBES})
 
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> World:
     world = World(tmp_path_factory.mktemp("hostile"), warm=warm)

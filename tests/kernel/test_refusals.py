@@ -143,7 +143,7 @@ def test_the_package_that_ran_is_the_one_that_was_read(world: World) -> None:
 
     path = world.sign(world.package({"main.py": HEAD + "answer = 'signed'" + TAIL}))
     read = package.read(path)
-    (path / "main.py").write_text("print('{\"text\": \"swapped\"}')")
+    (path / "main.py").write_text('print(\'{"text": "swapped"}\')')
     with Supervisor(world.state) as supervisor:
         answer = supervisor.run(Request(read, "hi", world.issuer))
     assert answer.result is not None

@@ -204,3 +204,21 @@ def test_runsc_gets_each_flag_stated() -> None:
     assert flags == {flag: value for flag, (value, _) in plan.RUNSC_FLAGS.items()}
     assert flags["--oci-seccomp"] == "true"
     assert flags["--network"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("directory", "found"),
+    [
+        ("/usr", "/usr/bin/python3.11"),
+        ("/usr/lib", "/usr/lib/libc.so.6"),
+        ("/usr/lib/libc.so.6", "/usr/lib/libc.so.6"),
+        ("/usr/lib/libc.so", None),
+        ("/usr/lib/libc.so.6/x", None),
+        ("/usr/l", None),
+        ("/lib", "/lib"),
+        ("/opt", None),
+        ("/zzz", None),
+    ],
+)
+def test_what_a_mount_would_hide_is_found_by_component(directory: str, found: str | None) -> None:
+    assert sample.closure("python3", "/usr/bin/python3.11").below(directory) == found
