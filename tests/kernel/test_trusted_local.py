@@ -212,8 +212,9 @@ def test_uid_or_gid_0_never_runs_even_if_a_plan_says_so(state: Path, monkeypatch
 
 def test_without_root_it_is_a_clear_refusal() -> None:
     program = (
-        "import os; os.setresuid(65534, 65534, 65534)\n"
+        # Imported first: the clone may lie where an ordinary user cannot read it.
         "from sandbox import trusted_local as t; from policy import errors\n"
+        "import os; os.setresuid(65534, 65534, 65534)\n"
         "try: t._need_root()\n"
         "except errors.PrivilegeError as e: print(e.code, e.hint)\n"
     )
