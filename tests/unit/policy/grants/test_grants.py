@@ -189,6 +189,8 @@ def test_a_limit_of_no_children_is_not_allowed_to_have_any() -> None:
     assert Spawning(1, 5).for_child() == Spawning.bottom()
     assert Spawning(2, 5).for_child() == Spawning(1, 5)
     assert Spawning.top().for_child() == Spawning.top()
+    assert Spawning(2, 5).describe() == ("spawn depth 2", "spawn descendants 5")
+    assert Spawning.top().describe()[:2] == ("spawn depth not limited", "spawn descendants not limited")
 
 
 def test_the_end_with_the_task_is_the_shortest_life() -> None:

@@ -450,6 +450,13 @@ def test_what_is_left_of_a_budget_is_told() -> None:
     assert kit.refusals(spawned(drawn=Drawn(memory_mb=2000)))[5].hint == "at most 0 are left"
 
 
+def test_who_is_behind_has_to_act() -> None:
+    older, newer = (
+        kit.refusals(kit.case(kit.text(READER), statement={"roles_version": version}))[1].hint for version in (0, 9)
+    )
+    assert (older, newer) == ("sign the package again", "update covenant on this host")
+
+
 def test_a_did_you_mean_is_given() -> None:
     wrong = kit.refusals(kit.case(calls(allow=["opnat"])))[7]
     assert wrong.hint == "did you mean `openat`?"
