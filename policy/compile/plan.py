@@ -44,7 +44,7 @@ def compile(effective: Effective, manifest: Manifest, host: HostFacts, *, packag
     provenance = Provenance()
     closures = _closures(effective, manifest, host)
     interpreter = host.runtimes[manifest.agent.runtime].entry if manifest.agent.runtime != "rust-bin" else ""
-    filter_ = seccomp.compile(_syscalls(effective, manifest), arch=host.arch)
+    filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch)
     _explain_filter(effective, manifest, filter_.names, provenance)
     cgroup_doc = cgroup.compile(effective, manifest, provenance)
     mounts_doc = mounts.compile(effective, manifest, host, closures, provenance)
@@ -96,16 +96,6 @@ def _closures(effective: Effective, manifest: Manifest, host: HostFacts) -> tupl
             )
         out.append(closure)
     return tuple(out)
-
-
-def _syscalls(effective: Effective, manifest: Manifest) -> frozenset[str]:
-    """The filter's allow set, with what other grants bring; the manifest's own deny list wins."""
-    return seccomp.granted(
-        effective.syscalls.names,
-        network=effective.network.mode != "off",
-        executables=bool(effective.executables.paths),
-        denied=manifest.permissions.syscalls.deny,
-    )
 
 
 def _explain_filter(effective: Effective, manifest: Manifest, names: tuple[str, ...], provenance: Provenance) -> None:

@@ -85,23 +85,6 @@ class SeccompArtefact:
     bpf: bytes
 
 
-def granted(
-    names: Collection[str], *, network: bool, executables: bool, denied: Collection[str] = ()
-) -> frozenset[str]:
-    """What the filter allows, from the effective system calls and what other grants bring with them.
-
-    `execve` comes with an executables grant and in no other way: a manifest that allows it without one gets a
-    filter without it (decisions: no program file other than a granted one can be started). `denied` is the
-    manifest's own deny list; it wins over what a grant brings.
-    """
-    result = frozenset(names) - {"execve"}
-    if network:
-        result |= data.addition("network").names
-    if executables:
-        result |= data.addition("executables").names
-    return result - frozenset(denied)
-
-
 def compile(names: Collection[str], *, arch: str) -> SeccompArtefact:
     """The filter that allows `names` and nothing else; the same bytes for any order of `names`.
 

@@ -225,18 +225,6 @@ def test_an_architecture_without_a_table_is_refused() -> None:
         seccomp.compile_denylist(["bpf"], arch="riscv64", deny_socket_families_except=None)
 
 
-def test_execve_comes_with_its_grant_alone() -> None:
-    assert seccomp.granted(["read", "execve"], network=False, executables=False) == {"read"}
-    assert "execve" in seccomp.granted(["read"], network=False, executables=True)
-    assert "execve" not in seccomp.granted(["read"], network=False, executables=True, denied=["execve"])
-
-
-def test_the_network_brings_its_calls() -> None:
-    assert "connect" not in seccomp.granted(["read"], network=False, executables=False)
-    assert {"connect", "socket"} <= seccomp.granted(["read"], network=True, executables=False)
-    assert "bind" not in seccomp.granted(["read"], network=True, executables=False, denied=["bind"])
-
-
 def test_the_deny_filter_describes_itself() -> None:
     described = seccomp.compile_denylist(["stime", "bpf", "clone3"], arch="x86_64", deny_socket_families_except={1})
     assert described.absent == ("stime",)
