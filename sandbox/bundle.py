@@ -30,21 +30,25 @@ class RunDirectory:
         self._lock = -1
 
     def __enter__(self) -> RunDirectory:
-        with _gate(self.path.parent):
-            self.path.mkdir(mode=0o700)
-            self._lock = _open_lock(self.path)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self.path / _LABEL).write_text(json.dumps(dict(self._label)))
-        for path in (self.bundle, self.runsc_root, self.trace, self.rootfs, self.bundle / "mounts"):
-            path.mkdir(mode=0o700)
+        with contextlib.ExitStack() as undo:
+            with _gate(self.path.parent):
+                self.path.mkdir(mode=0o700)
+                undo.callback(self.__exit__)
+                self._lock = _open_lock(self.path)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (self.path / _LABEL).write_text(json.dumps(dict(self._label)))
+            for path in (self.bundle, self.runsc_root, self.trace, self.rootfs, self.bundle / "mounts"):
+                path.mkdir(mode=0o700)
+            undo.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
         try:
-            shutil.rmtree(self.path)
+            remove(self.path)
         finally:
-            os.close(self._lock)
+            if self._lock >= 0:
+                os.close(self._lock)
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
@@ -66,7 +70,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def abandoned(runs: Path) -> Iterator[list[Path]]:
-    """The directories below ``runs`` whose process is gone, each locked for the caller to clean up."""
+    """The directories below ``runs`` whose process is gone, each locked for the caller to clean up and ``remove``."""
     with contextlib.ExitStack() as stack:
         found = []
         with _gate(runs):
@@ -77,6 +81,13 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found.append(path)
         yield found
+
+
+def remove(path: Path) -> None:
+    """Remove one run's directory. Behind the gate: its lock goes before it does, and whoever looked just then
+    would make a new one, take the run for abandoned and leave the directory not empty."""
+    with _gate(path.parent):
+        shutil.rmtree(path)
 
 
 def live_labels(runs: Path) -> list[dict[str, str]]:
@@ -91,7 +102,7 @@ def live_labels(runs: Path) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def _gate(runs: Path) -> Iterator[None]:
-    """Between a directory's making and its lock, nobody may take it for abandoned."""
+    """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned."""
     fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from policy import errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
-from sandbox.bundle import RunDirectory, abandoned
+from sandbox.bundle import RunDirectory, abandoned, remove
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
 from sandbox.runner import Channel, Exchange, Finished, Limits
 from sandbox.uids import UidLease
@@ -78,7 +77,7 @@ def recover(runs: Path, *, hierarchies: cgroupfs.Hierarchies | None = None) -> l
             leaf.adopt()
             leaf.kill()
             leaf.remove()
-            shutil.rmtree(path)
+            remove(path)
             removed.append(path.name)
     return removed
 

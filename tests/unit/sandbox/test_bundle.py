@@ -1,0 +1,78 @@
+"""Run directories: who removes one never meets who looks whether it was abandoned, and nothing is left half made."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import uuid
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import pytest
+
+from sandbox import bundle
+
+
+def _live(runs: Path, times: int, said: SimpleQueue[str]) -> None:
+    for _ in range(times):
+        try:
+            with bundle.RunDirectory(runs / str(uuid.uuid4()), {"agent_id": "a"}):
+                pass
+        except Exception as e:
+            said.put(f"run: {e!r}")
+
+
+def _next_start(runs: Path, times: int, said: SimpleQueue[str]) -> None:
+    for _ in range(times):
+        try:
+            with bundle.abandoned(runs) as found:
+                for path in found:
+                    said.put(f"taken for abandoned: {path.name}")
+                    bundle.remove(path)
+            bundle.live_labels(runs)
+        except Exception as e:
+            said.put(f"next start: {e!r}")
+
+
+def test_runs_that_end_and_supervisors_that_start_do_not_meet(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    said: SimpleQueue[str] = fork.SimpleQueue()
+    jobs = [fork.Process(target=job, args=(tmp_path, 150, said)) for job in (_live, _next_start) * 2]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert said.empty(), said.get()
+    assert [p.name for p in tmp_path.iterdir()] == [".gate"]
+
+
+def test_what_a_dead_process_left_is_found(tmp_path: Path) -> None:
+    """The control: the lock of a process that is gone is free."""
+    code = (
+        "import os, pathlib, sys\nfrom sandbox import bundle\n"
+        "bundle.RunDirectory(pathlib.Path(sys.argv[1]), {'agent_id': 'a'}).__enter__()\nos._exit(0)\n"
+    )
+    left = tmp_path / str(uuid.uuid4())
+    environment = {"PYTHONPATH": str(Path(bundle.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code, str(left)], env=environment, check=True)
+    with bundle.RunDirectory(tmp_path / str(uuid.uuid4()), {"agent_id": "b"}), bundle.abandoned(tmp_path) as found:
+        assert found == [left]
+        bundle.remove(left)
+    assert not left.exists()
+
+
+def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the label is written: a label cut short would be in every later run's way."""
+
+    def full(self: Path, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        bundle.RunDirectory(tmp_path / str(uuid.uuid4()), {"agent_id": "a"}).__enter__()
+    assert [p.name for p in tmp_path.iterdir()] == [".gate"]
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert bundle.live_labels(tmp_path) == []
