@@ -56,7 +56,7 @@ class Closure:
     @cached_property
     def file_paths(self) -> tuple[str, ...]:
         """Every path but directories, as tuples of components would sort: a tree's paths stand together."""
-        return tuple(sorted((f.path + "/" for f in self.files if f.kind != "dir")))
+        return tuple(sorted(f.path + "/" for f in self.files if f.kind != "dir"))
 
     def below(self, directory: str) -> str | None:
         """The first file that is ``directory`` or lies below it, by component; None when there is none."""
