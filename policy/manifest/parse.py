@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy import errors
-from policy.manifest import agent, report, syntax, text
+from policy.manifest import agent, report, structure, syntax, text
 
 FILE = "agent.toml"
 UNKNOWN_SECTIONS = 64
@@ -99,6 +99,10 @@ def _top_level(document: Mapping[str, Any], unknown: tuple[str, ...]) -> Iterato
             yield report.Problem((name,), f"unknown section {text.quote(name)} is not accepted", hint)
         elif near := text.nearest(name, _SECTIONS):
             hint = f"did you mean `[{near}]`? a section of your own needs a name further away"
+            yield report.Problem((name,), f"unknown section {text.quote(name)}", hint)
+        elif near := text.nearest(name, structure.PERMISSION_DOMAINS):
+            # `[syscalls]` with a deny list reads as a bound and would bind nothing.
+            hint = f"did you mean `[permissions.{near}]`? a section of your own needs a name further away"
             yield report.Problem((name,), f"unknown section {text.quote(name)}", hint)
 
 

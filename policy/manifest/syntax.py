@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import unicodedata
 from typing import Any
 
 from policy import errors
@@ -22,6 +23,8 @@ _HIDE = re.compile(f"{lines.STRING}|{lines.COMMENT}", re.DOTALL)
 _LONG_KEY = re.compile(rf"(?:\.[^.,\n=\[\]{{}}]*+){{{NESTING}}}")
 # int() refuses more than 4,300 digits and tomllib passes that on without a place.
 _LONG_NUMBER = re.compile(r"(?<![\w.+-])[+-]?[0-9][0-9_]{4300,}+")
+# Controls, formats (bidi, zero width), line and paragraph separators. ASCII controls are not TOML anyway.
+_UNREADABLE = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _BRACKET = re.compile(r"[\[\]{}]")
 _PLACE = re.compile(r"(?P<reason>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _TWICE = ("Cannot overwrite", "Cannot declare", "Duplicate inline", "Cannot mutate", "Cannot redefine")
@@ -81,13 +84,29 @@ def _decode(raw: bytes, file: str) -> str:
             where=_line(raw, nul, file),
         )
     try:
-        return raw.decode("utf-8")
+        document = raw.decode("utf-8")
     except UnicodeDecodeError as e:
         raise errors.ManifestSyntaxError(
             f"the byte `0x{raw[e.start]:02x}` is not UTF-8",
             hint="save the manifest as UTF-8",
             where=_line(raw, e.start, file),
         ) from None
+    if not document.isascii():
+        _refuse_unreadable(document, file)
+    return document
+
+
+def _refuse_unreadable(document: str, file: str) -> None:
+    # In comments and sections of others too: U+2028 shows the rest of a comment as a line of its own, and a bidi
+    # character turns a line round, so that whoever signs reads another manifest than the one that is parsed.
+    found = {ch for ch in set(document) if ch not in "\t\r\n" and unicodedata.category(ch) in _UNREADABLE}
+    if found:
+        first = min(document.index(ch) for ch in found)
+        raise errors.ManifestSyntaxError(
+            f"the manifest holds the hidden character U+{ord(document[first]):04X}",
+            hint="remove the character: an editor may show another text than the one that is signed",
+            where=f"{file}:{document.count(chr(10), 0, first) + 1}",
+        )
 
 
 def _line(raw: bytes, offset: int, file: str) -> str:
