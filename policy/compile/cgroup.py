@@ -18,10 +18,16 @@ from policy.manifest.agent import Manifest
 
 MIB = 1024 * 1024
 PERIOD_US = 100_000
-# Measured with tests/kernel/test_limits.py on runsc 20240729, systrap: what an idle python3 sandbox (sentry, gofer,
-# stubs, runsc run) holds above its guest's own pages, with room for the stubs of 64 processes.
-SENTRY_OVERHEAD_MB = 96
+# Measured on runsc 20240729, systrap, x86_64 (tests/kernel/test_limits.py holds it): an idle sandbox of python3 or node
+# takes 21 to 24 MiB (sentry, gofer, runsc run), each guest process 0.45 MiB of stubs above its own pages, threads
+# nothing. Twice that, so that an agent that may use memory_mb gets memory_mb.
+_IDLE_MB = 64
 OVERHEAD_VERSION = 1
+
+
+def overhead_mb(pids_max: int) -> int:
+    """What the sandbox itself takes beside its guest, in MiB, with ``pids_max`` processes."""
+    return _IDLE_MB + pids_max // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ def compile(effective: Effective, manifest: Manifest, provenance: Provenance) ->
     """cgroup.json: ``v2`` and ``v1`` lists in writing order, and ``oci`` (linux.resources). Bytes, microseconds."""
     limits = {name: _bounded(effective, name) for name in _BOUNDED}
     scratch_mb = limits["disk_mb"] if effective.filesystem.mode != "read-only-package" else 0
-    memory = (limits["memory_mb"] + scratch_mb + SENTRY_OVERHEAD_MB) * MIB
+    overhead = overhead_mb(limits["pids_max"])
+    memory = (limits["memory_mb"] + scratch_mb + overhead) * MIB
     quota = limits["cpu_millis"] * PERIOD_US // 1000
     pids = 2 * limits["pids_max"] + 64
     swap = limits["swap_mb"] * MIB
@@ -95,7 +102,7 @@ def compile(effective: Effective, manifest: Manifest, provenance: Provenance) ->
                 provenance.add(rule, built_in(entry.key, "an out-of-memory kill takes the whole sandbox"))
     return {
         "version": 1,
-        "overhead": {"mb": SENTRY_OVERHEAD_MB, "version": OVERHEAD_VERSION},
+        "overhead": {"mb": overhead, "version": OVERHEAD_VERSION},
         "v2": [f.document() for f in files["v2"]],
         "v1": [f.document() for f in files["v1"]],
         "oci": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policy import errors
-from policy.compile.cgroup import SENTRY_OVERHEAD_MB
+from policy.compile.cgroup import overhead_mb
 from policy.rules.case import Case
 from policy.rules.parent import Drawn, Parent
 
@@ -68,7 +68,7 @@ def _needs(case: Case) -> tuple[tuple[str, int, int, str], ...]:
     scratch = disk if gvisor and case.effective.filesystem.mode != "read-only-package" else 0
     on_disk = disk if len(case.effective.filesystem.write) else 0
     return (
-        ("memory_mb", memory + scratch + (SENTRY_OVERHEAD_MB if gvisor else 0), host.memory_available_mb, "MiB"),
+        ("memory_mb", memory + scratch + (overhead_mb(pids) if gvisor else 0), host.memory_available_mb, "MiB"),
         ("pids_max", 2 * pids + 64 if gvisor else pids, host.pids_free, "tasks"),
         ("cpu_millis", want.cpu_millis or 0, host.cpus * 1000, "thousandths of a core"),
         ("disk_mb", on_disk, host.disk_free_mb, "MiB"),

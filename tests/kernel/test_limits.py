@@ -5,6 +5,7 @@ Each has its positive control: the same agent within the limit succeeds.
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -46,6 +47,22 @@ def test_the_ceiling_of_one_agent_is_near_memory_mb(world: World) -> None:
     refused(errors.OutOfMemoryError, answer.error)
     held = int(answer.stderr.split()[-1])
     assert 128 <= held <= 128 + 16 + 96, held
+
+
+def test_the_overhead_holds_for_a_sandbox_full_of_idle_processes(world: World) -> None:
+    """Compiled processes that touch nothing: what they cost the host must fit into the overhead, not memory_mb."""
+    source = world.base / "idle.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        "int main(void) { char b[65536]; read(0, b, sizeof b);\n"
+        "for (int i = 0; i < 250; i++) if (fork() == 0) { pause(); _exit(0); }\n"
+        'sleep(1); puts("{\\"text\\": \\"full\\"}"); return 0; }\n'
+    )
+    subprocess.run(["gcc", "-O1", "-static", "-w", "-o", world.base / "idle", source], check=True)
+    files = {"idle": (world.base / "idle").read_bytes()}
+    fields = {"runtime": "rust-bin", "entry": "idle", "memory_mb": 24, "resources": "pids_max = 256"}
+    answer = world.run(world.sign(world.package(files, **fields)))
+    assert answer.error is None, answer.error
 
 
 def test_pids_max_is_exact_for_processes_and_threads(world: World) -> None:
@@ -125,11 +142,11 @@ def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
         thread.join()
     mib = 1 << 20
     if held["version"] == 1:
-        assert held["memory.limit_in_bytes"] == str((128 + 16 + 96) * mib)
+        assert held["memory.limit_in_bytes"] == str((128 + 16 + 64 + 10) * mib)
         assert held["cpu.cfs_quota_us"] == "70000"
         assert held["cpu.shares"] == "2048"
     else:
-        assert held["memory.max"] == str((128 + 16 + 96) * mib)
+        assert held["memory.max"] == str((128 + 16 + 64 + 10) * mib)
         assert held["cpu.max"] == "70000 100000"
     assert held["pids.max"] == "104"
     assert held["processes"] > 2
