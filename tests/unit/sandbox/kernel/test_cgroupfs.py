@@ -1,0 +1,97 @@
+"""Which hierarchy carries what, and what a leaf writes, on trees of plain files that look like the kernel's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.kernel.cgroupfs import NEEDED, Hierarchies, Leaf, Limit
+
+V1 = "\n".join(
+    f"{30 + i} 29 0:{i} / /sys/fs/cgroup/{name} rw,relatime - cgroup cgroup rw,{name}"
+    for i, name in enumerate(("cpu", "cpuacct", "memory", "pids", "freezer"))
+)
+
+
+def _tree(tmp_path: Path, *, enabled: str = "cpu memory pids", has: str = "cpuset cpu io memory pids") -> str:
+    """A unified hierarchy of plain files, and the mount table that shows it."""
+    (tmp_path / "cgroup.controllers").write_text(has)
+    (tmp_path / "cgroup.subtree_control").write_text(enabled)
+    (tmp_path / "covenant").mkdir()
+    (tmp_path / "covenant" / "cgroup.subtree_control").write_text("")
+    return f"40 29 0:40 / {tmp_path} rw,relatime - cgroup2 cgroup2 rw"
+
+
+def test_version_1_is_found_per_controller() -> None:
+    found = Hierarchies.read(V1)
+    assert found.version == 1
+    assert found.mounts["memory"] == Path("/sys/fs/cgroup/memory")
+    assert "freezer" in found.mounts
+
+
+def test_a_hybrid_machine_is_version_1(tmp_path: Path) -> None:
+    assert Hierarchies.read(V1 + "\n" + _tree(tmp_path, has="hugetlb")).version == 1
+
+
+def test_a_unified_machine_is_version_2(tmp_path: Path) -> None:
+    found = Hierarchies.read(_tree(tmp_path))
+    assert found.version == 2
+    assert set(found.mounts) == set(NEEDED)
+
+
+@pytest.mark.parametrize("missing", ["memory", "pids", "cpu"])
+def test_a_missing_controller_is_no_version(tmp_path: Path, missing: str) -> None:
+    has = " ".join({"cpu", "memory", "pids"} - {missing})
+    found = Hierarchies.read(_tree(tmp_path, has=has))
+    assert found.version == 0
+    with pytest.raises(errors.NotEnforceableError), Leaf(found, "run"):
+        pass
+
+
+def test_controllers_that_the_machine_has_not_enabled_are_refused_and_not_enabled(tmp_path: Path) -> None:
+    found = Hierarchies.read(_tree(tmp_path, enabled="cpu"))
+    with pytest.raises(errors.NotEnforceableError, match="memory"), Leaf(found, "run"):
+        pass
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "cpu"
+
+
+def _leaf(tmp_path: Path) -> Leaf:
+    leaf = Leaf(Hierarchies.read(_tree(tmp_path)), "run")
+    leaf.__enter__()
+    return leaf
+
+
+def test_a_leaf_lies_below_covenant_and_delegates_there_alone(tmp_path: Path) -> None:
+    leaf = _leaf(tmp_path)
+    assert (tmp_path / "covenant" / "run").is_dir()
+    assert (tmp_path / "covenant" / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    assert leaf.procs_files() == (str(tmp_path / "covenant" / "run" / "cgroup.procs"),)
+
+
+def test_a_limit_is_written_and_one_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
+    leaf = _leaf(tmp_path)
+    path = tmp_path / "covenant" / "run" / "pids.max"
+    leaf.apply([Limit("pids", "pids.max", "7")])
+    assert path.read_text() == "7"
+    path.unlink()
+    path.symlink_to("/dev/null")
+    with pytest.raises(errors.KernelError, match="the kernel holds"):
+        leaf.apply([Limit("pids", "pids.max", "8")])
+
+
+def test_a_required_file_that_is_not_there_is_refused_and_an_optional_one_is_reported(tmp_path: Path) -> None:
+    leaf = _leaf(tmp_path)
+    leaf.paths.pop("cpu")
+    with pytest.raises(errors.NotEnforceableError, match=r"cpu\.max"):
+        leaf.apply([Limit("cpu", "cpu.max", "1 2")])
+    leaf.apply([Limit("cpu", "cpu.max", "1 2", required=False)])
+    assert leaf.reported == ["cpu.max: not on this host"]
+
+
+@pytest.mark.parametrize(("text", "kills"), [("low 0\noom 3\noom_kill 2\n", 2), ("oom_kill 0", 0), ("", 0)])
+def test_oom_kills_are_read_from_the_counter(tmp_path: Path, text: str, kills: int) -> None:
+    leaf = _leaf(tmp_path)
+    (tmp_path / "covenant" / "run" / "memory.events").write_text(text)
+    assert leaf.oom_kills() == kills

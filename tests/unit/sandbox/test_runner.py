@@ -1,0 +1,145 @@
+"""The exchange with real pipes and real children: every wait has its limit, and each ending its own error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from policy import errors
+from sandbox.runner import BoundedTail, Channel, Exchange, Limits
+
+READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
+
+
+@contextlib.contextmanager
+def _child(code: str, *, starts: bool = True) -> Iterator[Channel]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    started_r, started_w = os.pipe()
+    if starts:
+        os.write(started_w, b"1")
+    pidfd = os.pidfd_open(process.pid)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        yield Channel(
+            stdin=process.stdin.fileno(),
+            stdout=process.stdout.fileno(),
+            stderr=process.stderr.fileno(),
+            pidfd=pidfd,
+            started=started_r,
+            has_started=lambda: bool(os.read(started_r, 1)),
+            terminate=lambda: process.send_signal(signal.SIGTERM),
+            kill=process.kill,
+        )
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        for fd in (pidfd, started_r, started_w):
+            os.close(fd)
+
+
+def _run(code: str, *, intent: bytes = b"hi\n", starts: bool = True, **limits: float) -> Exchange:
+    bounds = {"start_seconds": 10.0, "task_seconds": 10.0, "grace_seconds": 0.5, **limits}
+    with _child(code, starts=starts) as channel:
+        exchange = Exchange(channel, intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
+        exchange.run()
+    return exchange
+
+
+def test_one_line_in_and_out_and_then_the_end_of_file() -> None:
+    done = _run(READ + "rest = sys.stdin.read()\nprint(repr((line, rest)))")
+    assert done.error is None
+    assert bytes(done.stdout) == b"('hi\\n', '')\n"
+    assert done.started_at is not None
+
+
+def test_an_intent_larger_than_a_pipe_arrives_whole() -> None:
+    done = _run(READ + "print(len(line))", intent=b"x" * 500_000 + b"\n")
+    assert bytes(done.stdout) == b"500001\n"
+
+
+def test_an_agent_that_never_reads_does_not_hold_us() -> None:
+    done = _run("import time; time.sleep(30)", intent=b"x" * 500_000 + b"\n", task_seconds=0.3)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.ended_at < 5
+
+
+def test_an_agent_that_closes_stdin_is_heard_to_the_end() -> None:
+    done = _run("import os, time\nos.close(0)\ntime.sleep(0.3)\nprint('still')", intent=b"x" * 500_000 + b"\n")
+    assert done.error is None
+    assert bytes(done.stdout) == b"still\n"
+
+
+def test_output_before_the_intent_is_an_error() -> None:
+    done = _run("import time\nprint('early', flush=True)\ntime.sleep(5)", starts=False)
+    assert isinstance(done.error, errors.EarlyOutputError)
+
+
+def test_a_start_that_does_not_come_has_its_own_deadline() -> None:
+    done = _run("import time; time.sleep(30)", starts=False, start_seconds=0.3)
+    assert isinstance(done.error, errors.StartTimeoutError)
+    assert done.started_at is None
+
+
+def test_term_then_grace_then_kill() -> None:
+    polite = READ + "signal.signal(15, lambda *a: sys.exit(3))\nprint('x', file=sys.stderr, flush=True)\ntime.sleep(30)"
+    done = _run(polite, task_seconds=0.7)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert not done.forced
+    done = _run(READ + "signal.signal(15, signal.SIG_IGN)\ntime.sleep(30)", task_seconds=0.7)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.forced
+    assert 1.1 < done.ended_at < 6
+
+
+def test_a_flood_of_stdout_is_cut_at_its_bound() -> None:
+    done = _run(READ + "while True: os.write(1, b'x' * 65536)", stdout_bytes=1_000_000)
+    assert isinstance(done.error, errors.OutputTooLargeError)
+    assert 1_000_000 < len(done.stdout) < 1_200_000
+
+
+def test_a_flood_of_stderr_keeps_its_head_and_tail_and_does_not_end_the_run() -> None:
+    done = _run(READ + "os.write(2, b'head')\nfor _ in range(200): os.write(2, b'y' * 65536)\nos.write(2, b'tail')")
+    assert done.error is None
+    assert done.stderr.startswith(b"head")
+    assert done.stderr.endswith(b"tail")
+    assert len(done.stderr) < 70_000
+    assert done.stderr_total == 200 * 65536 + 8
+
+
+def test_a_grandchild_that_keeps_the_pipes_does_not_keep_us() -> None:
+    code = READ + "print('done', flush=True)\nif os.fork() == 0:\n    time.sleep(20)\nos._exit(0)"
+    begin = time.monotonic()
+    done = _run(code)
+    assert bytes(done.stdout) == b"done\n"
+    assert time.monotonic() - begin < 8
+
+
+@pytest.mark.parametrize("sizes", [[1], [50, 50], [99, 1], [100, 1], [1000], [30] * 100])
+def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
+    tail, whole = BoundedTail(100), b""
+    for index, size in enumerate(sizes):
+        data = bytes([65 + index % 26]) * size
+        whole += data
+        tail.feed(data)
+    value = tail.value()
+    assert tail.total == len(whole)
+    if len(whole) <= 100:
+        assert value == whole
+    else:
+        assert value.startswith(whole[:50])
+        assert value.endswith(whole[-50:])
+        assert f"[{len(whole) - 100} bytes dropped]".encode() in value
