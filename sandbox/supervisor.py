@@ -13,7 +13,7 @@ from pathlib import Path
 
 from policy import errors
 from sandbox import config as configuration
-from sandbox import gvisor, lifecycle
+from sandbox import gvisor, lifecycle, surroundings
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.rootfs import Skeletons
@@ -44,6 +44,7 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         with self._stack:
+            self._stack.enter_context(surroundings.own())
             self.state = self._stack.enter_context(State(self.path))
             head = self.path / "audit-head" / "head.json"
             self.ledger = self._stack.enter_context(Ledger.open(self.path / "audit", head=head))

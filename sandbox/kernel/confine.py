@@ -161,11 +161,9 @@ def _keep(init: int, keeps: int) -> NoReturn:
 
 def _reap(agent: int) -> NoReturn:
     """Init: reaps orphans, passes SIGTERM on, ends with the agent."""
-    status = _FAILED
     try:
         libc.close_range(0)
-        ended = False
-        while not ended:
+        while True:
             if signal.sigwait(_SIGNALS) == signal.SIGTERM:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGTERM)
@@ -175,9 +173,10 @@ def _reap(agent: int) -> NoReturn:
                     if not pid:
                         break
                     if pid == agent:
-                        status, ended = _status(raw), True
+                        # At once: orphans that end faster than they are reaped would keep this loop for good.
+                        os._exit(_status(raw))
     finally:
-        os._exit(status)
+        os._exit(_FAILED)
 
 
 def _status(raw: int) -> int:

@@ -90,35 +90,66 @@ def spawn(launch: Launch) -> Child:
     Raises:
         errors.KernelError: a step in the child failed; its name and errno are in the message. Nothing runs.
     """
-    pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(4)]
-    (in_r, in_w), (out_r, out_w), (err_r, err_w), (report_r, report_w) = pipes
-    try:
-        pid = os.fork()
-    except OSError as e:
-        for pair in pipes:
-            for fd in pair:
-                os.close(fd)
-        raise errors.KernelError(f"fork: {e.strerror}") from e
-    if pid == 0:
-        _child(launch, (in_r, out_w, err_w), report_w)
-    for fd in (in_r, out_w, err_w, report_w):
-        os.close(fd)
-    child = Child(pid, os.pidfd_open(pid), in_w, out_r, err_r)
-    with os.fdopen(report_r, "rb") as report:
-        failure = report.read()
-    if failure:
-        with child:
+    # A signal between fork and _child would run the caller's handlers in the child, and what those raise would
+    # unwind the caller's clean-up there: a second hand on the same run.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with contextlib.ExitStack() as stack:
+        try:
+            child, report_fd = _fork(launch)
+            stack.enter_context(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with os.fdopen(report_fd, "rb") as report:
+            failure = report.read()
+        if failure:
             child.reap()
-        step, message = json.loads(failure)
-        raise errors.KernelError(f"cannot start the sandbox: {step}: {message}")
+            step, message = json.loads(failure)
+            raise errors.KernelError(f"cannot start the sandbox: {step}: {message}")
+        stack.pop_all()
     return child
 
 
-def _child(launch: Launch, stdio: tuple[int, int, int], report: int) -> None:
+def _fork(launch: Launch) -> tuple[Child, int]:
+    """The child, and where it reports a failed step."""
+    parent = os.getpid()
+    with contextlib.ExitStack() as undo:
+        try:
+            (in_r, in_w), (out_r, out_w), (err_r, err_w), (report_r, report_w) = (_pipe(undo) for _ in range(4))
+            pid = os.fork()
+            if pid == 0:
+                _child(launch, (in_r, out_w, err_w), report_w, parent)
+            child = Child(pid, _pidfd(pid), in_w, out_r, err_r)
+        except OSError as e:
+            raise errors.KernelError(f"fork: {e.strerror}") from e
+        undo.pop_all()
+    for fd in (in_r, out_w, err_w, report_w):
+        os.close(fd)
+    return child, report_r
+
+
+def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
+    pair = os.pipe2(os.O_CLOEXEC)
+    for fd in pair:
+        undo.callback(os.close, fd)
+    return pair
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        # Our own child, not waited for yet, so that the number is still its.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int) -> None:
     """In the child: never returns. Only descriptors 0 to 2 survive; the mounts are close-on-exec."""
     step = "reset signals"
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGHUP, signal.SIGCHLD):
+        # What the caller ignored would be ignored across execve as well.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         step = "join the cgroup"
@@ -130,6 +161,8 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int) -> None:
         os.setsid()
         # INVARIANT: the supervisor's death ends the run; the kernel sends this when its thread ends.
         libc.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)  # it died before the line above, which then waits for another's death
         os.umask(0o077)
         step = "attach the mounts"
         if launch.mounts:

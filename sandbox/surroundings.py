@@ -1,0 +1,58 @@
+"""What the caller hands to a process with rights: signals that its terminal sends, descriptors, dispositions.
+
+Under sudo an ordinary user holds the terminal. Ctrl-Z would stop the supervisor and with it every deadline of the
+agent that it watches; closing the window or Ctrl-\\ would end it without clean-up and without its last audit row; a
+closed stdout would give its number to the audit log. None of that is left to the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU)
+_STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+@contextlib.contextmanager
+def own() -> Iterator[None]:
+    """Until the block ends: a signal that would end the process raises KeyboardInterrupt, once, so that everything
+    acquired is released; one that would stop it is ignored; children can be waited for; 0 to 2 are open.
+
+    Signals belong to the main thread: elsewhere only the descriptors are seen to.
+    """
+    _open_stdio()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*_ENDING, *_STOPPING, signal.SIGCHLD)}
+    try:
+        for number in _STOPPING:
+            signal.signal(number, signal.SIG_IGN)
+        for number in _ENDING:
+            if before[number] != signal.SIG_IGN:  # nohup(1) and its like are meant
+                signal.signal(number, _end)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # The way out is taken once: a second signal would cut the clean-up short.
+    for other in _ENDING:
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _open_stdio() -> None:
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # takes the lowest free number, which is this one

@@ -1,0 +1,104 @@
+"""The moments around fork: whatever happens there, the child never does the parent's work nor outlives it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.kernel import process
+
+ROOT = Path(process.__file__).resolve().parents[2]
+SPAWN = """\
+import os, signal, sys, time
+from sandbox.kernel import libc, process
+me, out = os.getpid(), sys.argv[1]
+def say(what): open(out, "a").write(what + "\\n")
+launch = process.Launch("/bin/sh", ["sh", "-c", f"echo agent >> {out}"], {"PATH": "/bin"})
+"""
+
+
+def _script(code: str, out: Path) -> list[str]:
+    environment = {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", SPAWN + code, str(out)], env=environment, check=False, timeout=30)
+    time.sleep(0.3)
+    return out.read_text().splitlines()
+
+
+@pytest.mark.parametrize("what", ["nothing", "signal.SIGINT", "signal.SIGTERM"])
+def test_a_signal_right_after_fork_does_not_make_the_child_clean_up_for_the_parent(tmp_path: Path, what: str) -> None:
+    code = f"""
+def handler(number, frame): raise KeyboardInterrupt
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, handler)
+fork, nothing = os.fork, 0
+def forked():
+    pid = fork()
+    if pid == 0: os.kill(os.getpid(), {what})
+    return pid
+os.fork = forked
+try:
+    with process.spawn(launch) as child: child.reap()
+finally:
+    say("clean-up by " + ("parent" if os.getpid() == me else "child"))
+"""
+    said = _script(code, tmp_path / "said")
+    assert said == (["agent"] if what == "nothing" else []) + ["clean-up by parent"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_parent_that_dies_before_its_death_is_watched_takes_the_child_along(tmp_path: Path, dies: bool) -> None:
+    code = f"""
+watch = libc.set_parent_death_signal
+def late(number):
+    if {dies}:
+        os.kill(me, signal.SIGKILL)
+        while os.getppid() == me: time.sleep(0.01)
+    watch(number)
+libc.set_parent_death_signal = late
+say("begin")
+with process.spawn(launch) as child: child.reap()
+"""
+    assert _script(code, tmp_path / "said") == ["begin"] + ([] if dies else ["agent"])
+
+
+def test_no_descriptor_for_the_child_is_no_child(tmp_path: Path) -> None:
+    """Eight for the pipes and none for the pidfd: what was forked must not run unwatched."""
+    out = tmp_path / "out"
+    launch = process.Launch("/bin/sh", ["sh", "-c", f"sleep 0.2; echo ran > {out}"], {"PATH": "/bin"})
+    with process.spawn(launch) as child:
+        assert child.reap() == 0
+    assert out.read_text() == "ran\n"
+    out.unlink()
+    free = os.dup(0)
+    os.close(free)
+    before, limits = sorted(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 8, limits[1]))
+    try:
+        with pytest.raises(errors.KernelError):
+            process.spawn(launch)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    time.sleep(0.5)
+    assert not out.exists()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_the_caller_ignores_the_child_does_not() -> None:
+    numbers = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        with process.spawn(process.Launch("/bin/grep", ["grep", "SigIgn", "/proc/self/status"], {})) as child:
+            assert child.reap() == 0
+            assert int(os.read(child.stdout, 100).split()[1], 16) == 0
+        ours = Path("/proc/self/status").read_text()
+        assert int(ours.split("SigIgn:")[1].split()[0], 16) & 1 << (signal.SIGQUIT - 1)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
