@@ -81,7 +81,7 @@ class OperatorKey(_Closed):
 
 
 class RootDocument(_Closed):
-    """The payload of a trust root. ``threshold`` keys must sign the root itself and its successor."""
+    """The payload of a trust root. ``threshold`` of its ``root_keys`` must sign the root itself and its successor."""
 
     version: Annotated[int, pydantic.Field(ge=1, le=2**31)]
     not_before: statements.TimeMs
@@ -97,9 +97,19 @@ class RootDocument(_Closed):
             raise ValueError("two keys have one name")
         if len({k.public for k in self.keys}) != len(self.keys):
             raise ValueError("one key is listed twice")
-        if self.threshold > len(self.keys):
+        if self.threshold > len(self.root_keys):
             raise ValueError("the threshold is higher than the number of keys")
         return self
+
+    @property
+    def root_keys(self) -> tuple[OperatorKey, ...]:
+        """The keys that may sign a trust root: those of unlimited scope, or the only one that there is.
+
+        Whoever signs the next version gives out scopes; a key of a narrow one would give itself what it has not.
+        """
+        if len(self.keys) == 1:
+            return self.keys
+        return tuple(k for k in self.keys if "*" in k.scope.agents and "*" in k.scope.roles)
 
     def encode(self) -> bytes:
         """The payload to sign."""
@@ -144,7 +154,7 @@ class TrustRoot:
         ``trust.verify`` looks at the time itself, so this opens no way around it.
         """
         root, signed = _open_root(raw)
-        if _count(root, signed) < root.document.threshold:
+        if len(_made(root.document.root_keys, signed)) < root.document.threshold:
             raise errors.TrustError("the trust root is not signed by its own keys")
         return root
 
@@ -171,7 +181,10 @@ class TrustRoot:
         if root.version != self.version + 1:
             raise errors.TrustError(f"trust root version {root.version} cannot follow {self.version}")
         for side in (self, root):
-            if _count(side, signed) < side.document.threshold:
+            made = _made(_root_keys_at(side.document, now_ms), signed)
+            # A key that needs a second signer on a package needs one here as well.
+            least = max(side.document.threshold, min((k.threshold for k in made), default=1))
+            if len(made) < least:
                 raise errors.TrustError(f"version {root.version} is not signed by the keys of version {side.version}")
         root.check_time(now_ms)
         return root
@@ -191,5 +204,13 @@ def _open_root(raw: bytes) -> tuple[TrustRoot, envelopes.Envelope]:
     return TrustRoot(document, raw, hashlib.sha256(signed.payload).hexdigest()), signed
 
 
-def _count(root: TrustRoot, signed: envelopes.Envelope) -> int:
-    return len(envelopes.signers(signed, (k.key for k in root.keys)))
+def _made(keys: tuple[OperatorKey, ...], signed: envelopes.Envelope) -> tuple[OperatorKey, ...]:
+    """Those of the keys that signed."""
+    made = set(envelopes.signers(signed, (k.key for k in keys)))
+    return tuple(k for k in keys if k.key in made)
+
+
+def _root_keys_at(document: RootDocument, now_ms: int) -> tuple[OperatorKey, ...]:
+    """The root keys that have not ended before the root itself did; with the root, all end and name who follows."""
+    ended = now_ms >= document.expires_at
+    return tuple(k for k in document.root_keys if ended or k.not_before <= now_ms < k.expires_at)

@@ -49,6 +49,9 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "no roles": document(op(1, scope={"agents": ["*"], "roles": []})),
     "agents as text": document(op(1, scope={"agents": "*", "roles": ["*"]})),
     "no scope": document({k: v for k, v in op(1).items() if k != "scope"}),
+    "only narrow keys": document(
+        op(1, scope={"agents": ["a*"], "roles": ["*"]}), op(2, scope={"agents": ["*"], "roles": ["reader"]})
+    ),
     "key threshold 0": document(op(1, threshold=0)),
     "key end before start": document(op(1, expires_at=0)),
 }
@@ -119,6 +122,50 @@ def test_the_old_threshold_counts_distinct_old_keys() -> None:
     for signers in ((1, 3), (1, 1), (3, 1)):
         with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
             old.successor(raw(new, *signers), NOW)
+
+
+NARROW = {"narrow agents": {"agents": ["a*"], "roles": ["*"]}, "narrow roles": {"agents": ["*"], "roles": ["reader"]}}
+
+
+@pytest.mark.parametrize("scope", NARROW)
+def test_a_narrow_key_cannot_widen_itself_by_the_next_version(scope: str) -> None:
+    old = kit.root(op(1), op(2, scope=NARROW[scope]))
+    new = document(op(2), version=2)
+    assert old.successor(raw(new, 1, 2), NOW).version == 2
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
+        old.successor(raw(new, 2), NOW)
+    # Nor does it make up a threshold, of either side.
+    old = kit.root(op(1), op(2, scope=NARROW[scope]), op(3), threshold=2, signers=(1, 3))
+    new = document(op(1), op(2, scope=NARROW[scope]), op(3), threshold=2, version=2)
+    assert old.successor(raw(new, 1, 3), NOW).version == 2
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
+        old.successor(raw(new, 1, 2), NOW)
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 2"):
+        kit.root(op(1), op(3)).successor(raw(new, 1, 2), NOW)
+
+
+def test_the_only_key_of_a_root_signs_its_successor_whatever_its_scope() -> None:
+    old = kit.root(op(1, scope=NARROW["narrow agents"]))
+    assert old.successor(raw(document(op(1), version=2), 1), NOW).version == 2
+
+
+def test_a_key_that_has_ended_does_not_sign_the_next_version_while_the_root_holds() -> None:
+    old = kit.root(op(1), op(2, expires_at=NOW + DAY))
+    new = document(op(1), op(2), version=2)
+    assert old.successor(raw(new, 2), NOW + DAY - 1).version == 2
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
+        old.successor(raw(new, 2), NOW + DAY)
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
+        kit.root(op(1), op(2, not_before=NOW + 1)).successor(raw(new, 2), NOW)
+
+
+def test_a_key_that_needs_a_second_signer_needs_one_for_the_next_version() -> None:
+    old = kit.root(op(1), op(2, threshold=2))
+    new = document(op(1), op(2), version=2)
+    assert old.successor(raw(new, 1, 2), NOW).version == 2
+    assert old.successor(raw(new, 1), NOW).version == 2
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
+        old.successor(raw(new, 2), NOW)
 
 
 def test_an_ended_root_names_its_successor_but_not_an_ended_one() -> None:
