@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -145,19 +146,29 @@ def new_root(
     return _root(name, key, version=1, now_ms=now_ms, lifetime_ms=lifetime_ms, agents=agents, roles=roles)
 
 
-def check_first_root(raw: bytes, name: str, key: Ed25519PrivateKey) -> None:
-    """Refuse a working copy that is not version 1 with this key under this name.
+def check_first_root(raw: bytes, wanted: bytes) -> None:
+    """Refuse a working copy that says anything else than ``wanted``, a root made now by ``new_root``, but for its date.
+
+    Another key, a key more, a wider scope or a longer life would be installed without a word.
 
     Raises:
-        errors.TrustError: it is not.
+        errors.TrustError: it does.
     """
-    root = roots.TrustRoot.parse(raw)
-    public = envelopes.PublicKey.of(key).raw.hex()
-    if root.version != 1 or not any(k.name == name and k.public == public for k in root.keys):
+    if _without_date(raw) != _without_date(wanted):
+        key = roots.TrustRoot.parse(wanted).keys[0]
         raise errors.TrustError(
-            f"the working copy of the trust root is not version 1 with the key `{name}`",
-            hint="init with the key that it lists, or move $COVENANT_HOME/trust aside",
+            f"the working copy of the trust root is not version 1 with the key `{key.name}` and these options",
+            hint="init with the key and the options that it lists, or move $COVENANT_HOME/trust aside",
         )
+
+
+def _without_date(raw: bytes) -> dict[str, Any]:
+    """A root's document with every time counted from its start."""
+    document = roots.TrustRoot.parse(raw).document.model_dump()
+    start = document["not_before"]
+    for part in (document, *document["keys"]):
+        part["not_before"], part["expires_at"] = part["not_before"] - start, part["expires_at"] - start
+    return document
 
 
 def dev(

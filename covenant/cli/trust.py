@@ -62,11 +62,12 @@ def init(
                 where=str(home / "trust" if state is None else state.path),
             )
         key = keystore.load(home, name, lambda: common.read_passphrase(passphrase_file))
+        made = signing.new_root(name, key, now_ms=now_ms, lifetime_ms=lifetime_ms, agents=agents, roles=roles)
         if raw is not None:
             # Made before the state was, or for a state that lay elsewhere: the same document, not a second one.
-            signing.check_first_root(raw, name, key)
+            signing.check_first_root(raw, made)
         else:
-            raw = signing.new_root(name, key, now_ms=now_ms, lifetime_ms=lifetime_ms, agents=agents, roles=roles)
+            raw = made
             _write_working_copy(home, raw)
         if state is not None:
             state.init_root(raw, now_ms)

@@ -125,12 +125,35 @@ def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, mon
     monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: True)
     done("keys", "new", "eve", "--no-passphrase")
     assert "not version 1 with the key `eve`" in refused("trust_root", "trust", "init", "--key", "eve").message
+    for other in (["--agents", "a*"], ["--roles", "reader"], ["--expires", "1d"]):
+        refused("trust_root", "trust", "init", "--key", "ann", *other)
+    assert not (covenant_home / "supervisor" / "trust").exists()
     assert document("trust", "init", "--key", "ann")["state"] == str(covenant_home / "supervisor")
     assert document("trust", "show")["source"] == str(covenant_home / "supervisor")
     with State(covenant_home / "supervisor") as state:
         assert state.present_root().raw == (covenant_home / "trust" / "root.json").read_bytes()
     refused("trust_root", "trust", "init", "--key", "ann")
     assert os.geteuid() == real
+
+
+def test_a_working_copy_with_a_key_that_nobody_asked_for_is_not_installed(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A root brings its own keys: one that lists ann and is signed by eve alone is well-formed.
+    ann = bytes.fromhex(document("keys", "new", "ann", "--no-passphrase")["public"])
+    monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: False)
+    done("trust", "init", "--key", "ann")
+    copy = covenant_home / "trust" / "root.json"
+    honest = copy.read_bytes()
+    eve = kit.operator(2, name="eve")
+    for keys, signer in (([{**eve, "name": "ann", "public": ann.hex()}, eve], 2), ([{**eve, "name": "ann"}], 2)):
+        copy.write_bytes(kit.root_bytes(kit.root_document(*keys), signer))
+        monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: True)
+        assert "working copy" in refused("trust_root", "trust", "init", "--key", "ann").message
+        with State(covenant_home / "supervisor") as state:
+            assert not state.has_root()
+    copy.write_bytes(honest)
+    done("trust", "init", "--key", "ann")
 
 
 def test_a_state_that_is_another_uids_is_not_read(
