@@ -125,7 +125,8 @@ def write_envelope(directory: Path | int, raw: bytes) -> None:
 
 def discard_unfinished(directory: int) -> None:
     """Remove what a ``write_envelope`` that was killed left in the package, which would be signed as a file."""
-    with contextlib.suppress(FileNotFoundError, PermissionError):
+    # A directory, or a package that is not ours: reading it says what is wrong with it.
+    with contextlib.suppress(OSError):
         os.unlink(durable.temporary_name(packages.ENVELOPE_NAME), dir_fd=directory)
 
 

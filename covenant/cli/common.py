@@ -132,6 +132,8 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
                 raise errors.KeyFileError(
                     f"passphrase file `{file}` can be read by others", hint=f"chmod 0600 {file}", where=file
                 )
+            if info.st_uid not in {0, os.geteuid()}:
+                raise errors.KeyFileError(f"passphrase file `{file}` belongs to uid {info.st_uid}", where=file)
             return _non_empty(stream.readline(4096), file)
     if not sys.stdin.isatty():
         raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE")

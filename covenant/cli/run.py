@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
     from policy.package import Package
     from sandbox.supervisor import Answer
 
+# A year is longer than any other clock of a run; infinity is no number of milliseconds.
+_TIMEOUT = click.option(
+    "--timeout", type=click.FloatRange(0.001, 365 * 86_400), metavar="SECONDS", help="Wait at most this long."
+)
+
 
 @click.command()
 @click.argument("package", type=click.Path(path_type=Path))
 @click.argument("text")
-@click.option("--timeout", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Wait at most this long.")
+@_TIMEOUT
 @click.option("--as", "user", metavar="USER", help="trusted-local only: the user to drop to.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(package: Path, text: str, timeout: float | None, user: str | None, as_json: bool) -> int:
@@ -33,7 +39,7 @@ def run(package: Path, text: str, timeout: float | None, user: str | None, as_js
 @click.command()
 @click.argument("package", type=click.Path(path_type=Path))
 @click.argument("text")
-@click.option("--timeout", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Wait at most this long.")
+@_TIMEOUT
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
     """Sign PACKAGE with a local key that holds for this agent id on this host only, then run it."""
@@ -61,6 +67,9 @@ def _run(
     from covenant import identity
     from sandbox.supervisor import Request, Supervisor
 
+    # No comparison of a range is false for it.
+    if timeout is not None and math.isnan(timeout):
+        raise errors.UsageError("--timeout `nan` is no number of seconds")
     home, state = common.home(), common.state()
     if not as_json:
         common.say(f"home {common.visible(str(home))}, state {common.visible(str(state))}", err=True)

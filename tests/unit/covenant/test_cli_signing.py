@@ -89,6 +89,10 @@ def test_a_passphrase_comes_from_a_file_or_stdin_and_never_from_an_argument(tmp_
     refused("usage", "keys", "new", "bob", "--no-passphrase", "--passphrase-file", file)
     file.chmod(0o644)
     refused("key_file", "keys", "new", "bob", "--passphrase-file", file)
+    file.chmod(0o600)
+    if os.geteuid() == 0:  # whoever owns it knows it
+        os.chown(file, 12345, 12345)
+        assert "uid 12345" in refused("key_file", "keys", "new", "bob", "--passphrase-file", file).message
     assert [k["name"] for k in document("keys", "list")["keys"]] == ["ann"]
     assert call("keys", "new", "bob", "--passphrase", "x").exit_code == 2
 
@@ -222,6 +226,16 @@ def test_sign_prints_the_files_the_defaults_and_unknown_sections(trusted: Path) 
     signed = document("manifest", "sign", trusted, "--key", "ann")
     assert signed["statement"]["unknown_sections"] == ["custom"]
     assert "resources.pids_max" in {row["key"] for row in signed["defaults"]}
+
+
+def test_a_directory_where_an_unfinished_envelope_would_lie_is_no_crash(trusted: Path) -> None:
+    unfinished = trusted / ".agent.dsse.json.new"
+    unfinished.mkdir()
+    assert "cannot be written" in refused("package_invalid", "manifest", "sign", trusted, "--key", "ann").message
+    unfinished.rmdir()
+    unfinished.write_bytes(b"half")
+    done("manifest", "sign", trusted, "--key", "ann")
+    assert not unfinished.exists()
 
 
 def test_sign_refuses_before_it_asks_for_a_passphrase(package: Path, tmp_path: Path) -> None:

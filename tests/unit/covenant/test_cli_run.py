@@ -1,0 +1,35 @@
+"""``covenant run`` as it reads its arguments; what it does with them is tests/kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from covenant.cli.main import cli
+from policy import errors
+from tests import signing_kit as kit
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    folder = tmp_path / "pkg"
+    for name, data in kit.FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return str(folder)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "1e400", "1e308", "0", "-1", "x"])
+def test_a_timeout_that_is_no_length_of_time_is_a_usage_error(seconds: str, package: str) -> None:
+    result = CliRunner().invoke(cli, ["run", package, "hi", "--timeout", seconds])
+    ours = isinstance(result.exception, errors.UsageError)
+    assert ours or result.exit_code == 2, (result.output, result.exception)
+
+
+def test_control_a_length_of_time_is_taken(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1)
+    result = CliRunner().invoke(cli, ["run", package, "hi", "--timeout", "0.5"])
+    assert isinstance(result.exception, errors.CovenantError)
+    assert not isinstance(result.exception, errors.UsageError)
