@@ -18,7 +18,7 @@ from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from sandbox.bundle import RunDirectory, abandoned, remove
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
-from sandbox.runner import Channel, Exchange, Finished, Limits
+from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
 from sandbox.uids import UidLease
 
 _ATTRIBUTES = {
@@ -151,16 +151,17 @@ def _channel(
         has_started=started.poll,
         terminate=terminate,
         kill=leaf.kill,
+        out_of_memory=lambda: leaf.oom_kills() > 0,
     )
 
 
 def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf) -> Finished:
     oom = leaf.oom_kills()
     error = exchange.error
-    if oom and error is None:
-        # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1: only the
-        # cgroup's counter tells (sandbox-facts).
-        error = errors.OutOfMemoryError("the agent used more memory than memory_mb", oom_kills=oom)
+    if oom and (error is None or isinstance(error, errors.DeadlineError)):
+        # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1, or as a sandbox
+        # that hangs: only the cgroup's counter tells (sandbox-facts).
+        error = out_of_memory()
     elif error is None and exchange.started_at is None:
         error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
     elif error is None and status != 0:

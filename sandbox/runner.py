@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from policy import contract, errors
 
 _CHUNK = 65536
+# How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
+_LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Channel:
     ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
     ``started`` becomes readable when the agent's first process runs, and ``has_started()`` then consumes the
     event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
+    ``out_of_memory`` says whether the kernel has killed something of the child's for memory.
     """
 
     stdin: int
@@ -52,6 +55,7 @@ class Channel:
     has_started: Callable[[], bool]
     terminate: Callable[[], None]
     kill: Callable[[], None]
+    out_of_memory: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Exchange:
         self._pending = memoryview(self.intent)
         self._deadline = self._begin + self.limits.start_seconds
         self._kill_at: float | None = None
+        self._look_at = self._begin + _LOOK_SECONDS
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             ch = self.channel
@@ -151,10 +156,18 @@ class Exchange:
         if now >= until:
             self._overdue()
             return
-        for key, _ in self._selector.select(until - now):
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._look_for_oom()
+        for key, _ in self._selector.select(min(until, self._look_at) - now):
             key.data()
             if self._exited:
                 return
+
+    def _look_for_oom(self) -> None:
+        # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).
+        if self.error is None and self.channel.out_of_memory():
+            self._end(out_of_memory(), gently=False)
 
     def _overdue(self) -> None:
         if self._kill_at is not None:
@@ -265,6 +278,11 @@ class Exchange:
             ready = self._selector.select(until - time.monotonic())
             for key, _ in ready:
                 key.data()
+
+
+def out_of_memory() -> errors.OutOfMemoryError:
+    """The error of a run from which the kernel took a process for memory."""
+    return errors.OutOfMemoryError("the agent used more memory than memory_mb")
 
 
 def _read(fd: int) -> bytes | None:

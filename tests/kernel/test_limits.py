@@ -28,6 +28,19 @@ def test_memory_over_the_limit_is_an_oom_and_under_it_is_not(world: World) -> No
     assert (ended["code"], ended["oom"]) == ("out_of_memory", True)
 
 
+def test_node_out_of_memory_ends_at_once_and_by_its_name(world: World) -> None:
+    """The kernel takes another process of the sandbox than with python, and the rest hangs (cgroup v1)."""
+    fill = "const held = [];\nfor (let i = 0; i < {n}; i++) held.push(Buffer.alloc(10 << 20, 1));\n"
+    said = "console.log(JSON.stringify({text: String(held.length)}));\n"
+    node = {"runtime": "node", "entry": "main.js", "memory_mb": 256}
+    answer = world.run(world.sign(world.package({"main.js": fill.format(n=8) + said}, **node)))
+    assert answer.result is not None, answer.error
+    answer = world.run(world.sign(world.package({"main.js": fill.format(n=100) + said}, **node)))
+    refused(errors.OutOfMemoryError, answer.error)
+    assert answer.timings["sandbox"] < 15
+    assert world.rows()[-1]["kind"]["oom"] is True
+
+
 def test_an_agents_own_exit_1_is_not_an_oom(world: World) -> None:
     answer = world.run_code("import sys; sys.exit(1)")
     refused(errors.AgentFailedError, answer.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -143,3 +144,14 @@ def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
         assert value.startswith(whole[:50])
         assert value.endswith(whole[-50:])
         assert f"[{len(whole) - 100} bytes dropped]".encode() in value
+
+
+def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None:
+    """The kernel may take a process without which the rest waits for ever; only the cgroup's counter says so."""
+    begin = time.monotonic()
+    with _child("import time; time.sleep(30)") as channel:
+        hanging = dataclasses.replace(channel, out_of_memory=lambda: time.monotonic() - begin > 0.5)
+        exchange = Exchange(hanging, b"hi\n", Limits(10.0, 10.0, "clock", 5.0))
+        exchange.run()
+    assert isinstance(exchange.error, errors.OutOfMemoryError)
+    assert 0.5 < exchange.ended_at < 5
