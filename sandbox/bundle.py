@@ -95,9 +95,19 @@ def live_labels(runs: Path) -> list[dict[str, str]]:
     labels = []
     with _gate(runs):
         for path in (p for p in runs.iterdir() if p.is_dir()):
-            with contextlib.suppress(FileNotFoundError):
-                labels.append(json.loads((path / _LABEL).read_text()))
+            label = label_of(path)
+            if label is not None:
+                labels.append(label)
     return labels
+
+
+def label_of(path: Path) -> dict[str, str] | None:
+    """One run's label; None when its process died before it was written."""
+    try:
+        label: dict[str, str] = json.loads((path / _LABEL).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return label
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from policy import errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
-from sandbox.bundle import RunDirectory, abandoned, remove
+from sandbox.bundle import RunDirectory, abandoned, label_of, remove
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
 from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
 from sandbox.uids import UidLease
@@ -68,8 +68,16 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         return _finish(exchange, status, leaf)
 
 
-def recover(runs: Path, *, hierarchies: cgroupfs.Hierarchies | None = None) -> list[str]:
-    """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories."""
+def recover(
+    runs: Path,
+    *,
+    ended: Callable[[str, Mapping[str, str]], None] = lambda run_id, label: None,
+    hierarchies: cgroupfs.Hierarchies | None = None,
+) -> list[str]:
+    """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories.
+
+    ``ended`` is told the run's id and label when nothing of it runs any more and before the last trace is removed.
+    """
     removed = []
     with abandoned(runs) as paths:
         for path in paths:
@@ -77,6 +85,9 @@ def recover(runs: Path, *, hierarchies: cgroupfs.Hierarchies | None = None) -> l
             leaf.adopt()
             leaf.kill()
             leaf.remove()
+            label = label_of(path)
+            if label is not None:
+                ended(path.name, label)
             remove(path)
             removed.append(path.name)
     return removed

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -181,15 +182,18 @@ class Run:
         decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
         deadline = self._deadline(trusted, manifest)
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
-        finished = trusted_local.run(
-            plan,
-            package=request.package,
-            run_id=self.run_id,
-            intent=self._intent(),
-            limits=self._limits(deadline),
-            state=means.path,
-            hidden=means.never_granted,
-        )
+        label = self._label(manifest, trusted.payload_digest if isinstance(trusted, trust.TrustedPackage) else "")
+        # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
+        with bundle.RunDirectory(means.path / "runs" / self.run_id, label):
+            finished = trusted_local.run(
+                plan,
+                package=request.package,
+                run_id=self.run_id,
+                intent=self._intent(),
+                limits=self._limits(deadline),
+                state=means.path,
+                hidden=means.never_granted,
+            )
         self._lap("run")
         return self._finish(manifest, finished, None, plan.not_enforced)
 
@@ -257,12 +261,18 @@ class Run:
             sources=sources,
             intent=self._intent(),
             limits=self._limits(deadline),
-            label={
-                "agent_id": manifest.agent.id,
-                "package": self._request.package_name,
-                "payload_digest": decision.trusted.payload_digest,
-            },
+            label=self._label(manifest, decision.trusted.payload_digest),
         )
+
+    def _label(self, manifest: Manifest, payload_digest: str) -> dict[str, str]:
+        """What others may need to know of this run while it lives, and the next start if it is cut off."""
+        return {
+            "agent_id": manifest.agent.id,
+            "package": self._request.package_name,
+            "payload_digest": payload_digest,
+            "operator": self._operator or "",
+            **self._request.issuer,
+        }
 
     def _open_granted(self, path: str) -> int:
         """The descriptor that is mounted is the one that was checked, not a second look at the name."""
@@ -336,7 +346,8 @@ class Run:
         self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None
     ) -> None:
         exit_status = finished.exit_status if finished else None
-        by_signal = exit_status is not None and exit_status > 128
+        # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
+        by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
         self._append(
             "run_ended",
             agent_id=self._agent_id,
@@ -359,6 +370,29 @@ class Run:
         now = time.perf_counter()
         self._timings[name] = now - self._clock
         self._clock = now
+
+
+def log_cut_off(ledger: Ledger, run_id: str, label: Mapping[str, str]) -> None:
+    """The last row of a run whose supervisor died while it ran; without it the log would show it as running."""
+    ledger.append(
+        "run_ended",
+        {
+            "run_id": run_id,
+            "operator": label["operator"] or None,
+            "agent_id": label["agent_id"],
+            "status": "failed",
+            "code": "cut_off",
+            "exit_status": None,
+            "exit_signal": None,
+            "duration_ms": 0,
+            "oom": False,
+            "stdout_bytes": 0,
+            "stderr_bytes": 0,
+            "result_hash_hex": None,
+        },
+        issuer={name: label[name] for name in ("display", "pubkey")},
+        now_ms=int(time.time() * 1000),
+    )
 
 
 def _closure(facts: HostFacts, name: str) -> Closure:

@@ -7,6 +7,7 @@ cannot be written does not happen.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from pathlib import Path
@@ -50,7 +51,7 @@ class Supervisor:
             self.ledger = self._stack.enter_context(Ledger.open(self.path / "audit", head=head))
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
-            gvisor.recover(self.path / "runs")
+            gvisor.recover(self.path / "runs", ended=functools.partial(lifecycle.log_cut_off, self.ledger))
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
