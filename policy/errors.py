@@ -113,6 +113,12 @@ class OperatorError(CovenantError):
     """A key, a signature, the trust root, a role or a configuration has to be changed."""
 
 
+class StoppedError(OperatorError):
+    """The command was interrupted by its user or by a signal."""
+
+    code = "interrupted"
+
+
 class UsageError(OperatorError):
     """The command was called in a way that it does not take."""
 
@@ -269,6 +275,12 @@ class MachineError(CovenantError):
     actor = Actor.MACHINE
 
 
+class InternalError(MachineError):
+    """A fault of this program, or of the machine under it (a full disk). The lines on stderr tell where."""
+
+    code = "internal"
+
+
 class PrivilegeError(MachineError):
     """The call needs root."""
 
@@ -321,6 +333,12 @@ class BackendError(OperatorError):
     """The chosen backend may not run this package."""
 
     code = "backend_refused"
+
+
+class InternalError(MachineError):
+    """The program met something that it did not expect: a mistake in Covenant. The trace is on stderr."""
+
+    code = "internal"
 
 
 class LedgerError(MachineError):
@@ -408,6 +426,13 @@ class StartTimeoutError(RunError):
     """The sandbox did not start its first process in time."""
 
     code = "start_timeout"
+    actor = Actor.MACHINE
+
+
+class CutOffError(RunError):
+    """The supervisor died while the agent ran: the next start ended what was left of it and wrote this down."""
+
+    code = "cut_off"
     actor = Actor.MACHINE
 
 

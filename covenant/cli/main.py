@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import os
 import sys
+import traceback
+import traceback
 
 import click
 
@@ -62,15 +65,30 @@ def entry() -> None:
     except click.UsageError as e:
         if as_json:
             common.fail(errors.UsageError(e.format_message()), as_json=True)
-        e.show()
+        _show(e)
         sys.exit(common.EXIT_USAGE)
     except click.ClickException as e:
         common.fail(errors.UsageError(e.format_message()), as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
-        common.fail(errors.OperatorError("interrupted"), as_json=as_json)
+        common.fail(errors.StoppedError("interrupted"), as_json=as_json)
     except BrokenPipeError:
         sys.exit(common.EXIT_FAILED)
+    except Exception as e:
+        # Whoever reads the document has no use for a traceback, whoever mends this has.
+        common.say(common.visible("".join(traceback.format_exception(e)), newlines=True), err=True)
+        common.fail(errors.InternalError(f"{type(e).__name__}: {' '.join(str(e).split())}"), as_json=as_json)
+    except Exception as e:
+        # A mistake of ours: told as one document like any refusal, with its trace for whoever mends it.
+        traceback.print_exc()
+        common.fail(errors.InternalError(f"internal error: {type(e).__name__}"), as_json=as_json)
     sys.exit(status if isinstance(status, int) else common.EXIT_DONE)
+
+
+def _show(error: click.UsageError) -> None:
+    """Click's own words on wrong usage; they quote the arguments, which may be file names of anybody's."""
+    shown = io.StringIO()
+    error.show(file=shown)
+    common.say(common.visible(shown.getvalue().rstrip("\n"), newlines=True), err=True)
 
 
 def _one_command() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -82,9 +84,16 @@ def _run(
         dev=dev,
         package_name=str(path.resolve()),
     )
+    # A stop asked for in the ordinary way ends the agent and clears up; only kill -9 leaves names for the next start.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     with Supervisor(state, never_granted=(str(home),)) as supervisor:
         answer = supervisor.run(request)
     return _report(answer, as_json=as_json)
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,41 @@
+"""A run that is told to stop ends its agent, clears up and says so, without waiting for the next start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.conftest import leftovers
+from tests.kernel.world import HEAD, TAIL, World
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_run_leaves_nothing(world: World, number: signal.Signals) -> None:
+    path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
+        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not any(r["kind"]["type"] == "run_started" for r in world.rows()):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1, err
+    assert json.loads(out)["message"] == "interrupted"
+    assert leftovers(world) == []
+    ended = world.rows()[-1]["kind"]
+    assert (ended["type"], ended["status"], ended["code"]) == ("run_ended", "failed", "interrupted")

@@ -1,0 +1,57 @@
+"""One document on stdout whatever happens, and the exit status that goes with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+import pytest
+
+from covenant.cli import main
+from policy import errors
+
+
+def _entry(monkeypatch: pytest.MonkeyPatch, failure: BaseException, *arguments: str) -> int:
+    def fail(**_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(sys, "argv", ["covenant", *arguments])
+    monkeypatch.setattr(main.cli, "main", fail)
+    monkeypatch.setattr(main, "_one_command", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main.entry()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (errors.UnsignedError("not signed"), 1, "unsigned"),
+        (errors.UsageError("no"), 2, "usage"),
+        (click.UsageError("no such option"), 2, "usage"),
+        (KeyboardInterrupt(), 1, "error"),
+        (RuntimeError("a mistake"), 1, "internal"),
+    ],
+)
+def test_each_failure_is_one_document(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failure: BaseException,
+    status: int,
+    code: str,
+) -> None:
+    assert _entry(monkeypatch, failure, "run", "x", "--json") == status
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "error"
+    assert document["code"] == code
+
+
+def test_a_mistake_of_ours_keeps_its_trace_off_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _entry(monkeypatch, RuntimeError("a mistake"), "run", "x") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "RuntimeError: a mistake" in err
