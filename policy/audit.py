@@ -131,10 +131,11 @@ def _signed_head(
     raw: bytes | None, public_key: Ed25519PublicKey | None, *, empty: bool
 ) -> tuple[ledger.Head | None, Failure | None]:
     if raw is None or public_key is None:
-        # No head and no record is a log that nothing was ever written to; the caller decides what that is.
+        # No head, no key and no record is a log that nothing was ever written to; the caller decides what that is.
+        # The key is written after the first head, so a key alone is what is left of a log.
         what = "signed head" if raw is None else "public key"
         missing = Failure("head_missing", "head", f"the log has no {what}, so a cut cannot be seen")
-        return None, None if empty and raw is None else missing
+        return None, None if empty and raw is None and public_key is None else missing
     head = ledger.read_head(raw, public_key)
     if head is None:
         return None, Failure("head_invalid", "head", "no head record verifies under the log's key")

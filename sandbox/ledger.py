@@ -61,6 +61,7 @@ class Ledger:
             with self._turn():
                 self._key = self._load_key(key)
                 self._open_head(stack)
+                self._show_key()
                 self._reload()
             self._stack = stack.pop_all()
 
@@ -194,14 +195,16 @@ class Ledger:
             _replace(KEY, raw, self._head_dir)
         if raw is not None and len(raw) != 32:
             self._broken("the log's key file does not hold 32 bytes")
-        key = given or Ed25519PrivateKey.from_private_bytes(raw or b"")
-        public = ledger.public_key_file(key.public_key())
+        return given or Ed25519PrivateKey.from_private_bytes(raw or b"")
+
+    def _show_key(self) -> None:
+        # INVARIANT: written after the first head, so that where it lies and no head does, the head was taken away.
+        public = ledger.public_key_file(self._key.public_key())
         known = _read_private(PUBLIC_KEY, self._head_dir)
         if known is None:
             _replace(PUBLIC_KEY, public, self._head_dir)
         elif known != public:
             self._broken("the log's public key is not that of its key")
-        return key
 
     def _open_head(self, stack: contextlib.ExitStack) -> None:
         name = self._head_path.name
@@ -209,6 +212,8 @@ class Ledger:
             # Every log has a head before its first record, so one that lacks it and is not empty lost it.
             if os.fstat(self._events).st_size or os.fstat(self._chain).st_size:
                 self._broken("the log holds records and its head is missing")
+            if self._exists(PUBLIC_KEY):
+                self._broken("the log's public key is there and its head is missing")
             blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
             _replace(name, ledger.sign_head(ledger.Head(), self._key) + blank, self._head_dir)
             os.fsync(self._dir)

@@ -165,7 +165,7 @@ def _snapshot(name: str, path: Path) -> Log | None:
             _shared(lock, path)
         events, chain = (_content(path / file) for file in _NAMES)
         head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
-        if events is None and chain is None and head is None:
+        if all(content is None for content in (events, chain, head, key)):
             return None
         aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
         return Log(name, path, events or b"", chain or b"", head, key, tuple(aside))

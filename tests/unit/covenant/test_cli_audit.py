@@ -119,6 +119,16 @@ def test_a_log_without_its_head_or_key_is_red(covenant_home: Path) -> None:
     assert call("verify").exit_code == 0
     (covenant_home / "supervisor" / "audit-head" / "head.json").unlink()
     assert call("verify").exit_code == 3
+    # The records as well: an empty log beside its key is what is left of one, also when another log holds.
+    fill(covenant_home, 1)
+    for name in ("events.jsonl", "events.chain.jsonl"):
+        (covenant_home / "supervisor" / "audit" / name).write_bytes(b"")
+    assert call("verify").exit_code == 3
+    for name in ("events.jsonl", "events.chain.jsonl"):
+        (covenant_home / "supervisor" / "audit" / name).unlink()
+    assert call("verify").exit_code == 3
+    (covenant_home / "supervisor" / "audit-head" / "ledger.pub").unlink()
+    assert call("verify").exit_code == 0  # now nothing is left that says that there was one
 
 
 def test_a_symlink_in_place_of_a_file_is_refused(covenant_home: Path) -> None:

@@ -182,13 +182,28 @@ def test_a_file_shorter_than_the_head_says_is_refused_at_every_byte(state: Path,
 def test_a_crash_while_a_log_is_made_does_not_stop_the_next_start(state: Path) -> None:
     opened(state).close()
     names = [*paths(state), state / "audit-head" / store.PUBLIC_KEY, state / "audit-head" / store.KEY]
-    for gone in ([2], [2, 3], [2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]):
+    for gone in ([3], [2, 3], [2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]):
         for i in gone:
             names[i].unlink(missing_ok=True)
         (state / "audit-head" / ".head.json.new").write_bytes(b"torn")
         with opened(state) as log:
             assert log.count == 0
         names[1].touch()
+
+
+@pytest.mark.parametrize("without", [[2], [2, 4]], ids=["head", "head and key"])
+def test_a_log_that_was_wiped_is_not_begun_anew(state: Path, without: list[int]) -> None:
+    # The head, the records and even the key are gone: the public key still says that there was a log.
+    with opened(state) as log:
+        write(log)
+    names = [*paths(state), state / "audit-head" / store.PUBLIC_KEY, state / "audit-head" / store.KEY]
+    names[0].write_bytes(b"")
+    names[1].write_bytes(b"")
+    for i in without:
+        names[i].unlink()
+    for _ in range(2):
+        with pytest.raises(errors.LedgerError, match="public key is there and its head is missing"):
+            opened(state)
 
 
 def test_kill_9_at_any_time_loses_nothing_acknowledged(state: Path) -> None:
