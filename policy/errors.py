@@ -335,12 +335,6 @@ class BackendError(OperatorError):
     code = "backend_refused"
 
 
-class InternalError(MachineError):
-    """The program met something that it did not expect: a mistake in Covenant. The trace is on stderr."""
-
-    code = "internal"
-
-
 class LedgerError(MachineError):
     """The audit log cannot be written or does not hold together."""
 

@@ -115,7 +115,7 @@ class Run:
 
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
-        code = error.code if isinstance(error, errors.CovenantError) else "interrupted"
+        code = error.code if isinstance(error, errors.CovenantError) else errors.StoppedError.code
         if self._started:
             self._end_row(status="failed", code=code)
         elif isinstance(error, errors.CovenantError):
@@ -381,7 +381,7 @@ def log_cut_off(ledger: Ledger, run_id: str, label: Mapping[str, str]) -> None:
             "operator": label["operator"] or None,
             "agent_id": label["agent_id"],
             "status": "failed",
-            "code": "cut_off",
+            "code": errors.CutOffError.code,
             "exit_status": None,
             "exit_signal": None,
             "duration_ms": 0,

@@ -9,7 +9,6 @@ import io
 import os
 import sys
 import traceback
-import traceback
 
 import click
 
@@ -77,10 +76,6 @@ def entry() -> None:
         # Whoever reads the document has no use for a traceback, whoever mends this has.
         common.say(common.visible("".join(traceback.format_exception(e)), newlines=True), err=True)
         common.fail(errors.InternalError(f"{type(e).__name__}: {' '.join(str(e).split())}"), as_json=as_json)
-    except Exception as e:
-        # A mistake of ours: told as one document like any refusal, with its trace for whoever mends it.
-        traceback.print_exc()
-        common.fail(errors.InternalError(f"internal error: {type(e).__name__}"), as_json=as_json)
     sys.exit(status if isinstance(status, int) else common.EXIT_DONE)
 
 

@@ -31,7 +31,7 @@ def _entry(monkeypatch: pytest.MonkeyPatch, failure: BaseException, *arguments: 
         (errors.UnsignedError("not signed"), 1, "unsigned"),
         (errors.UsageError("no"), 2, "usage"),
         (click.UsageError("no such option"), 2, "usage"),
-        (KeyboardInterrupt(), 1, "error"),
+        (KeyboardInterrupt(), 1, "interrupted"),
         (RuntimeError("a mistake"), 1, "internal"),
     ],
 )
