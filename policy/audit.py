@@ -55,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``verify`` found. ``notes`` are no failures: a torn tail that the head does not name."""
+    """What ``verify`` found. ``notes`` are no failures: a torn tail that the head does not name, a torn head slot."""
 
     events: int
     anchors: int
@@ -124,6 +124,8 @@ def verify(events: bytes, chain: bytes, head: bytes | None, public_key: Ed25519P
         for name, size in (("events", torn_events), ("chain", torn_chain))
         if size
     )
+    if head and public_key and signed is not None and not ledger.head_is_whole(head, public_key):
+        notes += ("one of the head's two slots does not verify: its write was cut off, or it was overwritten",)
     return Report(len(lines), len(entries), not failures, ledger.fold(log.hashes), tuple(_merged(failures)), notes)
 
 

@@ -140,12 +140,25 @@ def read_head(raw: bytes, public_key: Ed25519PublicKey) -> Head | None:
 
     A slot that does not verify counts as torn while it was written, so its record was never acknowledged.
     """
+    return max(_slots(raw, public_key), key=lambda head: head.count, default=None)
+
+
+def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
+    """Whether both slots hold what the last two writes left: the newest head and the one before it.
+
+    After a write that was cut off they do not, until the next one; nor when somebody blanked the newest.
+    """
+    counts = sorted(head.count for head in _slots(raw, public_key))
+    return len(raw) == HEAD_BYTES and (counts == [0] or (len(counts) == 2 and counts[0] + 1 == counts[1]))
+
+
+def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
     found = []
     for start in range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES):
         head = _read_slot(raw[start : start + SLOT_BYTES], public_key)
         if head is not None and slot_offset(head) == start:
             found.append(head)
-    return max(found, key=lambda head: head.count, default=None)
+    return found
 
 
 def public_key_file(public_key: Ed25519PublicKey) -> bytes:

@@ -34,7 +34,15 @@ def chain_of(lines: Lines) -> tuple[Lines, ledger.Head]:
 def honest(count: int = 10) -> tuple[Lines, Lines, bytes]:
     lines = [event(i) for i in range(count)]
     anchors, head = chain_of(lines)
-    return lines, anchors, ledger.sign_head(head, KEY).rjust(ledger.slot_offset(head) + ledger.SLOT_BYTES)
+    return lines, anchors, head_file(chain_of(lines[:-1])[1], head)
+
+
+def head_file(*heads: ledger.Head) -> bytes:
+    """What the writes of these heads leave, one after the other."""
+    slots = [b" " * (ledger.SLOT_BYTES - 1) + b"\n"] * 2
+    for head in heads:
+        slots[head.count % 2] = ledger.sign_head(head, KEY)
+    return b"".join(slots)
 
 
 def check(lines: Lines, anchors: Lines, head: bytes | None) -> audit.Report:
@@ -279,3 +287,22 @@ def test_the_public_key_file_round_trips_and_refuses_junk() -> None:
     for junk in (b"", b"zz", b"\xff", raw[:20]):
         with pytest.raises(errors.LedgerError):
             ledger.read_public_key(junk)
+
+
+def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
+    # Who cuts the last record off both files and blanks its slot leaves what a torn write leaves: valid, and said.
+    lines, anchors, _ = honest()
+    two_back, one_back, newest = (chain_of(lines[:n])[1] for n in (8, 9, 10))
+    older = chain_of(lines[:7])[1]
+    for heads, whole in (
+        ((one_back, newest), True),
+        ((two_back, one_back), True),
+        ((one_back,), False),
+        ((older, newest), False),
+    ):
+        count = heads[-1].count
+        report = check(lines[:count], anchors[:count], head_file(*heads))
+        assert report.valid
+        assert (report.notes == ()) is whole, heads
+    assert check([], [], head_file(ledger.Head())).notes == ()
+    assert check(lines[:1], anchors[:1], head_file(ledger.Head(), chain_of(lines[:1])[1])).notes == ()
