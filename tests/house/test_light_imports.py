@@ -15,7 +15,9 @@ HEAVY = (
     "cryptography",
     "ctypes",
     "elftools",
+    "email",
     "http.client",
+    "importlib.metadata",
     "multiprocessing",
     "numpy",
     "psutil",
@@ -24,9 +26,13 @@ HEAVY = (
     "pyroute2",
     "pyseccomp",
     "seccomp",
+    "socket",
     "sqlite3",
     "ssl",
+    "subprocess",
+    "tempfile",
     "tomllib",
+    "zipfile",
 )
 
 _AFTER = """
