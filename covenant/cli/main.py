@@ -89,8 +89,8 @@ def _show(error: click.UsageError) -> None:
 def _one_command() -> None:
     """Set this process up for one command and its end.
 
-    Collecting cycles while modules are imported, and once more over all of them at exit, took 100 ms of a run
-    (benchmarks/run_hello.py): what one command makes is freed by reference counts, or with the process.
+    Looking for cycles while modules are imported, and once more over all of them at exit, is time for nothing:
+    what one command makes is freed by reference counts, or with the process.
     """
     gc.disable()
     atexit.register(gc.freeze)
