@@ -91,6 +91,7 @@ class Run:
         self.run_id, self.intent_id = str(uuid.uuid4()), str(uuid.uuid4())
         self._agent_id: str | None = None
         self._operator: str | None = None
+        self._signers: tuple[trust.Signer, ...] = ()
         self._started = False
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
@@ -105,13 +106,22 @@ class Run:
         manifest = decide.manifest_of(self._request.package)
         self._agent_id = manifest.agent.id
         if isinstance(trusted, trust.TrustedPackage):
-            self._operator = manifest.agent.operator or trusted.signers[0].name
+            self._attribute(trusted, manifest)
         self._lap("verify and parse")
         backends: dict[str, Callable[[trust.TrustedPackage | Unsigned, Manifest], Answer]] = {
             "linux-gvisor": self._linux_gvisor,
             "trusted-local": self._trusted_local,
         }
         return backends[manifest.sandbox.backend](trusted, manifest)
+
+    def _attribute(self, trusted: trust.TrustedPackage, manifest: Manifest) -> None:
+        """Who answers for the run: a signer that counts for this manifest, not a name that it merely gives."""
+        # Where nobody does, rule 2 refuses, and its row names nobody.
+        with contextlib.suppress(errors.SignatureError):
+            self._signers = trust.authorise(
+                trusted, agent_id=manifest.agent.id, role=manifest.agent.role, operator=manifest.agent.operator
+            )
+            self._operator = manifest.agent.operator or self._signers[0].name
 
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
@@ -227,7 +237,7 @@ class Run:
             policy_digest=policy_digest,
             payload_digest=signed.payload_digest if signed else None,
             backend=manifest.sandbox.backend,
-            signers=[s.name for s in signed.signers] if signed else [],
+            signers=[s.name for s in self._signers],
             not_enforced=list(not_enforced),
             deadline_ms=deadline.milliseconds,
             deadline_clock=deadline.clock,
