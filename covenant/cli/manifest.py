@@ -39,6 +39,7 @@ def check(package: Path, as_json: bool) -> None:
                 "agent_id": parsed.agent.id,
                 "package_digest": read.digest,
                 "files": len(read.files),
+                "grants": _grants(parsed),
                 "defaults": _defaults(parsed),
                 "unknown_sections": list(parsed.unknown_sections),
                 "notes": notes,
@@ -46,6 +47,7 @@ def check(package: Path, as_json: bool) -> None:
         )
         return
     common.say(f"{parsed.agent.id}: {len(read.files)} files, the manifest is acceptable")
+    _say_grants(parsed)
     _say_defaults(parsed)
     for note in notes:
         common.say(f"note: {common.visible(note)}", err=True)
@@ -100,6 +102,7 @@ def sign(
                 "keyid": keyid,
                 "package_digest": read.digest,
                 "statement": _statement(statement),
+                "grants": _grants(parsed),
                 "defaults": _defaults(parsed),
             }
         )
@@ -108,6 +111,7 @@ def sign(
     for path in statement.subjects:
         common.say(f"  {statement.subjects[path][:16]}  {common.visible(path)}")
     common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {_audience(statement)}")
+    _say_grants(parsed)
     _say_defaults(parsed)
 
 
@@ -224,6 +228,33 @@ def _notes(read: Package, parsed: Manifest) -> list[str]:
     if parsed.lifetime.unlimited:
         notes.append("the lifetime is unlimited; sign wants --approve-unlimited")
     return notes
+
+
+def _grants(parsed: Manifest) -> dict[str, list[str]]:
+    """What the manifest asks for as it is understood, by domain: its text may read otherwise, in a comment or a string.
+
+    Of the system calls the profile goes by its name, and each call beside it by its own.
+    """
+    from policy import data
+    from policy.rules import nine
+
+    requested = nine.requested(parsed, roles=data.roles())
+    role = f"role {parsed.agent.role}" if parsed.agent.role else "no role, so the ceiling of none"
+    calls = requested.syscalls
+    named = [f"profile {calls.profile}"] if calls.profile else []
+    named += [f"call {name}" for name in sorted(calls.names - calls.profile_names)]
+    named += [f"not call {name}" for name in sorted(calls.profile_names - calls.names)]
+    backend = parsed.sandbox.backend
+    sandboxed = "" if backend == "linux-gvisor" else ", which is no sandbox: `run` says what it does not enforce"
+    lines = {name: list(rows) for name, rows in requested.describe().items()}
+    return {"backend": [backend + sandboxed], **lines, "identity": [role], "syscalls": named}
+
+
+def _say_grants(parsed: Manifest) -> None:
+    common.say("grants:")
+    for domain, lines in _grants(parsed).items():
+        for line in lines:
+            common.say(common.visible(f"  {domain}: {line}"))
 
 
 def _defaults(parsed: Manifest) -> list[dict[str, Any]]:

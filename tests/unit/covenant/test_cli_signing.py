@@ -228,6 +228,45 @@ def test_sign_prints_the_files_the_defaults_and_unknown_sections(trusted: Path) 
     assert "resources.pids_max" in {row["key"] for row in signed["defaults"]}
 
 
+def test_sign_and_check_print_what_is_granted_not_what_the_text_seems_to_say(trusted: Path) -> None:
+    # The name is one string; in an editor it looks like sections that bound something.
+    lines = (
+        '"""hello \\',
+        "",
+        "[agent] \\",
+        "role = 'observer' \\",
+        "[permissions.syscalls] \\",
+        "allow = [] \\",
+        '"""',
+    )
+    seems = "\n".join(lines)
+    text = kit.MANIFEST.decode().replace('name = "hello"', f"name = {seems}")
+    far = " " * 300
+    text += f'[permissions.filesystem]\nread = ["/srv/docs",{far}"/srv/other"]\n'
+    text += '[permissions.syscalls]\nallow = ["mlockall"]\ndeny = ["chmod"]\n'
+    (trusted / "agent.toml").write_text(text)
+    for verb in (["check"], ["sign", "--key", "ann"]):
+        said = done("manifest", verb[0], trusted, *verb[1:]).splitlines()
+        granted = [line.strip() for line in said if line.startswith("  ") and ": " in line]
+        assert "identity: no role, so the ceiling of none" in granted
+        assert [line for line in granted if line.startswith(("filesystem", "syscalls"))] == [
+            "filesystem: read /srv/docs",
+            "filesystem: read /srv/other",
+            "syscalls: profile python3",
+            "syscalls: call mlockall",
+            "syscalls: not call chmod",
+        ]
+        assert "resources: memory_mb 512 MiB" in granted
+        assert "backend: linux-gvisor" in granted
+        assert document("manifest", verb[0], trusted, *verb[1:])["grants"]["filesystem"] == [
+            "read /srv/docs",
+            "read /srv/other",
+        ]
+    local = kit.MANIFEST.replace(b"linux-gvisor", b"trusted-local").replace(b"required = true", b"required = false")
+    (trusted / "agent.toml").write_bytes(local)
+    assert "  backend: trusted-local, which is no sandbox" in done("manifest", "check", trusted)
+
+
 def test_a_directory_where_an_unfinished_envelope_would_lie_is_no_crash(trusted: Path) -> None:
     unfinished = trusted / ".agent.dsse.json.new"
     unfinished.mkdir()
