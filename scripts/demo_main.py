@@ -159,13 +159,18 @@ def _under_covenant(package: str) -> list[Any]:
     path = ROOT / "agents" / "hostile" / package
     rows: list[Any] = []
     together = [p.id for p in mine if not p.alone and p.limit is None]
-    for text in [table.batch(together)] * bool(together) + [p.id for p in mine if p.id not in together]:
+    texts = [table.batch(together)] * bool(together) + [p.id for p in mine if p.id not in together]
+    while texts:
+        text = texts.pop(0)
         done = subprocess.run([COVENANT, "run", path, text, "--json"], cwd=ROOT, capture_output=True, text=True)
         document = json.loads(done.stdout)
-        if document["kind"] == "error":
-            rows.append(table.Row(text, "blocked", document["code"], document["message"]))
-        else:
+        if document["kind"] != "error":
             rows += table.rows(document["text"]).values()
+        elif text.startswith("batch:"):
+            # One of them took the sandbox along: then each has one of its own.
+            texts += together
+        else:
+            rows.append(table.Row(text, "blocked", document["code"], document["message"]))
     return rows
 
 
