@@ -196,8 +196,9 @@ class Exchange:
         self.killed = True
         self._forget(self.channel.stdin)
         if gently and self._kill_at is None:
-            self.channel.terminate()
+            # The grace counts from here: an agent that keeps its sandbox too busy to be asked gains no time by it.
             self._kill_at = time.monotonic() + self.limits.grace_seconds
+            self.channel.terminate()
         else:
             self._kill()
 

@@ -63,15 +63,17 @@ class StartTrace:
             return False
         try:
             message = self._connection.recv(1 << 20)
+            if message and not self._greeted:
+                self._greeted = True
+                self._connection.send(_HANDSHAKE)
+                return False
         except BlockingIOError:
             return False
+        except ConnectionError:
+            message = b""
         if not message:
             # The sandbox ended before it started its container; the exit is reported elsewhere.
             self._epoll.unregister(self._connection.fileno())
-            return False
-        if not self._greeted:
-            self._greeted = True
-            self._connection.send(_HANDSHAKE)
             return False
         return len(message) >= _HEADER.size and _HEADER.unpack_from(message)[1] == _CONTAINER_START
 

@@ -123,7 +123,10 @@ def test_a_caller_that_ignores_its_children_does_not_hide_how_the_agent_ended(
     world: World, backend: dict[str, Any]
 ) -> None:
     package = world.sign(world.package({"main.py": HEAD + 'print(\'{"text": ""}\')\nsys.exit(3)'}, **backend))
-    process = covenant(world, package, "/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh")
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = covenant(world, package, sys.executable, "-c", ignoring)
     out, err = process.communicate(timeout=60)
     assert b'"agent_failed"' in out, (out, err)
     assert ends(world)[-1]["exit_status"] == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -77,3 +78,16 @@ def test_a_line_over_4_mib_and_an_output_over_16_mib_are_too_large() -> None:
 def test_no_bytes_raise_anything_else(raw: bytes) -> None:
     with contextlib.suppress(errors.RunError):
         contract.parse_result(raw)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"x\n", b"xx\n", b" \n"])
+def test_reading_a_flood_of_short_lines_costs_no_more_than_the_flood(line: bytes) -> None:
+    """An agent is bounded by its cgroup; what it makes of its supervisor's memory is not."""
+    flood = (line * (contract.STDOUT_BYTES // len(line)))[: contract.STDOUT_BYTES]
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.MalformedOutputError):
+            contract.parse_result(flood)
+        assert tracemalloc.get_traced_memory()[1] < 2 * contract.STDOUT_BYTES
+    finally:
+        tracemalloc.stop()

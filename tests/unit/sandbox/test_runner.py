@@ -106,6 +106,15 @@ def test_term_then_grace_then_kill() -> None:
     assert 1.1 < done.ended_at < 6
 
 
+def test_asking_that_takes_its_time_is_part_of_the_grace() -> None:
+    with _child(READ + "signal.signal(15, signal.SIG_IGN)\ntime.sleep(30)") as channel:
+        slow = dataclasses.replace(channel, terminate=lambda: time.sleep(2.0))
+        exchange = Exchange(slow, b"hi\n", Limits(10.0, 0.5, "clock", grace_seconds=2.0))
+        exchange.run()
+    assert exchange.forced
+    assert 2.4 < exchange.ended_at < 4.0
+
+
 def test_a_flood_of_stdout_is_cut_at_its_bound() -> None:
     done = _run(READ + "while True: os.write(1, b'x' * 65536)", stdout_bytes=1_000_000)
     assert isinstance(done.error, errors.OutputTooLargeError)
