@@ -7,12 +7,14 @@ would do something that nobody asked for, or promise something that they do not 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from policy import data, errors
 from policy.compile.artefacts import Artefacts
+from policy.compile.oci import TEMPLATE_UID
 from policy.decompile import bpf
 
 # The closed set of places in config.json; anything else there is a rule that nobody explained.
@@ -30,6 +32,9 @@ _SAYS: dict[tuple[str | int, bool], str] = {
 # linux/audit.h
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LINUX_KEYS = {"namespaces", "resources", "seccomp"}
+_ROOT_KEYS = {"path", "readonly"}
+# What is filled in for each run: anything else there would be a user that the explanation does not tell of.
+_USER = {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +102,23 @@ def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, A
         ("config.json", config, _CONFIG_KEYS),
         ("process", process, _PROCESS_KEYS),
         ("linux", linux, _LINUX_KEYS),
+        ("root", config["root"], _ROOT_KEYS),
     ):
         if extra := sorted(set(keys) - allowed):
             raise errors.UnexplainedError(f"`{extra[0]}` of {name} is not known here", where="config.json")
     _agree(config["mounts"], mounts["mounts"])
+    for name, found, known in (
+        ("process.user", process["user"], _USER),
+        ("root.path", config["root"]["path"], "rootfs"),
+    ):
+        if found != known:
+            raise errors.UnexplainedError(f"{name} is `{found}`, not `{known}`", where="config.json")
     if linux["seccomp"] != seccomp:
         raise errors.UnexplainedError("config.json and seccomp.json hold different filters", where="config.json")
     held = {name: caps for name, caps in process["capabilities"].items() if caps}
-    yield "config.json:process/args", " ".join(process["args"])
+    yield "config.json:process/args", shlex.join(process["args"])
     yield "config.json:process/cwd", process["cwd"]
-    yield "config.json:process/env", ", ".join(entry.partition("=")[0] for entry in process["env"])
+    yield "config.json:process/env", shlex.join(process["env"])
     yield "config.json:process/user", "a uid of its own per run"
     yield "config.json:process/capabilities", str(held) if held else "none in any set"
     yield "config.json:process/noNewPrivileges", str(process["noNewPrivileges"]).lower()
@@ -120,11 +132,17 @@ def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, A
 
 
 def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> None:
-    def shape(mount: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-        options = tuple(o for o in mount["options"] if o != "bind")
-        return mount["destination"], mount["type"], options
-
-    if [shape(m) for m in config_mounts] != [shape(m) for m in plan]:
+    # A bind's source is its place in the plan: the supervisor puts the mount of that number there.
+    planned = [
+        {
+            "destination": mount["destination"],
+            "type": mount["type"],
+            "source": f"mounts/{index}" if mount["type"] == "bind" else mount["source"],
+            "options": [*(["bind"] if mount["type"] == "bind" else []), *mount["options"]],
+        }
+        for index, mount in enumerate(plan)
+    ]
+    if config_mounts != planned:
         raise errors.UnexplainedError("config.json and mounts.json hold different mounts", where="config.json")
 
 

@@ -167,6 +167,13 @@ TAMPERED: dict[str, Any] = {
     "a capability more": ("config.json", lambda d: d["process"].update(extra=1)),
     "a mount more": ("config.json", lambda d: d["mounts"].append({"destination": "/x", "type": "bind", "options": []})),
     "a mount writable": ("config.json", lambda d: d["mounts"][-1].update(options=["bind"])),
+    "a mount of another source": ("config.json", lambda d: d["mounts"][-1].update(source="/etc")),
+    "a mount with another's number": ("config.json", lambda d: d["mounts"][-1].update(source="mounts/0")),
+    "a mount that maps ids": ("config.json", lambda d: d["mounts"][-1].update(uidMappings=[])),
+    "another root": ("config.json", lambda d: d["root"].update(path="/")),
+    "a root with more": ("config.json", lambda d: d["root"].update(x=1)),
+    "root as the user": ("config.json", lambda d: d["process"]["user"].update(uid=0)),
+    "a group more": ("config.json", lambda d: d["process"]["user"].update(additionalGids=[0])),
     "another filter in the config": ("config.json", lambda d: d["linux"]["seccomp"].update(defaultAction="X")),
     "hooks": ("config.json", lambda d: d.update(hooks={})),
     "annotations": ("config.json", lambda d: d.update(annotations={"dev.gvisor.flag.host-uds": "all"})),
@@ -189,6 +196,17 @@ def test_a_rule_that_nothing_caused_is_an_error(case: str) -> None:
     explain.explain(artefacts, where=str)
     with pytest.raises(errors.UnexplainedError):
         explain.explain(_changed(artefacts, name, change), where=str)
+
+
+def test_arguments_and_variables_are_told_whole() -> None:
+    def change(document: Any) -> None:
+        document["process"]["args"][-1] = "main.py --all"
+        document["process"]["env"][-1] = "PATH=/tmp: ok"
+
+    artefacts = _changed(sample.compiled(sample.manifest()), "config.json", change)
+    rows = {row.rule: row.says for row in explain.explain(artefacts, where=str)}
+    assert rows["process/args"].endswith(" 'main.py --all'")
+    assert rows["process/env"].endswith(" 'PATH=/tmp: ok'")
 
 
 def test_a_filter_that_allows_one_call_more_is_an_error() -> None:
