@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from policy import base58, errors
+from sandbox import durable
 
 OPERATOR = "operator@local"
 _SEED_BYTES = 32
@@ -31,7 +32,7 @@ def issuer(home: Path) -> dict[str, str]:
 
 def _seed(home: Path) -> bytes:
     path = home / "identity" / "local.key"
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _check_directory(home)
     with contextlib.suppress(FileNotFoundError):
         return _read(path)
     making = path.with_name(f".local.key.{os.getpid()}")
@@ -47,6 +48,16 @@ def _seed(home: Path) -> bytes:
     finally:
         making.unlink(missing_ok=True)
     return _read(path)
+
+
+def _check_directory(home: Path) -> None:
+    parent = durable.open_directory(home, error=errors.HomeError)
+    try:
+        where = str(home)
+        fd = durable.open_subdirectory(parent, "identity", where=where, make=True, error=errors.KeyFileError)
+        os.close(fd)
+    finally:
+        os.close(parent)
 
 
 def _read(path: Path) -> bytes:

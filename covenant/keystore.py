@@ -133,6 +133,15 @@ def dev_key(directory: Path) -> Ed25519PrivateKey:
     return keyfile.unlock(keyfile.read(raw, where=f"{where}/{_DEV_KEY}"), where=f"{where}/{_DEV_KEY}")
 
 
+def check_name(name: str) -> None:
+    """Refuse what cannot be a key's name.
+
+    Raises:
+        errors.UsageError: it cannot.
+    """
+    _file_name(name)
+
+
 def _file_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise errors.UsageError(

@@ -110,8 +110,15 @@ def compile_unsigned(package: Package, manifest: Manifest, *, host: HostFacts) -
     """(3) and (5) without a signature: for people who look, never for a run.
 
     Raises:
+        errors.BackendError: the package is for trusted-local, which these artefacts would not confine.
         errors.NotYetEnforceableError, errors.NotEnforceableError: as ``authorise``.
     """
+    if manifest.sandbox.backend != "linux-gvisor":
+        raise errors.BackendError(
+            f"backend `{manifest.sandbox.backend}` compiles to no sandbox, there is nothing to show",
+            hint='write backend = "linux-gvisor"; covenant run says what trusted-local does not enforce',
+            where=manifest.where("sandbox.backend"),
+        )
     enforceable.check(manifest, host)
     effective = nine.requested(manifest, roles=data.roles())
     return Decision(None, manifest, effective, plan.compile(effective, manifest, host, package_digest=package.digest))

@@ -200,7 +200,7 @@ def rejection(
         "agent_id": agent_id,
         "operator": operator,
         "rule": rule,
-        "grant": getattr(error, "grant", "") or None,
+        "grant": getattr(error, "grant", "") or error.details.get("grant") or None,
         "where": error.where or None,
         "code": error.code,
         "message": error.message,

@@ -89,6 +89,8 @@ class Run:
     def __init__(self, means: Means, request: Request, *, now_ms: int) -> None:
         self._means, self._request, self._now_ms = means, request, now_ms
         self.run_id, self.intent_id = str(uuid.uuid4()), str(uuid.uuid4())
+        # An intent that no agent could be given is refused here, before anything is accepted or written down.
+        self._line = contract.Intent(self.intent_id, request.text, request.issuer, now_ms).line()
         self._agent_id: str | None = None
         self._operator: str | None = None
         self._signers: tuple[trust.Signer, ...] = ()
@@ -125,7 +127,8 @@ class Run:
 
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
-        code = error.code if isinstance(error, errors.CovenantError) else errors.StoppedError.code
+        fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
+        code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self._started:
             self._end_row(status="failed", code=code)
         elif isinstance(error, errors.CovenantError):
@@ -199,7 +202,7 @@ class Run:
                 plan,
                 package=request.package,
                 run_id=self.run_id,
-                intent=self._intent(),
+                intent=self._line,
                 limits=self._limits(deadline),
                 state=means.path,
                 hidden=means.never_granted,
@@ -269,7 +272,7 @@ class Run:
             runsc_path=facts.runsc.path,
             rootfs=rootfs,
             sources=sources,
-            intent=self._intent(),
+            intent=self._line,
             limits=self._limits(deadline),
             label=self._label(manifest, decision.trusted.payload_digest),
         )
@@ -290,9 +293,6 @@ class Run:
         never = host.never_granted(means.config, means.never_granted)
         fd, _ = granted.open_granted(path, owners=means.config.path_owners, never=never)
         return fd
-
-    def _intent(self) -> bytes:
-        return contract.Intent(self.intent_id, self._request.text, self._request.issuer, self._now_ms).line()
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(

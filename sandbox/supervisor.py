@@ -10,9 +10,10 @@ import contextlib
 import functools
 import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from policy import errors
+from policy import errors, events
 from sandbox import config as configuration
 from sandbox import gvisor, lifecycle, surroundings
 from sandbox.ledger import Ledger
@@ -58,6 +59,15 @@ class Supervisor:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    @contextlib.contextmanager
+    def logged(self, issuer: Mapping[str, str]) -> Iterator[None]:
+        """Around the reading of a package: what is refused before it can be asked for has its row as well."""
+        try:
+            yield
+        except errors.CovenantError as e:
+            self.ledger.append("manifest_rejected", events.rejection(e), issuer=issuer, now_ms=int(time.time() * 1000))
+            raise
 
     def run(self, request: Request) -> Answer:
         """Decide and run.

@@ -57,6 +57,24 @@ def state() -> Path:
     return private_directory(Path(given) if given else home() / "supervisor")
 
 
+def readable_state() -> Path:
+    """As ``state``, for verbs that only look: where it is another uid's, say so and look without it."""
+    given = os.environ.get("COVENANT_STATE")
+    if not given or os.geteuid() == 0 or _is_mine(Path(given)):
+        return state()
+    say(f"note: `{visible(given)}` is another user's: its configuration is not read, defaults hold", err=True)
+    return private_directory(home() / "supervisor")
+
+
+def _is_mine(path: Path) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+
+
 def private_directory(path: Path) -> Path:
     """The directory at ``path``, made 0700 when absent, refused when others own it or can reach into it."""
     if not path.is_absolute():

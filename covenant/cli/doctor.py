@@ -25,7 +25,7 @@ def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
     from sandbox import checks
     from sandbox import config as configuration
 
-    config = configuration.load(common.state())
+    config = configuration.load(common.readable_state())
     report = checks.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
     if as_json:
         common.emit(report.to_json())

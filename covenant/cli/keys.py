@@ -25,6 +25,7 @@ def new(name: str, no_passphrase: bool, passphrase_file: str | None, as_json: bo
     if no_passphrase and passphrase_file:
         raise errors.UsageError("--no-passphrase and --passphrase-file exclude each other")
     home = common.home()
+    keystore.check_name(name)
     passphrase = None if no_passphrase else common.read_passphrase(passphrase_file, confirm=True)
     key = keystore.new(home, name, passphrase)
     if as_json:

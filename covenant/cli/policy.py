@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,8 @@ def explain(package: Path, as_json: bool) -> None:
         common.say(common.visible(line))
     common.say("defaults that apply:")
     for entry in defaults:
-        common.say(common.visible(f"  {entry['key']} = {entry['value']}  ({entry['reason']})"))
+        value = "none" if entry["value"] is None else entry["value"]
+        common.say(common.visible(f"  {entry['key']} = {value}  ({entry['reason']})"))
 
 
 def _lines(rows: tuple[Any, ...]) -> list[str]:
@@ -106,9 +108,9 @@ def _compile(path: Path) -> tuple[Artefacts, Manifest]:
 
     read = package.read(path)
     manifest = decide.manifest_of(read)
-    settings = config.load(common.state())
-    facts = host.for_manifest(
-        host.probe(settings), manifest, config=settings, package=read.files, extra_never=(str(common.home()),)
-    )
+    settings = config.load(common.readable_state())
+    # The state is ours or not: never grantable either way.
+    never = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
+    facts = host.for_manifest(host.probe(settings), manifest, config=settings, package=read.files, extra_never=never)
     decision = decide.compile_unsigned(read, manifest, host=facts)
     return decision.artefacts, manifest

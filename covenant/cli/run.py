@@ -17,7 +17,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from policy.package import Package
-    from sandbox.supervisor import Answer
+    from sandbox.supervisor import Answer, Supervisor
 
 # A year is longer than any other clock of a run; infinity is no number of milliseconds.
 _TIMEOUT = click.option(
@@ -33,9 +33,7 @@ _TIMEOUT = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(package: Path, text: str, timeout: float | None, user: str | None, as_json: bool) -> int:
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer."""
-    from sandbox import package as packages
-
-    return _run(packages.read(package), package, text, timeout, user, as_json=as_json, dev="")
+    return _run(package, text, timeout, user, as_json=as_json, dev=False)
 
 
 @click.command()
@@ -45,51 +43,64 @@ def run(package: Path, text: str, timeout: float | None, user: str | None, as_js
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
     """Sign PACKAGE with a local key that holds for this agent id on this host only, then run it."""
-    from covenant import signing
-    from policy import decide
-    from sandbox import config, state
-    from sandbox import package as packages
-
-    read = packages.read(package)
-    with state.State(common.state()) as held:
-        host = config.load(common.state()).host
-        manifest = decide.manifest_of(read)
-        signed, dev_state = signing.dev(read, manifest, held, host=host, now_ms=int(time.time() * 1000))
-        dev_state.close()
-    common.say(
-        "dev: signed with a local key that holds for this agent id on this host; not an operator's signature",
-        err=True,
-    )
-    return _run(signed, package, text, timeout, None, as_json=as_json, dev=manifest.agent.id)
+    return _run(package, text, timeout, None, as_json=as_json, dev=True)
 
 
-def _run(
-    package: Package, path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: str
-) -> int:
+def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: bool) -> int:
     from covenant import identity
+    from sandbox import package as packages
     from sandbox.supervisor import Request, Supervisor
 
     # No comparison of a range is false for it.
     if timeout is not None and math.isnan(timeout):
         raise errors.UsageError("--timeout `nan` is no number of seconds")
     home, state = common.home(), common.state()
-    if not as_json:
-        common.say(f"home {common.visible(str(home))}, state {common.visible(str(state))}", err=True)
-    request = Request(
-        package=package,
-        text=_text(text),
-        issuer=identity.issuer(home),
-        timeout_ms=None if timeout is None else int(timeout * 1000),
-        user=user,
-        dev=dev,
-        package_name=str(path.resolve()),
-    )
+    # Without root it refuses here, before a key or a directory is made.
+    opening = Supervisor(state, never_granted=(str(home),))
+    intent, issuer = _text(text), identity.issuer(home)
     # A stop asked for in the ordinary way ends the agent and clears up; only kill -9 leaves names for the next start.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    with Supervisor(state, never_granted=(str(home),)) as supervisor:
-        answer = supervisor.run(request)
+    with opening as supervisor:
+        _say_whose(home, supervisor)
+        with supervisor.logged(issuer):
+            package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
+        answer = supervisor.run(
+            Request(
+                package=package,
+                text=intent,
+                issuer=issuer,
+                timeout_ms=None if timeout is None else int(timeout * 1000),
+                user=user,
+                dev=dev_id,
+                package_name=str(path.resolve()),
+            )
+        )
     return _report(answer, as_json=as_json)
+
+
+def _say_whose(home: Path, supervisor: Supervisor) -> None:
+    version = supervisor.state.root_version()
+    trust = f"trust root version {version}" if version else "no trust root"
+    common.say(f"home {common.visible(str(home))}, state {common.visible(str(supervisor.path))}, {trust}", err=True)
+
+
+def _signed_for_dev(path: Path, supervisor: Supervisor) -> tuple[Package, str]:
+    """The package under the local key's envelope, and the agent id that the key holds for."""
+    from covenant import signing
+    from policy import decide
+    from sandbox import package as packages
+
+    read = packages.read(path)
+    manifest = decide.manifest_of(read)
+    now_ms = int(time.time() * 1000)
+    signed, dev_state = signing.dev(read, manifest, supervisor.state, host=supervisor.config.host, now_ms=now_ms)
+    dev_state.close()
+    common.say(
+        "dev: signed with a local key that holds for this agent id on this host; not an operator's signature",
+        err=True,
+    )
+    return signed, manifest.agent.id
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
@@ -109,8 +120,12 @@ def _text(text: str) -> str:
 
 
 def _report(answer: Answer, *, as_json: bool) -> int:
+    for name in answer.unknown_sections:
+        common.say(f"note: section [{common.visible(name)}] of agent.toml is not known and grants nothing", err=True)
+    for line in answer.not_enforced:
+        common.say(f"not enforced: {common.visible(line)}", err=True)
+    common.remark_stderr(answer.stderr)
     if answer.error is not None:
-        common.remark_stderr(answer.stderr)
         if as_json:
             common.emit({**answer.error.to_json(), "run_id": answer.run_id, "policy_digest": answer.policy_digest})
             return common.EXIT_FAILED
@@ -130,11 +145,6 @@ def _report(answer: Answer, *, as_json: bool) -> int:
             }
         )
         return common.EXIT_DONE
-    for name in answer.unknown_sections:
-        common.say(f"note: section [{common.visible(name)}] of agent.toml is not known and grants nothing", err=True)
-    for line in answer.not_enforced:
-        common.say(f"not enforced: {common.visible(line)}", err=True)
-    common.remark_stderr(answer.stderr)
     common.say(common.visible(answer.result.text, newlines=True))
     for source in answer.result.sources:
         common.say(f"  source: {common.visible(source)}")

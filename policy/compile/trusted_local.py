@@ -67,7 +67,7 @@ def compile(manifest: Manifest, *, arch: str, signed: bool) -> LocalPolicy:
         errors.UnknownSyscallError: it names a call that does not exist.
     """
     for key, what in _refusals(manifest, signed=signed):
-        raise errors.BackendError(f"trusted-local {what}", hint=HINT, where=manifest.where(key))
+        raise errors.BackendError(f"trusted-local {what}", hint=HINT, where=manifest.where(key), grant=key)
     resources = manifest.resources
     # An absent network is possible only for an unsigned package; it runs as v1 did and says so.
     off = manifest.wrote("resources.network") and resources.network == "off"

@@ -217,7 +217,9 @@ def check_operator(operator: str | None, signers: Iterable[Signer]) -> None:
 def _decode(raw: bytes | None) -> envelopes.Envelope:
     if raw is None:
         raise errors.UnsignedError(
-            f"the package has no `{packages.ENVELOPE_NAME}`", hint="covenant manifest sign PACKAGE --key NAME"
+            f"the package has no `{packages.ENVELOPE_NAME}`",
+            hint="covenant manifest sign PACKAGE --key NAME",
+            where=_WHERE,
         )
     try:
         signed = envelopes.decode(raw)
@@ -311,5 +313,5 @@ def _check_digests(package: packages.Package, subjects: Mapping[str, str]) -> No
             fault, hint = f"`{path}` is not the file that was signed", "put the file back, or sign again"
         else:
             continue
-        raise errors.DigestMismatchError(fault, hint=hint, path=path)
+        raise errors.DigestMismatchError(fault, hint=hint, where=path)
     raise AssertionError("two different listings without a difference")

@@ -32,7 +32,7 @@ def test_node_out_of_memory_ends_at_once_and_by_its_name(world: World) -> None:
     """The kernel takes another process of the sandbox than with python, and the rest hangs (cgroup v1)."""
     fill = "const held = [];\nfor (let i = 0; i < {n}; i++) held.push(Buffer.alloc(10 << 20, 1));\n"
     said = "console.log(JSON.stringify({text: String(held.length)}));\n"
-    node = {"runtime": "node", "entry": "main.js", "memory_mb": 256}
+    node: dict[str, Any] = {"runtime": "node", "entry": "main.js", "memory_mb": 256}
     answer = world.run(world.sign(world.package({"main.js": fill.format(n=8) + said}, **node)))
     assert answer.result is not None, answer.error
     answer = world.run(world.sign(world.package({"main.js": fill.format(n=100) + said}, **node)))
@@ -73,7 +73,7 @@ def test_the_overhead_holds_for_a_sandbox_full_of_idle_processes(world: World) -
     )
     subprocess.run(["gcc", "-O1", "-static", "-w", "-o", world.base / "idle", source], check=True)
     files = {"idle": (world.base / "idle").read_bytes()}
-    fields = {"runtime": "rust-bin", "entry": "idle", "memory_mb": 24, "resources": "pids_max = 256"}
+    fields: dict[str, Any] = {"runtime": "rust-bin", "entry": "idle", "memory_mb": 24, "resources": "pids_max = 256"}
     answer = world.run(world.sign(world.package(files, **fields)))
     assert answer.error is None, answer.error
 

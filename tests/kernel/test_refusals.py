@@ -108,9 +108,8 @@ def test_refused_before_anything_starts(world: World, case: str) -> None:
     assert document["code"] == code, document
     rows = world.rows()
     assert len([r for r in rows if r["kind"]["type"] == "run_started"]) == before
-    if code != "package_invalid":
-        assert rows[-1]["kind"]["type"] == "manifest_rejected"
-        assert rows[-1]["kind"]["code"] == code
+    assert rows[-1]["kind"]["type"] == "manifest_rejected"
+    assert rows[-1]["kind"]["code"] == code
 
 
 def _run(world: World, path: Path) -> tuple[int, dict[str, str]]:
