@@ -26,9 +26,15 @@ MAX_DEPTH = 32
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1024
 
-# Controls, formats (bidi, zero width), surrogates (a name that is not UTF-8), line and paragraph separators:
-# two names that look the same, or a name that steers a terminal, have no place in a signed list.
-_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Controls, formats (bidi, zero width), surrogates (a name that is not UTF-8), private use and unassigned (nobody
+# knows how they are shown), separators and spaces other than the ordinary one: two names that look the same, or a
+# name that steers a terminal, have no place in a signed list.
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+# Marks, letters and symbols that show nothing: Default_Ignorable_Code_Point of Unicode 15 beyond the categories
+# above (DerivedCoreProperties.txt), and the blank of braille.
+INVISIBLE = frozenset(
+    map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0))
+) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 
 # What editors, interpreters and file managers leave behind. It is not skipped (what lies in a package is
 # signed and runs), so `sign` refuses it by name: a stale .pyc would run instead of the source that was read.
@@ -111,8 +117,8 @@ def check_path(path: str) -> None:
     """Refuse a path that is not the one plain, relative, printable spelling of a file below the package.
 
     Raises:
-        errors.PackageError: empty, absolute, with ``.`` or ``..`` or an empty component, a control, format or
-            surrogate character, too long or too deep, or the name of the envelope.
+        errors.PackageError: empty, absolute, with ``.`` or ``..`` or an empty component, a control, format,
+            surrogate or invisible character, too long or too deep, or the name of the envelope.
     """
     try:
         size = len(path.encode())
@@ -120,7 +126,7 @@ def check_path(path: str) -> None:
         raise errors.PackageError(f"the file name `{_shown(path)}` is not UTF-8") from None
     if not path.isascii() or not path.isprintable():
         for ch in path:
-            if unicodedata.category(ch) in _REFUSED_CATEGORIES:
+            if ch != " " and (ch in INVISIBLE or unicodedata.category(ch) in _REFUSED_CATEGORIES):
                 raise errors.PackageError(f"the file name `{_shown(path)}` holds the character U+{ord(ch):04X}")
     parts = path.split("/")
     if path.startswith("/"):

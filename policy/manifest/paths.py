@@ -11,6 +11,7 @@ import re
 import unicodedata
 
 from policy.manifest import text
+from policy.package import INVISIBLE
 
 COMPONENT_BYTES = 255  # NAME_MAX
 _GLOB = re.compile(r"[*?\[\]{}]")
@@ -72,6 +73,8 @@ def _characters(value: str) -> None:
                 f"path {text.quote(value)} holds U+{ord(ch):04X}, which looks like `{_LOOK_ALIKES[ch]}`",
                 f"write `{text.visible(right)}`",
             )
+        if ch in INVISIBLE:
+            raise text.wrong(f"path {text.quote(value)} holds U+{ord(ch):04X}, which shows nothing", "remove it")
         if ch != " " and unicodedata.category(ch) == "Zs":
             raise text.wrong(f"path {text.quote(value)} holds the space U+{ord(ch):04X}", "use an ordinary space")
     normal = unicodedata.normalize("NFC", value)

@@ -22,7 +22,13 @@ ROOT_RAW = kit.root_bytes(kit.root_document(kit.operator(1), kit.operator(2), th
 PAYLOAD = envelope.decode(RAW).payload
 
 paths = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=20
+    st.characters(
+        codec="utf-8",
+        exclude_categories=["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"],
+        exclude_characters="".join(sorted(package.INVISIBLE)),
+    ),
+    min_size=1,
+    max_size=20,
 )
 trees = st.dictionaries(paths, st.binary(max_size=64), max_size=8)
 

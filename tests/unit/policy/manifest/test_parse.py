@@ -167,6 +167,8 @@ PERMISSIONS = (
     R("path with newline", '"/srv/data"', '"/srv/\\n"', "U+000A", "remove"),
     R("path with bidi", '"/srv/data"', '"/srv/\\u2066x"', "U+2066", "remove"),
     R("path with zero width", '"/srv/data"', '"/srv/da\\u200bta"', "U+200B", "remove"),
+    R("path with variation selector", '"/srv/data"', '"/srv/data\\ufe0f"', "U+FE0F", "remove"),
+    R("entry that shows as another", 'entry = "src/main.py"', 'entry = "src/main\\u3164.py"', "U+3164", "remove"),
     R("path not NFC", '"/srv/data"', '"/srv/e\\u0301"', "NFC", "\\xe9"),
     R("path division slash", '"/srv/data"', '"/srv\\u2215data"', "U+2215", "`/srv/data`"),
     R("path fraction slash", '"/srv/data"', '"/srv\\u2044data"', "U+2044", "`/srv/data`"),
