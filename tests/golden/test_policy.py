@@ -1,0 +1,105 @@
+"""What a policy compiles to, byte for byte: a change of any compiler shows here, and so does a machine's influence.
+
+Regenerate with `.venv/bin/python -m tests.golden.test_policy`, and let git show what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from policy.compile.artefacts import NAMES, Artefacts
+from policy.manifest import parse
+from tests.unit.policy.compile import sample
+
+HERE = pathlib.Path(__file__).resolve().parent / "policy"
+ROOT = HERE.parents[2]
+GRANTS = """
+[permissions.filesystem]
+read = ["/usr/share/doc", "/opt/a", "/srv/data"]
+[permissions.syscalls]
+allow = ["getcpu", "sync"]
+deny = ["chmod"]
+[permissions.executables]
+allow = ["/usr/bin/grep", "/usr/bin/cat"]
+[lifetime]
+ttl_seconds = 60
+"""
+RESOURCES = """
+memory_mb = 100
+disk_mb = 7
+pids_max = 9
+cpu_millis = 250
+cpu_weight = 50
+swap_mb = 8
+"""
+
+
+def _agent(name: str) -> Artefacts:
+    return sample.compiled(parse.parse((ROOT / "agents" / name / "agent.toml").read_bytes()))
+
+
+CASES = {
+    "least": lambda: sample.compiled(sample.manifest(filesystem="read-only-package")),
+    "much": lambda: sample.compiled(sample.manifest(more=GRANTS, resources=RESOURCES)),
+    "aarch64": lambda: sample.compiled(sample.manifest(), sample.host(arch="aarch64")),
+    "hello": lambda: _agent("hello"),
+    "librarian": lambda: _agent("librarian"),
+}
+
+
+def read_out(name: str) -> str:
+    """The artefacts for people, and the digest, which is over their exact bytes."""
+    artefacts = CASES[name]()
+    document = {
+        "digest": artefacts.digest,
+        **{file: artefacts.json(file) for file in NAMES if file.endswith(".json")},
+        "seccomp.bpf": [artefacts.files["seccomp.bpf"][i : i + 8].hex() for i in range(0, _size(artefacts), 8)],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=True) + "\n"
+
+
+def _size(artefacts: Artefacts) -> int:
+    return len(artefacts.files["seccomp.bpf"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_policy_compiles_as_recorded(name: str) -> None:
+    assert read_out(name) == (HERE / f"{name}.json").read_text()
+
+
+def test_nothing_of_the_process_reaches_the_bytes() -> None:
+    code = "from tests.golden.test_policy import CASES\nprint([make().digest for make in CASES.values()])"
+    said = set()
+    for seed, zone, locale in (("0", "UTC", "C"), ("1", "Asia/Tokyo", "C.UTF-8"), ("77", "America/Lima", "POSIX")):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "TZ": zone, "LC_ALL": locale, "HOME": "/nonexistent"}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, check=True)
+        said.add(done.stdout)
+    assert len(said) == 1
+
+
+def test_the_order_of_sections_and_keys_is_nothing() -> None:
+    sections = [part.strip() for part in sample.TOML.partition("{more}")[0].split("\n[")] + [
+        part.strip() for part in GRANTS.split("\n[") if part.strip()
+    ]
+    texts = ["[" + part.lstrip("[") for part in sections]
+    filled = [t.format(runtime="python3", resources=RESOURCES, filesystem="ephemeral") for t in texts]
+    first = sample.compiled(parse.parse("\n".join(filled).encode()))
+    for seed in range(10):
+        rng = random.Random(seed)
+        shuffled = []
+        for text in rng.sample(filled, len(filled)):
+            head, *keys = text.split("\n")
+            shuffled.append("\n".join([head, *rng.sample(keys, len(keys))]))
+        assert sample.compiled(parse.parse("\n".join(shuffled).encode())).digest == first.digest, seed
+
+
+if __name__ == "__main__":
+    for each in CASES:
+        (HERE / f"{each}.json").write_text(read_out(each))
