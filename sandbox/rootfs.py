@@ -71,9 +71,10 @@ class Skeletons:
         digest = _digest(merged, points)
         target = self.directory / "skeletons" / digest
         if not _is_complete(target, digest):
-            copies = {c.digest: self._copy(c) for c in closures}
-            origin = _origins(closures, copies, merged)
-            with self._fresh("skeletons", digest) as fresh:
+            with contextlib.ExitStack() as stack:
+                copies = {c.digest: self._copy(c, stack) for c in closures}
+                origin = _origins(closures, copies, merged)
+                fresh = stack.enter_context(self._fresh("skeletons", digest))
                 _lay_links(fresh / "root", merged, points, origin)
         _known[key] = (tuple(closures), digest)
         return target / "root"
@@ -104,15 +105,28 @@ class Skeletons:
         """
         limit = (time.time() if now is None else now) - unused_seconds
         removed = []
-        for kind in ("skeletons", "closures"):
-            for path in sorted((self.directory / kind).iterdir()):
-                leftover = path.name.startswith(".")
-                # A copy that skeletons still link to costs nothing; it goes when the last of them went.
-                if not leftover and (path.stat().st_mtime > limit or (kind == "closures" and _linked(path))):
-                    continue
-                if self._remove(path) and not leftover:
-                    removed.append(path.name)
+        with self._gate():
+            for kind in ("skeletons", "closures"):
+                for path in sorted((self.directory / kind).iterdir()):
+                    # Others go on making and naming directories meanwhile: one that is gone is no error.
+                    with contextlib.suppress(FileNotFoundError):
+                        leftover = path.name.startswith(".")
+                        # A copy that skeletons still link to costs nothing; it goes when the last of them went.
+                        if not leftover and (path.stat().st_mtime > limit or (kind == "closures" and _linked(path))):
+                            continue
+                        if self._remove(path) and not leftover:
+                            removed.append(path.name)
         return removed
+
+    @contextlib.contextmanager
+    def _gate(self) -> Iterator[None]:
+        """Between a directory's making and its lock, ``collect`` may not take it for a leftover."""
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def _remove(self, path: Path) -> bool:
         fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,26 +140,33 @@ class Skeletons:
             os.close(fd)
         return True
 
-    def _copy(self, closure: Closure) -> Path:
-        """The checked copy of one closure."""
+    def _copy(self, closure: Closure, stack: contextlib.ExitStack) -> Path:
+        """The checked copy of one closure, which ``collect`` leaves alone until ``stack`` is closed."""
         digest = closure.digest
         target = self.directory / "closures" / digest
-        if not _is_complete(target, digest):
-            try:
-                with self._fresh("closures", digest) as fresh:
-                    _lay_copies(fresh / "root", closure)
-            except errors.StaleClosureError:
-                closure_cache.forget(self._state)
-                raise
-        return target / "root"
+        for _ in range(8):
+            if not _is_complete(target, digest):
+                try:
+                    with self._fresh("closures", digest) as fresh:
+                        _lay_copies(fresh / "root", closure)
+                except errors.StaleClosureError:
+                    closure_cache.forget(self._state)
+                    raise
+            fd = _lock(target, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if fd is not None:
+                stack.callback(os.close, fd)
+                if _same(fd, target) and _is_complete(target, digest):
+                    return target / "root"
+        raise errors.HostError(f"`{target}` is being removed over and over")
 
     @contextlib.contextmanager
     def _fresh(self, kind: str, digest: str) -> Iterator[Path]:
         """A directory to fill, locked against ``collect``; on success it takes its name in one rename."""
         parent = self.directory / kind
         fresh = parent / f".new-{secrets.token_hex(8)}"
-        fresh.mkdir(mode=0o700)
-        fd = _lock(fresh, fcntl.LOCK_EX)
+        with self._gate():
+            fresh.mkdir(mode=0o700)
+            fd = _lock(fresh, fcntl.LOCK_EX)
         try:
             (fresh / "root").mkdir()
             os.chmod(fresh / "root", closure_files.DIRECTORY_MODE)

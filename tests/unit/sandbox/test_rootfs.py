@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import fcntl
 import hashlib
+import multiprocessing
 import os
 import shutil
 import stat
@@ -225,3 +226,34 @@ def test_collect_takes_what_a_killed_maker_left_and_not_what_one_is_making(store
         os.close(fd)
     assert [p.name for p in (store.directory / "skeletons").iterdir()] == []
     assert [p.name for p in (store.directory / "closures").iterdir()] == [".new-alive"]
+
+
+def test_runs_and_collectors_of_other_processes_do_not_break_each_other(tmp_path: Path, runtime: Closure) -> None:
+    """Every start collects; a maker at work is no leftover, and what another collector removed is no error."""
+    fork = multiprocessing.get_context("fork")
+    said = fork.SimpleQueue()
+
+    def hold(name: str) -> None:
+        store = rootfs.Skeletons(tmp_path / "rootfs")
+        for i in range(150):
+            try:
+                with store.hold([runtime], [(f"/{name}{i}", "dir")]) as root:
+                    assert (root / "usr/bin/tool").read_bytes() == b"program"
+            except Exception as e:
+                said.put(f"run: {e!r}")
+
+    def collect() -> None:
+        store = rootfs.Skeletons(tmp_path / "rootfs")
+        for i in range(1500):
+            try:
+                # Some take whatever was not used just now, the others leftovers alone, as most starts do.
+                store.collect(unused_seconds=0.05 if i % 8 == 0 else 3600)
+            except Exception as e:
+                said.put(f"start: {e!r}")
+
+    jobs = [fork.Process(target=hold, args=(name,)) for name in "ab"] + [fork.Process(target=collect) for _ in "ab"]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert said.empty(), said.get()
