@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
+    from policy.manifest.permissions import NetworkEntry
     from policy.package import Package
     from policy.signing.statement import Statement
     from policy.signing.trust import Signer, TrustedPackage
@@ -246,8 +248,16 @@ def _grants(parsed: Manifest) -> dict[str, list[str]]:
     named += [f"not call {name}" for name in sorted(calls.profile_names - calls.names)]
     backend = parsed.sandbox.backend
     sandboxed = "" if backend == "linux-gvisor" else ", which is no sandbox: `run` says what it does not enforce"
-    lines = {name: list(rows) for name, rows in requested.describe().items()}
+    # A line a table: as a set, a few overlapping blocks are thousands of lines, in which the rest would drown.
+    hosts = [_destination(entry) for entry in parsed.permissions.network] or list(requested.network.describe())
+    others = replace(requested, network=type(requested.network).bottom())
+    lines = {name: list(rows) for name, rows in others.describe().items()} | ({"network": hosts} if hosts else {})
     return {"backend": [backend + sandboxed], **lines, "identity": [role], "syscalls": named}
+
+
+def _destination(entry: NetworkEntry) -> str:
+    ports = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in entry.ports)
+    return f"connect {entry.host} {entry.protocol} {ports}"
 
 
 def _say_grants(parsed: Manifest) -> None:

@@ -262,6 +262,17 @@ def test_sign_and_check_print_what_is_granted_not_what_the_text_seems_to_say(tru
             "read /srv/docs",
             "read /srv/other",
         ]
+    full = kit.MANIFEST.replace(b'"off"', b'"full"')
+    (trusted / "agent.toml").write_bytes(full)
+    assert "  network: connect any public host tcp 1-65535\n" in done("manifest", "check", trusted)
+    # Two blocks, one within the other, are one line each, and not the hundred blocks between them.
+    entry = '[[permissions.network]]\nhost = "{}"\nports = [443, "8000-8010"]\nprotocol = "{}"\n'
+    tables = entry.format("2000::/3", "tcp") + entry.format("2001:db8::1", "udp")
+    (trusted / "agent.toml").write_bytes(full + tables.encode())
+    assert document("manifest", "check", trusted)["grants"]["network"] == [
+        "connect 2000::/3 tcp 443,8000-8010",
+        "connect 2001:db8::1 udp 443,8000-8010",
+    ]
     local = kit.MANIFEST.replace(b"linux-gvisor", b"trusted-local").replace(b"required = true", b"required = false")
     (trusted / "agent.toml").write_bytes(local)
     assert "  backend: trusted-local, which is no sandbox" in done("manifest", "check", trusted)
