@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _LABEL = "label.json"
+_CGROUPS = "cgroups.json"
 
 
 class RunDirectory:
@@ -49,6 +50,10 @@ class RunDirectory:
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
+
+    def note_cgroups(self, paths: Mapping[str, Path]) -> None:
+        """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""
+        (self.path / _CGROUPS).write_text(json.dumps({name: str(path) for name, path in paths.items()}))
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
@@ -99,6 +104,15 @@ def live_labels(runs: Path) -> list[dict[str, str]]:
             if label is not None:
                 labels.append(label)
     return labels
+
+
+def cgroups_of(path: Path) -> dict[str, Path]:
+    """Where a run's cgroups were to lie; empty when its process died before it made any."""
+    try:
+        noted: dict[str, str] = json.loads((path / _CGROUPS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return {name: Path(place) for name, place in noted.items()}
 
 
 def label_of(path: Path) -> dict[str, str] | None:

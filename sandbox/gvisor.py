@@ -16,7 +16,7 @@ from typing import Any
 from policy import errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
-from sandbox.bundle import RunDirectory, abandoned, label_of, remove
+from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, remove
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
 from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
 from sandbox.uids import UidLease
@@ -54,7 +54,9 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
     with contextlib.ExitStack() as stack:
         uid = stack.enter_context(uids)
         directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label))
-        leaf = stack.enter_context(cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id))
+        leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
+        directory.note_cgroups(leaf.plan())
+        stack.enter_context(leaf)
         leaf.apply(_limits(job.artefacts, leaf.hierarchies.version))
         directory.write_config(compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid))
         mounts = _mounts(job, directory, stack)
@@ -82,7 +84,7 @@ def recover(
     with abandoned(runs) as paths:
         for path in paths:
             leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
-            leaf.adopt()
+            leaf.adopt(cgroups_of(path))
             leaf.kill()
             leaf.remove()
             label = label_of(path)

@@ -1,6 +1,7 @@
 """cgroup files, version 1 and 2: make a leaf of our own, write limits, read them back, kill, remove.
 
-Only ever below a directory named ``covenant`` that this module makes; nothing else is written. runsc writes no
+Only ever below a directory named ``covenant``, or in a unit that systemd delegated to us (``delegation``); nothing else
+is written. runsc writes no
 limit into a cgroup that exists (sandbox-facts), so every limit is written here and proved by reading it back.
 """
 
@@ -16,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors
+from sandbox.kernel import delegation
+from sandbox.kernel.delegation import BASE, NEEDED
 
-BASE = "covenant"
-NEEDED = ("memory", "pids", "cpu")
 OPTIONAL_V1 = ("freezer",)
 
 
@@ -89,42 +90,30 @@ class Leaf:
                 "no cgroup hierarchy carries memory, pids and cpu", hint="mount cgroup v2, or v1 controllers"
             )
         try:
-            for controller, root in self.hierarchies.mounts.items():
-                path = root / BASE / self.name
-                if path in self.paths.values():
-                    self.paths[controller] = path
-                    continue
-                path.parent.mkdir(mode=0o755, exist_ok=True)
-                if self.hierarchies.version == 2:
-                    self._delegate(root)
-                path.mkdir(mode=0o755)
+            for controller, path in self.plan().items():
+                if path not in self.paths.values():
+                    path.parent.mkdir(mode=0o755, exist_ok=True)
+                    path.mkdir(mode=0o755)
                 self.paths[controller] = path
         except OSError as e:
             self.remove()
             raise errors.KernelError(f"cannot make cgroup `{e.filename}`: {e.strerror}") from e
         return self
 
-    def _delegate(self, root: Path) -> None:
-        """Version 2: switch the controllers on for our own children. The root's own switch is the machine's."""
-        wanted = " ".join(f"+{c}" for c in NEEDED)
-        enabled = set((root / "cgroup.subtree_control").read_text().split())
-        if not set(NEEDED) <= enabled:
-            raise errors.NotEnforceableError(
-                f"cgroup controllers {sorted(set(NEEDED) - enabled)} are not enabled for children of `{root}`",
-                hint=f"echo '{wanted}' > {root}/cgroup.subtree_control, or use systemd",
-            )
-        (root / BASE / "cgroup.subtree_control").write_text(wanted)
+    def plan(self) -> dict[str, Path]:
+        """Where the leaf will lie, by controller. On version 2 this may ask systemd for a place (``delegation``)."""
+        if self.hierarchies.version == 2:
+            place = delegation.base(self.hierarchies.mounts["memory"]) / self.name
+            return dict.fromkeys(self.hierarchies.mounts, place)
+        return {controller: root / BASE / self.name for controller, root in self.hierarchies.mounts.items()}
 
     def __exit__(self, *exc: object) -> None:
         self.kill()
         self.remove()
 
-    def adopt(self) -> None:
-        """Take over the leaf of this name that an earlier process left, if there is one."""
-        for controller, root in self.hierarchies.mounts.items():
-            path = root / BASE / self.name
-            if path.is_dir():
-                self.paths[controller] = path
+    def adopt(self, paths: Mapping[str, Path]) -> None:
+        """Take over what an earlier process planned, as far as it is there."""
+        self.paths = {controller: path for controller, path in paths.items() if path.is_dir()}
 
     def apply(self, limits: Iterable[Limit]) -> None:
         """Write each limit and read it back.

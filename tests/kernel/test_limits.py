@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox import bundle
 from sandbox.kernel import cgroupfs
 from tests.kernel.world import HEAD, TAIL, World, refused
 
@@ -173,7 +174,7 @@ def _held(world: World) -> dict[str, Any]:
         live = [p.name for p in (world.state / "runs").glob("*-*") if p.is_dir()]
         if live:
             leaf = cgroupfs.Leaf(hierarchies, live[0])
-            leaf.adopt()
+            leaf.adopt(bundle.cgroups_of(world.state / "runs" / live[0]))
             if len(leaf.pids()) > 2:
                 files = ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max", "cpu.shares")
                 found: dict[str, Any] = {"version": hierarchies.version, "processes": len(leaf.pids())}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
+from sandbox.kernel import delegation
 from sandbox.kernel.cgroupfs import NEEDED, Hierarchies, Leaf, Limit
 
 V1 = "\n".join(
@@ -22,6 +23,12 @@ def _tree(tmp_path: Path, *, enabled: str = "cpu memory pids", has: str = "cpuse
     (tmp_path / "covenant").mkdir()
     (tmp_path / "covenant" / "cgroup.subtree_control").write_text("")
     return f"40 29 0:40 / {tmp_path} rw,relatime - cgroup2 cgroup2 rw"
+
+
+@pytest.fixture(autouse=True)
+def _no_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(delegation, "_SYSTEMD", tmp_path / "no-systemd")
+    delegation.base.cache_clear()
 
 
 def test_version_1_is_found_per_controller() -> None:

@@ -1,0 +1,150 @@
+"""Where our cgroups may lie on a unified hierarchy: in a unit that systemd has delegated to us, or below our own name.
+
+systemd owns the tree (systemd, "Control Group APIs and Delegation"): a stock machine does not even switch the cpu
+controller on for children of the root. So a process that is not in a delegated unit asks systemd for a scope of its
+own, with Delegate=yes, and moves there; the scope ends with its last process, so that nothing of it can be left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import subprocess
+import time
+from pathlib import Path
+
+from policy import errors
+
+NEEDED = ("memory", "pids", "cpu")
+BASE = "covenant"
+_SYSTEMD = Path("/run/systemd/system")
+_BUSCTL = "/usr/bin/busctl"
+_DEADLINE_SECONDS = 15.0
+_XATTRS = ("trusted.delegate", "user.delegate")
+
+
+@functools.cache
+def base(root: Path) -> Path:
+    """The directory in which this process may make its leaves, with the controllers switched on for them.
+
+    ``root`` is where the unified hierarchy is mounted. Found once per process.
+
+    Raises:
+        errors.NotEnforceableError: nothing is delegated, and nobody can be asked.
+    """
+    unit = _delegated(root)
+    if unit is None and _SYSTEMD.is_dir():
+        _ask_for_scope()
+        unit = _await_delegation(root)
+    if unit is None:
+        return _own_name(root)
+    missing = set(NEEDED) - set((unit / "cgroup.controllers").read_text().split())
+    if missing:
+        raise errors.NotEnforceableError(
+            f"cgroup controllers {sorted(missing)} are not delegated to `{unit}`",
+            hint="run it in a unit with Delegate=yes",
+        )
+    _step_aside(unit)
+    (unit / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in NEEDED))
+    return unit
+
+
+def _own(root: Path) -> Path | None:
+    """The cgroup of this process below ``root``; None when it lies outside of what is mounted there."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            path = line.removeprefix("0::/")
+            return None if path.startswith("..") else root / path
+    return None
+
+
+def _delegated(root: Path) -> Path | None:
+    """The nearest cgroup from our own upwards that systemd marked as delegated."""
+    own = _own(root)
+    for path in [own, *own.parents] if own is not None else []:
+        if not path.is_relative_to(root) or path == root:
+            break
+        for name in _XATTRS:
+            with contextlib.suppress(OSError):
+                if os.getxattr(path, name) == b"1":
+                    return path
+    return None
+
+
+def _ask_for_scope() -> None:
+    unit = f"covenant-{os.getpid()}-{secrets.token_hex(4)}.scope"
+    properties = [
+        *("Description", "s", "runs of Covenant"),
+        *("PIDs", "au", "1", str(os.getpid())),
+        *("Delegate", "b", "true"),
+        *("Slice", "s", "covenant.slice"),
+        *("CollectMode", "s", "inactive-or-failed"),
+    ]
+    command = [
+        _BUSCTL,
+        "call",
+        "org.freedesktop.systemd1",
+        "/org/freedesktop/systemd1",
+        "org.freedesktop.systemd1.Manager",
+        "StartTransientUnit",
+        "ssa(sv)a(sa(sv))",
+        unit,
+        "fail",
+        "5",
+        *properties,
+        "0",
+    ]
+    try:
+        done = subprocess.run(
+            command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise errors.NotEnforceableError(f"systemd cannot be asked for a cgroup: {e}", hint=_HINT) from e
+    if done.returncode != 0:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise errors.NotEnforceableError(f"systemd gives no cgroup: {said}", hint=_HINT)
+
+
+_HINT = "run it in a unit with Delegate=yes, or start the system bus"
+
+
+def _await_delegation(root: Path) -> Path:
+    """systemd answers before it has moved us."""
+    until = time.monotonic() + _DEADLINE_SECONDS
+    while time.monotonic() < until:
+        if unit := _delegated(root):
+            return unit
+        time.sleep(0.002)
+    raise errors.NotEnforceableError("systemd made a scope and did not move this process into it", hint=_HINT)
+
+
+def _step_aside(unit: Path) -> None:
+    """A cgroup with processes of its own cannot have children with controllers (no internal processes): all that is in
+    the unit itself, which is this process and what it started, moves into a child of its own."""
+    aside = unit / "supervisor"
+    aside.mkdir(mode=0o755, exist_ok=True)
+    until = time.monotonic() + _DEADLINE_SECONDS
+    while pids := (unit / "cgroup.procs").read_text().split():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                (aside / "cgroup.procs").write_text(pid)
+        if time.monotonic() > until:
+            raise errors.NotEnforceableError(f"processes keep appearing in cgroup `{unit}`")
+
+
+def _own_name(root: Path) -> Path:
+    """Without systemd: below our own name, where the machine has switched the controllers on."""
+    wanted = " ".join(f"+{c}" for c in NEEDED)
+    enabled = set((root / "cgroup.subtree_control").read_text().split())
+    if not set(NEEDED) <= enabled:
+        # INVARIANT: the root's own switch is the machine's; we write to nothing that is not ours.
+        raise errors.NotEnforceableError(
+            f"cgroup controllers {sorted(set(NEEDED) - enabled)} are not enabled for children of `{root}`",
+            hint=f"echo '{wanted}' > {root}/cgroup.subtree_control, or use systemd",
+        )
+    path = root / BASE
+    path.mkdir(mode=0o755, exist_ok=True)
+    (path / "cgroup.subtree_control").write_text(wanted)
+    return path
