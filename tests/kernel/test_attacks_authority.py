@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant import signing
-from policy import errors
+from policy import decide, errors, ledger
 from policy.signing import envelope, root, strict_json
+from sandbox import config
 from sandbox import package as packages
 from sandbox.state import State
+from sandbox.supervisor import Answer, Request, Supervisor
 from tests import signing_kit as kit
 from tests.kernel.world import HEAD, TAIL, World
 
@@ -92,3 +95,81 @@ def test_control_an_operator_who_signed_is_named_in_every_row(two: World) -> Non
     assert two.run(_sign_by(two, _package(two, role="reader", operator="tester"), BOB, two.key)).error is None
     started = [row["kind"] for row in two.rows() if row["kind"]["type"] == "run_started"]
     assert [(one["operator"], one["signers"]) for one in started] == [("bob", ["bob"]), ("tester", ["bob", "tester"])]
+
+
+# --- attacks that fail ----------------------------------------------------------------------------------------
+
+
+def test_what_dev_signed_runs_under_no_other_authority(two: World) -> None:
+    package = packages.read(_package(two))
+    host = config.load(two.state).host
+    with State(two.state) as state:
+        signed, dev_state = signing.dev(package, decide.manifest_of(package), state, host=host, now_ms=two.now_ms)
+        dev_state.close()
+        other = _package(two, role="reader")
+        text = (other / "agent.toml").read_text().replace('id = "probe"', 'id = "other"')
+        (other / "agent.toml").write_text(text)
+        read = packages.read(other)
+        signing.dev(read, decide.manifest_of(read), state, host=host, now_ms=two.now_ms)[1].close()
+
+    def run(dev: str) -> Answer:
+        with Supervisor(two.state, never_granted=(str(two.home),)) as supervisor:
+            return supervisor.run(Request(signed, "hi", two.issuer, dev=dev))
+
+    assert run("probe").error is None
+    for authority in ("", "other"):
+        with pytest.raises(errors.UnknownKeyError):
+            run(authority)
+    with pytest.raises(errors.TrustError, match="no trust root"):
+        run("probe2")
+    # Nor does what an operator signed count in the dev state of the same id.
+    operators = packages.read(_sign_by(two, _package(two), two.key))
+    with Supervisor(two.state) as supervisor, pytest.raises(errors.UnknownKeyError):
+        supervisor.run(Request(operators, "hi", two.issuer, dev="probe"))
+
+
+def test_a_key_for_roles_signs_nothing_that_no_role_bounds(two: World) -> None:
+    # Without a sandbox no role is held, so a key that is bound to roles cannot sign it with one or without.
+    local = {"backend": "trusted-local", "required": "false"}
+    for role, refusal in ((None, errors.UnknownKeyError), ("reader", errors.BackendError)):
+        path = two.package({"main.py": CODE}, **local)
+        if role:
+            text = (path / "agent.toml").read_text().replace("[agent]\n", f'[agent]\nrole = "{role}"\n')
+            (path / "agent.toml").write_text(text)
+        with pytest.raises(refusal):
+            two.run(_sign_by(two, path, BOB))
+    assert two.run(_sign_by(two, two.package({"main.py": CODE}, **local), two.key)).error is None
+
+
+def test_one_signature_is_not_another(two: World) -> None:
+    """A trust root as an envelope, an envelope as a trust root: each by a key that both accept."""
+    path = _package(two)
+    good = packages.read(_sign_by(two, path, two.key)).envelope
+    assert good is not None
+    with State(two.state) as state:
+        signing.write_envelope(path, state.present_root().raw)
+        with pytest.raises(errors.SignatureError, match="payload type"):
+            two.run(path)
+        with pytest.raises(errors.TrustError, match="payload type"):
+            state.replace_root(good, two.now_ms)
+        # The statement under the other type is no statement, whoever signs it.
+        payload = envelope.decode(good).payload
+        as_root = envelope.sign(payload, root.PAYLOAD_TYPE, [two.key])
+        signing.write_envelope(path, as_root.encode())
+        with pytest.raises(errors.SignatureError, match="payload type"):
+            two.run(path)
+        renamed = envelope.Envelope(payload, envelope.IN_TOTO_PAYLOAD_TYPE, as_root.signatures)
+        signing.write_envelope(path, renamed.encode())
+        with pytest.raises(errors.SignatureError, match="does not fit"):
+            two.run(path)
+        # Nor is the signature of a log's head, by the same key, one of a payload that looks like the head.
+        head = json.loads(ledger.sign_head(ledger.Head(), two.key))
+        signature = envelope.Signature("", bytes.fromhex(head.pop("signature_hex")))
+        body = json.dumps(head, separators=(",", ":")).encode()
+        for text in (body, b"covenant.audit.head.v1\n" + body):
+            forged = envelope.Envelope(text, envelope.IN_TOTO_PAYLOAD_TYPE, (signature,))
+            signing.write_envelope(path, forged.encode())
+            with pytest.raises(errors.UnknownKeyError):
+                two.run(path)
+    signing.write_envelope(path, good)
+    assert two.run(path).error is None
