@@ -131,7 +131,7 @@ class Run:
         code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self._started:
             self._end_row(status="failed", code=code)
-        elif isinstance(error, errors.CovenantError):
+        elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
             digest = self._request.package.digest
             fields = events.rejection(error, agent_id=self._agent_id, package_digest=digest)
             self._append("manifest_rejected", **fields)
@@ -160,6 +160,11 @@ class Run:
 
     def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
         means = self._means
+        if self._request.user is not None:
+            raise errors.UsageError(
+                f"`--as {self._request.user}` is for trusted-local, this package runs under linux-gvisor",
+                hint="leave --as out: each run has a uid of its own",
+            )
         facts = self._look(manifest)
         self._lap("host")
         decision = decide.authorise(trusted, manifest, host=facts, **self._case())

@@ -70,6 +70,7 @@ def init(
             raw = made
             _write_working_copy(home, raw)
         if state is not None:
+            _log_first(state, home, raw, name, now_ms)
             state.init_root(raw, now_ms)
     path = home / "trust" / WORKING_COPY
     root = TrustRoot.parse(raw)
@@ -152,6 +153,24 @@ def _is_ours(path: Path) -> bool:
         return os.lstat(path).st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def _log_first(state: State, home: Path, raw: bytes, name: str, now_ms: int) -> None:
+    """A change of authority is in the supervisor's log before it holds."""
+    import hashlib
+
+    from covenant import identity
+    from sandbox.ledger import Ledger
+
+    fields = {
+        "operator": name,
+        "version_from": None,
+        "version_to": 1,
+        "digest": hashlib.sha256(raw).hexdigest(),
+        "signers": [name],
+    }
+    with Ledger.open(state.path / "audit", head=state.path / "audit-head" / "head.json") as ledger:
+        ledger.append("trust_changed", fields, issuer=identity.issuer(home), now_ms=now_ms)
 
 
 def _working_copy(home: Path) -> bytes | None:

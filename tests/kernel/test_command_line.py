@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -86,6 +87,7 @@ CALLS: list[tuple[str, str, int]] = [
     ("run PKG hi --timeout nan", "usage", 2),
     ("run PKG hi --timeout inf", "usage", 2),
     ("run PKG hi --nonsense", "usage", 2),
+    ("run PKG hi --as covenant-agent", "usage", 2),
     ("run OUT hi", "package_invalid", 1),
     ("dev OUT hi", "package_invalid", 1),
     ("audit recent -n 0", "usage", 2),
@@ -113,6 +115,18 @@ def test_every_verb_answers_with_one_document_and_its_status(world: World, home:
         if (said, done.returncode) != (kind, status) or (status and set(found) < {"message", "code", "hint", "where"}):
             wrong.append((line, found, done.returncode, done.stderr))
     assert wrong == []
+
+
+def test_the_first_trust_root_is_in_the_log_before_it_holds(world: World, home: Path) -> None:
+    (row,) = [row["kind"] for row in world.rows() if row["kind"]["type"] == "trust_changed"]
+    installed = next((world.state / "trust").iterdir()).read_bytes()
+    assert (row["version_from"], row["version_to"], row["operator"], row["signers"]) == (None, 1, "ann", ["ann"])
+    assert row["digest"] == hashlib.sha256(installed).hexdigest()
+    # A log that cannot be written to leaves the authority as it was.
+    shutil.rmtree(world.state / "trust")
+    (world.state / "audit" / "events.jsonl").write_bytes(b"")
+    assert document(call(home, "trust", "init", "--key", "ann", "--json"))["code"] == "ledger"
+    assert not (world.state / "trust").exists()
 
 
 def test_audit_verify_answers_no_with_status_3(world: World, home: Path) -> None:
