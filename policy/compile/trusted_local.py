@@ -34,6 +34,9 @@ _UNHELD_RESOURCES = frozenset(
         "net_bps",
     )
 )
+# System V objects hold memory that belongs to no process, so no limit of a process bounds it: RLIMIT_AS of 128 MiB
+# held 640. memfd_create, the other way, is on the permanent list.
+_UNBOUNDED = frozenset({"msgget", "semget", "shmget"})
 # Without these no program starts, so a filter that denies one is a run that cannot begin.
 _NEEDED_TO_START = frozenset({"execve", "exit_group"})
 
@@ -114,7 +117,7 @@ def _refusals(manifest: Manifest, *, signed: bool) -> Iterator[tuple[str, str]]:
 
 
 def _denied(manifest: Manifest) -> frozenset[str]:
-    """The permanent deny list and the manifest's own."""
+    """The permanent deny list, what this backend cannot bound, and the manifest's own."""
     deny, syscalls = data.deny(), manifest.permissions.syscalls
     for name in (*syscalls.allow, *syscalls.deny):
         if name not in data.syscall_names() and name not in deny.reasons:
@@ -129,6 +132,12 @@ def _denied(manifest: Manifest) -> frozenset[str]:
                 hint=deny.reasons[name],
                 where=manifest.where("permissions.syscalls.allow"),
             )
+        if name in _UNBOUNDED:
+            raise errors.BackendError(
+                f"trusted-local cannot bound the memory that `{name}` holds",
+                hint=HINT,
+                where=manifest.where("permissions.syscalls.allow"),
+            )
     for name in syscalls.deny:
         if name in _NEEDED_TO_START:
             raise errors.BackendError(
@@ -136,7 +145,7 @@ def _denied(manifest: Manifest) -> frozenset[str]:
                 hint=HINT,
                 where=manifest.where("permissions.syscalls.deny"),
             )
-    return frozenset(deny.reasons) | frozenset(syscalls.deny)
+    return frozenset(deny.reasons) | _UNBOUNDED | frozenset(syscalls.deny)
 
 
 def _not_enforced(manifest: Manifest) -> Iterator[str]:

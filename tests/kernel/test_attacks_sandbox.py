@@ -5,11 +5,12 @@ a package's author, by a crash at a bad moment. Each beside its positive control
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,126 @@ def test_a_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert world.run(other).error is None
+
+
+# --- an agent that wants more than it was granted ---------------------------------------------------------------
+
+SHARED = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+libc.shmdt.argtypes = [ctypes.c_void_p]
+held = 0
+for _ in range(12):
+    segment = libc.shmget(0, 16 << 20, 0o1600)
+    if segment < 0: break
+    at = libc.shmat(segment, None, 0)
+    ctypes.memset(at, 1, 16 << 20)
+    libc.shmdt(at)
+    held += 16
+answer = [held, libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)]
+"""
+
+
+def test_memory_that_belongs_to_no_process_is_not_to_be_had_without_a_cgroup(world: World) -> None:
+    bare = f"import json\n{SHARED}\nprint(json.dumps(answer))"
+    control = subprocess.run(["unshare", "--ipc", sys.executable, "-c", bare], capture_output=True, check=True)
+    assert control.stdout == b"[192, 0, 0]\n"
+    assert world.ask(SHARED, **LOCAL, memory_mb=64) == [0, -1, -1]
+
+
+def test_in_the_sandbox_the_cgroup_bounds_it(world: World) -> None:
+    allow = '[permissions.syscalls]\nallow = ["shmget", "shmat", "shmdt", "msgget", "semget"]\n'
+    assert world.ask(SHARED, memory_mb=512, more=allow)[0] == 192
+    answer = world.run_code(HEAD + SHARED.replace("range(12)", "range(64)") + TAIL, memory_mb=64, more=allow)
+    refused(errors.OutOfMemoryError, answer.error)
+
+
+def test_a_grant_gives_what_everybody_may_read_and_no_more(world: World, granted: Path) -> None:
+    """The gofer could read it all; a file that is its owner's alone stays so, and a link leads nowhere outside."""
+    code = f"""
+answer = {{}}
+for name in ("open", "secret", "link", "hard/open", "pipe"):
+    try:
+        answer[name] = open("{granted}/" + name).read() if name != "pipe" else str(os.open("{granted}/pipe", os.O_RDWR))
+    except OSError as e: answer[name] = e.errno
+try: os.open("{granted}/open", os.O_WRONLY)
+except OSError as e: answer["write"] = e.errno
+"""
+    (granted / "open").write_text("for all")
+    (granted / "open").chmod(0o666)
+    (granted / "secret").write_text("for root")
+    (granted / "secret").chmod(0o600)
+    (granted / "link").symlink_to("/etc/hostname")
+    (granted / "hard").mkdir(mode=0o700)
+    (granted / "hard" / "open").write_text("behind a door")
+    os.mkfifo(granted / "pipe", 0o666)
+    (granted / "pipe").chmod(0o666)
+    assert Path("/etc/hostname").exists()
+    grant = f'[permissions.filesystem]\nread = ["{granted}"]\n'
+    got = world.ask(code, more=grant)
+    assert got.pop("open") == "for all"
+    assert got["secret"] == got["hard/open"] == 13
+    assert got["link"] == 2
+    assert got["write"] == 30
+    assert got["pipe"] in {1, 6, 30}, "a pipe of the host is a channel"
+
+
+def test_the_only_writable_place_is_the_bounded_one(world: World) -> None:
+    code = """
+answer = []
+for folder, folders, _ in os.walk("/"):
+    if folder == "/proc": folders[:] = ["sys", "self"]
+    try:
+        os.close(os.open(os.path.join(folder, ".x"), os.O_CREAT | os.O_WRONLY))
+        answer.append(folder)
+    except OSError: pass
+"""
+    assert world.ask(code) == ["/tmp"]
+    assert world.ask(code, filesystem="read-only-package") == []
+
+
+@pytest.fixture
+def granted() -> Iterator[Path]:
+    """A directory that root alone can change, all the way down; what pytest makes lies below one that it cannot."""
+    path = Path(f"/srv/covenant-test-{os.getpid()}")
+    path.mkdir(mode=0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_a_swapped_component_is_not_followed(world: World, granted: Path) -> None:
+    """Between two looks at a name an owner of a directory above could put another tree there."""
+    (granted / "real").mkdir()
+    (granted / "real" / "f").write_text("mine")
+    grant = f'[permissions.filesystem]\nread = ["{granted}/real"]\n'
+    code = f"answer = open('{granted}/real/f').read()"
+    assert world.ask(code, more=grant) == "mine"
+    os.chown(granted, 12345, -1)
+    for refusal in ("belongs to uid 12345", "can be written by others"):
+        with pytest.raises(errors.GrantedPathError, match=refusal):
+            world.ask(code, more=grant)
+        os.chown(granted, 0, 0)
+        granted.chmod(0o777)
+    granted.chmod(0o755)
+    (granted / "real").rename(granted / "moved")
+    (granted / "real").symlink_to("/etc")
+    with pytest.raises(errors.GrantedPathError, match="symlink"):
+        world.ask(code, more=grant)
+
+
+def test_many_lines_no_lines_and_lines_that_never_end(world: World, backend: dict[str, Any]) -> None:
+    """Whatever comes over stdout ends as one error of the contract, within the deadline, and the log counts it."""
+    flood = "os.write(1, b'a\\n' * (4 << 20)); os.write(1, b'a\\n' * (2 << 20))"
+    for code, kind in (
+        (flood, errors.MalformedOutputError),
+        ("print('{\"text\": \"' + 'a' * (5 << 20) + '\"}')", errors.OutputTooLargeError),
+        ("print('[' * 1000000)", errors.MalformedOutputError),
+        ("print('{\"text\": ' + '9' * 1000000 + '}')", errors.MalformedOutputError),
+        ('print(\'{"text": "\\\\ud800"}\')', errors.MalformedOutputError),
+        ('sys.stdout.buffer.write(b\'{"text": "\\xff"}\')', errors.MalformedOutputError),
+    ):
+        write_all = "\n_w = os.write\ndef write(fd, b):\n    while b: b = b[_w(fd, b):]\nos.write = write\n"
+        answer = world.run_code(HEAD + write_all + code, memory_mb=256, **backend)
+        refused(kind, answer.error)
+        assert ends(world)[-1]["stdout_bytes"] > 0

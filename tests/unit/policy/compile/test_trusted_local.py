@@ -160,3 +160,10 @@ def test_what_stays_advisory_is_named() -> None:
 
 def test_the_same_manifest_compiles_to_the_same_policy() -> None:
     assert compiled() == compiled()
+
+
+@pytest.mark.parametrize("name", ["msgget", "semget", "shmget"])
+def test_memory_that_no_limit_of_a_process_bounds_is_denied_and_refused_when_demanded(name: str) -> None:
+    assert name in {rule.name for rule in compiled().filter.rules if rule.check is None}
+    with pytest.raises(errors.BackendError, match=name):
+        compiled(OFF + f'[permissions.syscalls]\nallow = ["{name}"]\n')
