@@ -11,13 +11,14 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
+import math
 import os
 import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -27,6 +28,19 @@ from policy import errors
 _LOCK_SECONDS = 10.0
 _SHOWN_FAILURES = 40
 _NAMES = ("events.jsonl", "events.chain.jsonl")
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+# What it takes can be printed again as JSON: no NaN, and no number that becomes infinite.
+_NUMBERS_ONLY = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +227,7 @@ def _last(log: Log, limit: int) -> Iterable[dict[str, Any]]:
     complete = lines[:-1] if len(lines) <= limit + 1 else lines[1:-1]
     for line in complete[-limit:]:
         try:
-            event = json.loads(line)
+            event = _NUMBERS_ONLY.decode(line.decode())
         except (ValueError, RecursionError):
             event = None
         if isinstance(event, dict):

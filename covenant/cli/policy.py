@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,7 @@ def policy() -> None:
 def compile_(package: Path, out: Path, as_json: bool) -> None:
     """Compile PACKAGE for this host and write every artefact to a new directory."""
     artefacts, manifest = _compile(package)
-    try:
-        out.mkdir(mode=0o755)
-    except OSError as e:
-        raise errors.UsageError(f"`{out}` cannot be made: {e.strerror}", hint="name a new directory") from e
-    for name, data in artefacts.files.items():
-        (out / name).write_bytes(data)
-    (out / "digest").write_text(artefacts.digest + "\n")
+    write_out(out, {**artefacts.files, "digest": f"{artefacts.digest}\n".encode()})
     if as_json:
         files = {name: len(data) for name, data in sorted(artefacts.files.items())}
         common.emit(
@@ -50,6 +45,29 @@ def compile_(package: Path, out: Path, as_json: bool) -> None:
     common.say(f"{manifest.agent.id}: policy {artefacts.digest}")
     for name, data in sorted(artefacts.files.items()):
         common.say(f"  {common.visible(str(out / name))}  {len(data)} bytes")
+
+
+def write_out(out: Path, files: Mapping[str, bytes]) -> None:
+    """Make the directory and the files in it.
+
+    Whoever owns the directory above can put another in the new one's place: every file is made in the directory
+    that was opened, and only where there is none, so that no link there leads root's writing elsewhere.
+
+    Raises:
+        errors.UsageError: there is something of that name, or it cannot be written.
+    """
+    try:
+        out.mkdir(mode=0o755)
+        directory = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for name, data in files.items():
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(name, flags, 0o644, dir_fd=directory), "wb") as stream:
+                    stream.write(data)
+        finally:
+            os.close(directory)
+    except OSError as e:
+        raise errors.UsageError(f"`{out}` cannot be made: {e.strerror}", hint="name a new directory") from e
 
 
 @policy.command()

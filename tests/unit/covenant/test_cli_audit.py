@@ -175,6 +175,10 @@ def test_recent_survives_a_log_full_of_junk(covenant_home: Path) -> None:
     assert len(result.stdout.splitlines()) == len(junk)
     assert "\x1b" not in result.stdout
     assert len(document("recent")["events"]) == len(junk)
+    numbers = [b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1e999}', b'{"a":1e9}']
+    (covenant_home / "supervisor" / "audit" / "events.jsonl").write_bytes(b"".join(n + b"\n" for n in numbers))
+    said = json.loads(call("recent", "--json").stdout, parse_constant=pytest.fail)
+    assert ["unreadable" in row for row in said["events"]] == [True, True, True, False]
 
 
 def test_the_exit_status_of_the_real_command(covenant_home: Path, clone: Path) -> None:
