@@ -112,6 +112,8 @@ def _text(text: str) -> str:
 
     if text != "-":
         return text
+    if sys.stdin is None:
+        raise errors.UsageError("there is no stdin to read the intent from")
     raw = sys.stdin.buffer.read(contract.INTENT_BYTES + 1)
     try:
         return raw.decode()

@@ -75,6 +75,20 @@ class Limit:
         return f"write {self.value} to {self.controller}:{self.file}"
 
 
+def _exchange(directory: Path | None, limit: Limit) -> str:
+    """Write a limit and return what the kernel then holds."""
+    if directory is None:
+        raise FileNotFoundError(errno.ENOENT, "no such controller in this leaf")
+    path = directory / limit.file
+    # Never O_CREAT: the kernel answers it with EACCES where there is no such file, which looks like a lack of rights.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, limit.value.encode())
+    finally:
+        os.close(fd)
+    return path.read_text().strip()
+
+
 @dataclass
 class Leaf:
     """One run's cgroup in every hierarchy that it needs. Use as a context manager: leaving kills and removes."""
@@ -123,10 +137,8 @@ class Leaf:
             errors.KernelError: the kernel holds another value than was written.
         """
         for limit in limits:
-            path = self.paths.get(limit.controller, Path("/nonexistent")) / limit.file
             try:
-                path.write_text(limit.value)
-                held = path.read_text().strip()
+                held = _exchange(self.paths.get(limit.controller), limit)
             except OSError as e:
                 if not limit.required and e.errno in {errno.ENOENT, errno.EOPNOTSUPP}:
                     self.reported.append(f"{limit.file}: not on this host")

@@ -149,6 +149,10 @@ def test_the_intent_may_come_from_stdin(world: World) -> None:
     for stdin in (b"\xff", b"x" * (1 << 20)):
         done = call(world.home, "run", path, "-", "--json", stdin=stdin)
         assert (done.returncode, document(done)["code"]) == (2, "usage")
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "covenant", "run", str(path), "-", "--json"]
+    env = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(closed, env=env, capture_output=True, timeout=60)
+    assert (done.returncode, document(done)["code"]) == (2, "usage")
     # What no agent could be given was refused before anything was written down as started.
     assert [row["kind"]["type"] for row in world.rows()].count("run_started") == 1
 

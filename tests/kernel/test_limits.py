@@ -131,6 +131,15 @@ def test_read_only_package_has_no_writable_place(world: World) -> None:
     assert world.ask(code, filesystem="ephemeral") == ["/tmp"]
 
 
+def test_a_file_that_this_kernel_has_not_is_reported_and_a_required_one_refused() -> None:
+    """A host without swap accounting lacks memory.memsw.*: that is reported, and no failure of every run."""
+    with cgroupfs.Leaf(cgroupfs.Hierarchies.read(), "test-absent-file") as leaf:
+        leaf.apply([cgroupfs.Limit("memory", "memory.no_such_file", "1", required=False)])
+        assert leaf.reported == ["memory.no_such_file: not on this host"]
+        with pytest.raises(errors.NotEnforceableError, match="No such file"):
+            leaf.apply([cgroupfs.Limit("memory", "memory.no_such_file", "1")])
+
+
 def test_cpu_millis_is_a_quota(world: World) -> None:
     code = "import time\nbegin = time.monotonic()\nn = 0\nwhile time.monotonic() - begin < 2: n += 1\nanswer = n\n"
     whole = world.ask(code, resources="cpu_millis = 1000")

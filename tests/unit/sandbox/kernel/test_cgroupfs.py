@@ -8,7 +8,8 @@ import pytest
 
 from policy import errors
 from sandbox.kernel import delegation
-from sandbox.kernel.cgroupfs import NEEDED, Hierarchies, Leaf, Limit
+from sandbox.kernel.cgroupfs import Hierarchies, Leaf, Limit
+from sandbox.kernel.delegation import NEEDED
 
 V1 = "\n".join(
     f"{30 + i} 29 0:{i} / /sys/fs/cgroup/{name} rw,relatime - cgroup cgroup rw,{name}"
@@ -80,6 +81,7 @@ def test_a_leaf_lies_below_covenant_and_delegates_there_alone(tmp_path: Path) ->
 def test_a_limit_is_written_and_one_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
     leaf = _leaf(tmp_path)
     path = tmp_path / "covenant" / "run" / "pids.max"
+    path.write_text("")
     leaf.apply([Limit("pids", "pids.max", "7")])
     assert path.read_text() == "7"
     path.unlink()
@@ -91,10 +93,12 @@ def test_a_limit_is_written_and_one_that_does_not_hold_is_an_error(tmp_path: Pat
 def test_a_required_file_that_is_not_there_is_refused_and_an_optional_one_is_reported(tmp_path: Path) -> None:
     leaf = _leaf(tmp_path)
     leaf.paths.pop("cpu")
-    with pytest.raises(errors.NotEnforceableError, match=r"cpu\.max"):
-        leaf.apply([Limit("cpu", "cpu.max", "1 2")])
-    leaf.apply([Limit("cpu", "cpu.max", "1 2", required=False)])
-    assert leaf.reported == ["cpu.max: not on this host"]
+    for controller, file in (("cpu", "cpu.max"), ("memory", "memory.nothing")):
+        with pytest.raises(errors.NotEnforceableError, match=file):
+            leaf.apply([Limit(controller, file, "1 2")])
+        leaf.apply([Limit(controller, file, "1 2", required=False)])
+    assert leaf.reported == ["cpu.max: not on this host", "memory.nothing: not on this host"]
+    assert not (leaf.paths["memory"] / "memory.nothing").exists()
 
 
 @pytest.mark.parametrize(("text", "kills"), [("low 0\noom 3\noom_kill 2\n", 2), ("oom_kill 0", 0), ("", 0)])
