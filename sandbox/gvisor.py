@@ -33,7 +33,8 @@ _ATTRIBUTES = {
 @dataclass(frozen=True, slots=True)
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
-    to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels)."""
+    to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels);
+    ``claim`` is called once others can see it, and raises when the run may not go on beside theirs."""
 
     run_id: str
     artefacts: Artefacts
@@ -43,6 +44,7 @@ class Job:
     intent: bytes
     limits: Limits
     label: Mapping[str, str]
+    claim: Callable[[], None]
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -54,6 +56,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
     with contextlib.ExitStack() as stack:
         uid = stack.enter_context(uids)
         directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label))
+        job.claim()
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
         directory.note_cgroups(leaf.plan())
         stack.enter_context(leaf)

@@ -27,6 +27,7 @@ from policy import clocks, contract, decide, errors, events
 from policy.host import Closure, HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
+from policy.rules import nine
 from policy.rules.case import Owner, Unsigned
 from policy.signing import trust
 from sandbox import bundle, granted, gvisor, host
@@ -203,6 +204,7 @@ class Run:
         label = self._label(manifest, trusted.payload_digest if isinstance(trusted, trust.TrustedPackage) else "")
         # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
         with bundle.RunDirectory(means.path / "runs" / self.run_id, label):
+            self._claim(manifest, label)
             finished = trusted_local.run(
                 plan,
                 package=request.package,
@@ -271,6 +273,7 @@ class Run:
                 sources[mount["destination"]] = fd
         assert facts.runsc is not None
         assert decision.trusted is not None
+        label = self._label(manifest, decision.trusted.payload_digest)
         return gvisor.Job(
             run_id=self.run_id,
             artefacts=decision.artefacts,
@@ -279,7 +282,19 @@ class Run:
             sources=sources,
             intent=self._line,
             limits=self._limits(deadline),
-            label=self._label(manifest, decision.trusted.payload_digest),
+            label=label,
+            claim=lambda: self._claim(manifest, label),
+        )
+
+    def _claim(self, manifest: Manifest, label: Mapping[str, str]) -> None:
+        """Rule 8 again, now that our own label can be seen: of two that looked at once, both must not go on."""
+        agent_id = manifest.agent.id
+        nine.refuse_other_owners(
+            _live_owners(self._means.path / "runs").get(agent_id, ()),
+            agent_id,
+            payload_digest=label["payload_digest"],
+            package_name=label["package"],
+            where=manifest.where("agent.id"),
         )
 
     def _label(self, manifest: Manifest, payload_digest: str) -> dict[str, str]:

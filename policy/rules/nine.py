@@ -118,14 +118,31 @@ def identity_uniqueness(case: Case) -> None:
     """(8) An agent id belongs to one package; live runs of it are told apart by run id (decisions.md, Serials)."""
     agent_id = case.manifest.agent.id
     mine = case.trusted.payload_digest if isinstance(case.trusted, TrustedPackage) else None
-    for owner in case.identities.get(agent_id, ()):
+    refuse_other_owners(
+        case.identities.get(agent_id, ()),
+        agent_id,
+        payload_digest=mine,
+        package_name=case.package_name or None,
+        where=case.where("agent.id"),
+    )
+
+
+def refuse_other_owners(
+    owners: Collection[Owner], agent_id: str, *, payload_digest: str | None, package_name: str | None, where: str
+) -> None:
+    """Rule 8 for owners that were found: asked once more when a run's own label can be seen by others.
+
+    Raises:
+        errors.IdentityViolation: one of them is another package.
+    """
+    for owner in owners:
         # The same place may hold a newer payload, and a copy elsewhere is the same package.
-        if owner.payload_digest != mine and owner.package != (case.package_name or None):
+        if owner.payload_digest != payload_digest and owner.package != package_name:
             raise errors.IdentityViolation(
                 f"agent id `{agent_id}` belongs to {text.quote(owner.package)}",
                 grant="agent.id",
                 hint="give one of the two another id",
-                where=case.where("agent.id"),
+                where=where,
             )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox import lifecycle
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, ROOT, TAIL, World, refused
 
@@ -163,6 +164,30 @@ def test_a_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert world.run(other).error is None
+
+
+def test_two_packages_of_one_id_that_start_at_once_do_not_both_run(
+    world: World, backend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 8 looks at live runs, and a run can be seen only after it was decided: the other one starts in between."""
+    first = world.sign(world.package({"main.py": sleeper(4)}, name="first", **backend))
+    second = world.sign(world.package({"main.py": HEAD + "answer = 2" + TAIL}, name="second", **backend))
+    looked = lifecycle._live_owners
+    started: list[subprocess.Popen[bytes]] = []
+
+    def late(runs: Path) -> Any:
+        seen = looked(runs)
+        if not started:
+            started.append(covenant(world, first))
+            wait(lambda: list(runs.glob("*/label.json")))
+        return seen
+
+    monkeypatch.setattr(lifecycle, "_live_owners", late)
+    with pytest.raises(errors.IdentityViolation):
+        world.run(second)
+    started[0].communicate(timeout=30)
+    assert started[0].returncode == 0
+    assert sorted(str(row["code"]) for row in ends(world)) == ["None", "rule_8_identity"]
 
 
 # --- an agent that wants more than it was granted ---------------------------------------------------------------
