@@ -7,13 +7,17 @@ A copy is written from the bytes in memory that were verified, synced, and renam
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from policy.package import Package
+
+_MAKING = ".making-"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PackageStore:
@@ -28,20 +32,49 @@ class PackageStore:
         target = self._directory / (f"{package.digest}-x" if executable else package.digest)
         if target.exists():
             return target
-        making = self._directory / f".making-{uuid.uuid4()}"
+        making = self._directory / f"{_MAKING}{uuid.uuid4()}"
+        with self._gate():
+            making.mkdir(mode=0o700)
+            lock = os.open(making, _DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             _write_tree(making, package.files, executable)
             with contextlib.suppress(FileExistsError, OSError):
                 os.rename(making, target)
             _sync(self._directory)
         finally:
+            os.close(lock)
             if making.exists():
                 _remove(making)
         return target
 
+    def sweep(self) -> None:
+        """Remove the copies whose makers died while they made them."""
+        with self._gate():
+            for path in self._directory.glob(f"{_MAKING}*"):
+                # A live maker holds the lock, or has just given the copy its name.
+                with contextlib.suppress(FileNotFoundError, BlockingIOError), _opened(path) as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(path)
+
+    @contextlib.contextmanager
+    def _gate(self) -> Iterator[None]:
+        """Between a copy's making and its lock, ``sweep`` may not take it for a dead maker's."""
+        with _opened(self._directory) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
 
 def _write_tree(root: Path, files: Mapping[str, bytes], executable: str) -> None:
-    root.mkdir(mode=0o700)
     directories = {root}
     for name in sorted(files):
         path = root / name
@@ -59,11 +92,8 @@ def _write_tree(root: Path, files: Mapping[str, bytes], executable: str) -> None
 
 
 def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(directory) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _remove(root: Path) -> None:

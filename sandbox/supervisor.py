@@ -20,6 +20,7 @@ from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.rootfs import Skeletons
 from sandbox.state import State
+from sandbox.store import PackageStore
 
 # A root directory is a copy that can be made again; one that no run used for a week is a runtime of the past.
 UNUSED_ROOT_SECONDS = 7 * 86400
@@ -53,6 +54,7 @@ class Supervisor:
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             gvisor.recover(self.path / "runs", ended=functools.partial(lifecycle.log_cut_off, self.ledger))
+            PackageStore(self.path / "packages").sweep()
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
