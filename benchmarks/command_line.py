@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`covenant --help` beside `python -c 'import click'` of the same environment, with bare python, in turn.
 
-    .venv/bin/python benchmarks/command_line.py [rounds]
+.venv/bin/python benchmarks/command_line.py [rounds]
 """
 
 from __future__ import annotations
