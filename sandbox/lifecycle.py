@@ -171,10 +171,11 @@ class Run:
         decision = decide.authorise(trusted, manifest, host=facts, **self._case())
         self._lap("decide")
         deadline = self._deadline(trusted, manifest)
-        self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest)
         with contextlib.ExitStack() as stack:
+            # Copies may take seconds or fail: what is written down as started is only what is about to start.
             job = self._job(decision, facts, deadline, stack)
             self._lap("prepare")
+            self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest)
             uids = UidLease(means.path / "uids", first=means.config.uid_first, count=means.config.uid_count)
             finished = gvisor.run(job, runs=means.path / "runs", uids=uids)
         self._lap("run")
