@@ -2,7 +2,7 @@
 
     (1) verify the envelope and the bytes, then parse the manifest from those same bytes
     (2) look at the host for what the manifest names
-    (3) decide: the nine rules, and for linux-gvisor the compiled artefacts
+    (3) decide: the nine rules, and for linux-gvisor the compiled artefacts and the proof that runsc applies a filter
     (4) write down the capability check, the accepted serial and the start, each durable before (5)
     (5) run, on the backend that the manifest names
     (6) write down the end
@@ -30,7 +30,7 @@ from policy.package import Package
 from policy.rules import nine
 from policy.rules.case import Owner, Unsigned
 from policy.signing import trust
-from sandbox import bundle, granted, gvisor, host
+from sandbox import bundle, granted, gvisor, host, self_test
 from sandbox.config import Config
 from sandbox.ledger import Ledger
 from sandbox.rootfs import Skeletons
@@ -170,6 +170,7 @@ class Run:
         self._lap("host")
         decision = decide.authorise(trusted, manifest, host=facts, **self._case())
         self._lap("decide")
+        self._prove(facts)
         deadline = self._deadline(trusted, manifest)
         with contextlib.ExitStack() as stack:
             # Copies may take seconds or fail: what is written down as started is only what is about to start.
@@ -180,6 +181,21 @@ class Run:
             finished = gvisor.run(job, runs=means.path / "runs", uids=uids)
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, finished.reported)
+
+    def _prove(self, facts: HostFacts) -> None:
+        """A runsc that does not apply the filter runs nothing."""
+        config = self._means.config
+        if self_test.proved(config, facts):
+            return
+        proof = self_test.prove(config, facts)
+        self._append("self_test", name="system call filter", passed=not proof.fault, detail=proof.detail)
+        if proof.fault:
+            raise errors.NotEnforceableError(
+                f"this runsc cannot hold an agent: {proof.fault}",
+                hint="run `covenant doctor` for the mend",
+                grant="permissions.syscalls",
+            )
+        self._lap("self test")
 
     def _look(self, manifest: Manifest) -> HostFacts:
         """(2) The host facts, with what this manifest names."""
