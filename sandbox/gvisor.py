@@ -141,7 +141,7 @@ def _launch(
             container=job.run_id,
         ),
         environment=runsc.ENVIRONMENT,
-        procs_files=leaf.procs_files(),
+        join_files=leaf.join_files(),
         mounts=mounts,
     )
 

@@ -92,7 +92,7 @@ class _Probe:
                 program=str(self._binary),
                 arguments=[*arguments, "run", f"--bundle={bundle}", name],
                 environment=runsc.ENVIRONMENT,
-                procs_files=leaf.procs_files(),
+                join_files=leaf.join_files(),
             )
             began = time.monotonic()
             child = stack.enter_context(process.spawn(launch))

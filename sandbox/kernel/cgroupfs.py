@@ -152,16 +152,21 @@ class Leaf:
                     f"the kernel holds {held}"
                 )
 
-    def procs_files(self) -> tuple[str, ...]:
-        """The files into which a process writes its pid (or 0 for itself) to join."""
-        return tuple(sorted({str(p / "cgroup.procs") for p in self.paths.values()}))
+    def join_files(self) -> tuple[str, ...]:
+        """The files into which a process with a single thread writes 0 to join, before anything else that it does.
+
+        Version 1 has `tasks`: the kernel moves the writing thread itself without the global lock that `cgroup.procs`
+        waits an RCU grace period for, 4 ms a hierarchy (kernel/cgroup/cgroup.c, cgroup_attach_lock).
+        """
+        name = "tasks" if self.hierarchies.version == 1 else "cgroup.procs"
+        return tuple(sorted({str(p / name) for p in self.paths.values()}))
 
     def pids(self) -> list[int]:
         """Host processes in this leaf, whichever hierarchy lists them."""
         found: set[int] = set()
-        for file in self.procs_files():
+        for path in set(self.paths.values()):
             with contextlib.suppress(OSError):
-                found.update(int(line) for line in Path(file).read_text().split())
+                found.update(int(line) for line in (path / "cgroup.procs").read_text().split())
         return sorted(found)
 
     def oom_kills(self) -> int:

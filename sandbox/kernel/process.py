@@ -33,14 +33,14 @@ class Attach:
 class Launch:
     """Everything that the child does before execve, in order: cgroups, session, mounts, ``prepare``, stdio.
 
-    ``procs_files`` are joined first, so that no later step is outside the limits. ``prepare`` is for what a backend
+    ``join_files`` are joined first, so that no later step is outside the limits. ``prepare`` is for what a backend
     adds (identity, filter); it must not return with rights that the program may not have.
     """
 
     program: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    procs_files: Sequence[str] = ()
+    join_files: Sequence[str] = ()
     mounts: Sequence[Attach] = ()
     prepare: Callable[[], None] | None = None
     directory: str = "/"
@@ -153,7 +153,7 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         step = "join the cgroup"
-        for file in launch.procs_files:
+        for file in launch.join_files:
             fd = os.open(file, os.O_WRONLY)
             os.write(fd, b"0")
             os.close(fd)

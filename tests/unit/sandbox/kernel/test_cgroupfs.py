@@ -75,7 +75,7 @@ def test_a_leaf_lies_below_covenant_and_delegates_there_alone(tmp_path: Path) ->
     leaf = _leaf(tmp_path)
     assert (tmp_path / "covenant" / "run").is_dir()
     assert (tmp_path / "covenant" / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
-    assert leaf.procs_files() == (str(tmp_path / "covenant" / "run" / "cgroup.procs"),)
+    assert leaf.join_files() == (str(tmp_path / "covenant" / "run" / "cgroup.procs"),)
 
 
 def test_a_limit_is_written_and_one_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
