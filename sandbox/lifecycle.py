@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -23,20 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy import clocks, contract, decide, errors, events
-from policy.host import Closure, HostFacts
+from policy import clocks, contract, decide, errors
+from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from policy.rules import nine
 from policy.rules.case import Owner, Unsigned
 from policy.signing import trust
-from sandbox import bundle, granted, gvisor, host, self_test
+from sandbox import bundle, gvisor, host, preparation, self_test
 from sandbox.config import Config
 from sandbox.ledger import Ledger
-from sandbox.rootfs import Skeletons
+from sandbox.rows import Rows
 from sandbox.runner import Finished, Limits
 from sandbox.state import State
-from sandbox.store import PackageStore
 from sandbox.uids import UidLease
 
 
@@ -92,10 +89,7 @@ class Run:
         self.run_id, self.intent_id = str(uuid.uuid4()), str(uuid.uuid4())
         # An intent that no agent could be given is refused here, before anything is accepted or written down.
         self._line = contract.Intent(self.intent_id, request.text, request.issuer, now_ms).line()
-        self._agent_id: str | None = None
-        self._operator: str | None = None
-        self._signers: tuple[trust.Signer, ...] = ()
-        self._started = False
+        self._rows = Rows(means.ledger, self.run_id, request.issuer)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
 
@@ -107,7 +101,7 @@ class Run:
         """
         trusted = self._verify()
         manifest = decide.manifest_of(self._request.package)
-        self._agent_id = manifest.agent.id
+        self._rows.agent_id = manifest.agent.id
         if isinstance(trusted, trust.TrustedPackage):
             self._attribute(trusted, manifest)
         self._lap("verify and parse")
@@ -121,21 +115,14 @@ class Run:
         """Who answers for the run: a signer that counts for this manifest, not a name that it merely gives."""
         # Where nobody does, rule 2 refuses, and its row names nobody.
         with contextlib.suppress(errors.SignatureError):
-            self._signers = trust.authorise(
+            signers = trust.authorise(
                 trusted, agent_id=manifest.agent.id, role=manifest.agent.role, operator=manifest.agent.operator
             )
-            self._operator = manifest.agent.operator or self._signers[0].name
+            self._rows.attribute(signers, manifest.agent.operator)
 
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
-        fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
-        code = error.code if isinstance(error, errors.CovenantError) else fault.code
-        if self._started:
-            self._end_row(status="failed", code=code)
-        elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
-            digest = self._request.package.digest
-            fields = events.rejection(error, agent_id=self._agent_id, package_digest=digest)
-            self._append("manifest_rejected", **fields)
+        self._rows.failure(error, package_digest=self._request.package.digest)
 
     def _verify(self) -> trust.TrustedPackage | Unsigned:
         means, package = self._means, self._request.package
@@ -174,7 +161,7 @@ class Run:
         deadline = self._deadline(trusted, manifest)
         with contextlib.ExitStack() as stack:
             # Copies may take seconds or fail: what is written down as started is only what is about to start.
-            job = self._job(decision, facts, deadline, stack)
+            job = self._job(trusted, decision, facts, deadline, stack)
             self._lap("prepare")
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest)
             uids = UidLease(means.path / "uids", first=means.config.uid_first, count=means.config.uid_count)
@@ -188,7 +175,7 @@ class Run:
         if self_test.proved(config, facts):
             return
         proof = self_test.prove(config, facts)
-        self._append("self_test", name="system call filter", passed=not proof.fault, detail=proof.detail)
+        self._rows.self_test(proof.detail, passed=not proof.fault)
         if proof.fault:
             raise errors.NotEnforceableError(
                 f"this runsc cannot hold an agent: {proof.fault}",
@@ -218,7 +205,7 @@ class Run:
         decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
         deadline = self._deadline(trusted, manifest)
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
-        label = self._label(manifest, trusted.payload_digest if isinstance(trusted, trust.TrustedPackage) else "")
+        label = self._label(trusted, manifest)
         # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
         with bundle.RunDirectory(means.path / "runs" / self.run_id, label):
             self._claim(manifest, label)
@@ -245,62 +232,45 @@ class Run:
     ) -> None:
         """(4) Everything that must be durable before the agent starts."""
         signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
-        required = list(manifest.capabilities.required)
-        display = self._request.issuer["display"]
-        self._append(
-            "capability_check",
-            agent_id=manifest.agent.id,
-            required_actions=required,
-            missing_actions=[],
-            passed=True,
-            authorized_by=[{"action": a, "granted_by_display": display, "signature_b58": ""} for a in required],
-        )
+        self._rows.capability_check(manifest)
         if signed is not None:
             self._means.state.accept(signed, now_ms=self._now_ms)
-        self._append(
-            "run_started",
-            agent_id=manifest.agent.id,
+        self._rows.run_started(
+            manifest,
+            deadline,
             intent_id=self.intent_id,
             policy_digest=policy_digest,
             payload_digest=signed.payload_digest if signed else None,
-            backend=manifest.sandbox.backend,
-            signers=[s.name for s in self._signers],
-            not_enforced=list(not_enforced),
-            deadline_ms=deadline.milliseconds,
-            deadline_clock=deadline.clock,
+            not_enforced=not_enforced,
         )
-        self._started = True
         self._lap("log the start")
 
     def _job(
-        self, decision: decide.Decision, facts: HostFacts, deadline: clocks.Deadline, stack: contextlib.ExitStack
+        self,
+        trusted: trust.TrustedPackage | Unsigned,
+        decision: decide.Decision,
+        facts: HostFacts,
+        deadline: clocks.Deadline,
+        stack: contextlib.ExitStack,
     ) -> gvisor.Job:
         means, manifest = self._means, decision.manifest
-        plan = decision.artefacts.json("mounts.json")
-        executable = manifest.agent.entry if manifest.agent.runtime == "rust-bin" else ""
-        copy = PackageStore(means.path / "packages").put(self._request.package, executable=executable)
-        closures = [_closure(facts, c["name"]) for c in plan["root"]["closures"]]
-        points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
-        rootfs = stack.enter_context(Skeletons(means.path / "rootfs").hold(closures, points))
-        sources = {}
-        for mount in plan["mounts"]:
-            if mount["type"] == "bind":
-                fd = _open_directory(copy) if mount["source"] == "package" else self._open_granted(mount["source"])
-                stack.callback(os.close, fd)
-                sources[mount["destination"]] = fd
-        assert facts.runsc is not None
-        assert decision.trusted is not None
-        label = self._label(manifest, decision.trusted.payload_digest)
-        return gvisor.Job(
+        label = self._label(trusted, manifest)
+        order = preparation.Order(
             run_id=self.run_id,
-            artefacts=decision.artefacts,
-            runsc_path=facts.runsc.path,
-            rootfs=rootfs,
-            sources=sources,
+            package=self._request.package,
             intent=self._line,
             limits=self._limits(deadline),
             label=label,
             claim=lambda: self._claim(manifest, label),
+        )
+        return preparation.job(
+            order,
+            decision,
+            facts,
+            state=means.path,
+            config=means.config,
+            never_granted=means.never_granted,
+            stack=stack,
         )
 
     def _claim(self, manifest: Manifest, label: Mapping[str, str]) -> None:
@@ -314,22 +284,15 @@ class Run:
             where=manifest.where("agent.id"),
         )
 
-    def _label(self, manifest: Manifest, payload_digest: str) -> dict[str, str]:
+    def _label(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> dict[str, str]:
         """What others may need to know of this run while it lives, and the next start if it is cut off."""
         return {
             "agent_id": manifest.agent.id,
             "package": self._request.package_name,
-            "payload_digest": payload_digest,
-            "operator": self._operator or "",
+            "payload_digest": trusted.payload_digest if isinstance(trusted, trust.TrustedPackage) else "",
+            "operator": self._rows.operator or "",
             **self._request.issuer,
         }
-
-    def _open_granted(self, path: str) -> int:
-        """The descriptor that is mounted is the one that was checked, not a second look at the name."""
-        means = self._means
-        never = host.never_granted(means.config, means.never_granted)
-        fd, _ = granted.open_granted(path, owners=means.config.path_owners, never=never)
-        return fd
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(
@@ -361,19 +324,10 @@ class Run:
             except errors.RunError as e:
                 error = e
         text_hash = hashlib.sha256(result.text.encode()).hexdigest() if result else None
-        self._end_row(
-            status="ok" if result else "failed", code=error.code if error else None, finished=finished, digest=text_hash
-        )
-        self._started = False
+        code = error.code if error else None
+        self._rows.run_ended(status="ok" if result else "failed", code=code, finished=finished, digest=text_hash)
         if text_hash is not None:
-            self._append(
-                "intent_dispatched",
-                intent_id=self.intent_id,
-                intent_text=self._request.text,
-                matched_agent=manifest.agent.id,
-                result_hash_hex=text_hash,
-                status="ok",
-            )
+            self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
         self._lap("log the end")
         timings = {"sandbox start": finished.start_seconds or 0.0, "sandbox": finished.total_seconds}
         return Answer(
@@ -389,61 +343,10 @@ class Run:
             timings={**self._timings, **timings},
         )
 
-    def _end_row(
-        self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None
-    ) -> None:
-        exit_status = finished.exit_status if finished else None
-        # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
-        by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
-        self._append(
-            "run_ended",
-            agent_id=self._agent_id,
-            status=status,
-            code=code,
-            exit_status=None if by_signal else exit_status,
-            exit_signal=exit_status - 128 if exit_status is not None and by_signal else None,
-            duration_ms=int(finished.total_seconds * 1000) if finished else 0,
-            oom=finished is not None and finished.oom_kills > 0,
-            stdout_bytes=len(finished.stdout) if finished else 0,
-            stderr_bytes=finished.stderr_total if finished else 0,
-            result_hash_hex=digest,
-        )
-
-    def _append(self, kind: str, **fields: Any) -> None:
-        fields |= {"run_id": self.run_id, "operator": self._operator}
-        self._means.ledger.append(kind, fields, issuer=self._request.issuer, now_ms=int(time.time() * 1000))
-
     def _lap(self, name: str) -> None:
         now = time.perf_counter()
         self._timings[name] = now - self._clock
         self._clock = now
-
-
-def log_cut_off(ledger: Ledger, run_id: str, label: Mapping[str, str]) -> None:
-    """The last row of a run whose supervisor died while it ran; without it the log would show it as running."""
-    ledger.append(
-        "run_ended",
-        {
-            "run_id": run_id,
-            "operator": label["operator"] or None,
-            "agent_id": label["agent_id"],
-            "status": "failed",
-            "code": errors.CutOffError.code,
-            "exit_status": None,
-            "exit_signal": None,
-            "duration_ms": 0,
-            "oom": False,
-            "stdout_bytes": 0,
-            "stderr_bytes": 0,
-            "result_hash_hex": None,
-        },
-        issuer={name: label[name] for name in ("display", "pubkey")},
-        now_ms=int(time.time() * 1000),
-    )
-
-
-def _closure(facts: HostFacts, name: str) -> Closure:
-    return facts.runtimes[name] if name in facts.runtimes else facts.executables[name]
 
 
 def _live_owners(runs: Path) -> dict[str, list[Owner]]:
@@ -452,10 +355,6 @@ def _live_owners(runs: Path) -> dict[str, list[Owner]]:
     for label in bundle.live_labels(runs):
         owners.setdefault(label["agent_id"], []).append(Owner(label["package"], label["payload_digest"]))
     return owners
-
-
-def _open_directory(path: Path) -> int:
-    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def _redacted(stderr: bytes, state: Path) -> str:

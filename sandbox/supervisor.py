@@ -15,7 +15,7 @@ from pathlib import Path
 
 from policy import errors, events
 from sandbox import config as configuration
-from sandbox import gvisor, lifecycle, surroundings
+from sandbox import gvisor, lifecycle, rows, surroundings
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.rootfs import Skeletons
@@ -53,7 +53,7 @@ class Supervisor:
             self.ledger = self._stack.enter_context(Ledger.open(self.path / "audit", head=head))
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
-            gvisor.recover(self.path / "runs", ended=functools.partial(lifecycle.log_cut_off, self.ledger))
+            gvisor.recover(self.path / "runs", ended=functools.partial(rows.cut_off, self.ledger))
             PackageStore(self.path / "packages").sweep()
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
