@@ -65,10 +65,18 @@ def compile(manifest: Manifest, *, arch: str, signed: bool) -> LocalPolicy:
     """The policy of a manifest under trusted-local.
 
     Raises:
+        errors.NotYetEnforceableError: the runtime is `hermes`, on any backend.
         errors.BackendError: the manifest demands what this backend cannot hold.
         errors.DenyListViolation: it allows a call that is permanently denied.
         errors.UnknownSyscallError: it names a call that does not exist.
     """
+    if manifest.agent.runtime == "hermes":
+        raise errors.NotYetEnforceableError(
+            "runtime `hermes` cannot be run yet",
+            hint="use python3, node or rust-bin",
+            where=manifest.where("agent.runtime"),
+            grant="agent.runtime",
+        )
     for key, what in _refusals(manifest, signed=signed):
         raise errors.BackendError(f"trusted-local {what}", hint=HINT, where=manifest.where(key), grant=key)
     resources = manifest.resources
@@ -100,7 +108,6 @@ def _refusals(manifest: Manifest, *, signed: bool) -> Iterator[tuple[str, str]]:
     table = (
         (sandbox.required, "sandbox.required", "is no sandbox, and `sandbox.required` is true"),
         (sandbox.backend != "trusted-local", "sandbox.backend", f"is not the backend named: `{sandbox.backend}`"),
-        (manifest.agent.runtime == "hermes", "agent.runtime", "starts no `hermes` agent"),
         (role is not None, "agent.role", f"cannot hold an agent to role `{role}`"),
         (has_network and network not in ("off", "full"), "resources.network", f"cannot hold network `{network}`"),
         (signed and not has_network, "resources", "wants `resources.network` written as `off` or `full`"),

@@ -98,7 +98,8 @@ def test_a_role_is_refused_since_nothing_here_holds_it() -> None:
 
 
 def test_hermes_is_refused() -> None:
-    with pytest.raises(errors.BackendError, match="hermes"):
+    # Not `backend = "linux-gvisor"`: that refuses it as well.
+    with pytest.raises(errors.NotYetEnforceableError, match="hermes"):
         compiled(agent=AGENT.replace("python3", "hermes"))
 
 
