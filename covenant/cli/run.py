@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
@@ -58,9 +56,6 @@ def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_j
     # Without root it refuses here, before a key or a directory is made.
     opening = Supervisor(state, never_granted=(str(home),))
     intent, issuer = _text(text), identity.issuer(home)
-    # A stop asked for in the ordinary way ends the agent and clears up; only kill -9 leaves names for the next start.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
     with opening as supervisor:
         _say_whose(home, supervisor)
         with supervisor.logged(issuer):
@@ -101,10 +96,6 @@ def _signed_for_dev(path: Path, supervisor: Supervisor) -> tuple[Package, str]:
         err=True,
     )
     return signed, manifest.agent.id
-
-
-def _stop(number: int, _: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _text(text: str) -> str:

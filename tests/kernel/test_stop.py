@@ -39,3 +39,23 @@ def test_a_stopped_run_leaves_nothing(world: World, number: signal.Signals) -> N
     assert leftovers(world) == []
     ended = world.rows()[-1]["kind"]
     assert (ended["type"], ended["status"], ended["code"]) == ("run_ended", "failed", "interrupted")
+
+
+def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
+    """nohup(1): who started it ignores SIGHUP, and so does the run."""
+    path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(2)\nanswer = 1" + TAIL}))
+    process = subprocess.Popen(
+        ["/usr/bin/nohup", sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
+        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not any(r["kind"]["type"] == "run_started" for r in world.rows()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert json.loads(out)["kind"] == "intent_result"
