@@ -182,14 +182,4 @@ def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf) -> Finished:
         error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
     elif error is None and status != 0:
         error = errors.AgentFailedError(f"the agent exited with status {status}", exit_status=status)
-    return Finished(
-        stdout=bytes(exchange.stdout),
-        stderr=exchange.stderr,
-        stderr_total=exchange.stderr_total,
-        exit_status=status,
-        error=error,
-        oom_kills=oom,
-        start_seconds=exchange.started_at,
-        total_seconds=exchange.ended_at,
-        reported=tuple(leaf.reported),
-    )
+    return exchange.finished(status, error, oom_kills=oom, reported=tuple(leaf.reported))

@@ -26,6 +26,7 @@ from typing import Any, NoReturn, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors, events, ledger
+from sandbox import durable
 
 EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
 KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
@@ -271,7 +272,7 @@ class Ledger:
 def _open_directory(path: Path, stack: contextlib.ExitStack) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        _sync_directory(path.parent)
+        durable.sync_directory(path.parent)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     stack.callback(os.close, fd)
     info = os.fstat(fd)
@@ -280,14 +281,6 @@ def _open_directory(path: Path, stack: contextlib.ExitStack) -> int:
             f"the log's directory `{path}` is not ours alone", hint=f"chown and chmod 0700 {path}", where=str(path)
         )
     return fd
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _open_file(name: str, folder: int, stack: contextlib.ExitStack, flags: int) -> int:

@@ -24,7 +24,7 @@ from typing import Literal
 
 from policy import errors
 from policy.host import Closure, ClosureFile
-from sandbox import closure_cache, closure_files
+from sandbox import closure_cache, closure_files, durable
 
 MountKind = Literal["dir", "file"]
 MountPoint = tuple[str, MountKind]
@@ -173,9 +173,9 @@ class Skeletons:
             yield fresh
             _sync_directories(fresh)
             _write(fresh / "complete", digest.encode() + b"\n", 0o600)
-            _sync(fresh)
+            durable.sync_directory(fresh)
             _take_name(fresh, parent / digest, digest)
-            _sync(parent)
+            durable.sync_directory(parent)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
             if fd is not None:
@@ -317,15 +317,7 @@ def _write(place: Path, data: bytes, mode: int) -> None:
 
 def _sync_directories(top: Path) -> None:
     for folder, _, _ in os.walk(top):
-        _sync(Path(folder))
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        durable.sync_directory(Path(folder))
 
 
 def _lock(folder: Path, how: int) -> int | None:

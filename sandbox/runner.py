@@ -140,6 +140,22 @@ class Exchange:
             self._drain()
         self.ended_at = time.monotonic() - self._begin
 
+    def finished(
+        self, status: int, error: errors.RunError | None, *, oom_kills: int = 0, reported: tuple[str, ...] = ()
+    ) -> Finished:
+        """What the conversation came to, with what the backend alone knows: status, error, kills for memory."""
+        return Finished(
+            stdout=bytes(self.stdout),
+            stderr=self.stderr,
+            stderr_total=self.stderr_total,
+            exit_status=status,
+            error=error,
+            oom_kills=oom_kills,
+            start_seconds=self.started_at,
+            total_seconds=self.ended_at,
+            reported=reported,
+        )
+
     @property
     def stderr(self) -> bytes:
         """What the agent and its runtime wrote to stderr, bounded."""

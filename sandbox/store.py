@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from policy.package import Package
+from sandbox import durable
 
 _MAKING = ".making-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -41,7 +42,7 @@ class PackageStore:
             _write_tree(making, package.files, executable)
             with contextlib.suppress(FileExistsError, OSError):
                 os.rename(making, target)
-            _sync(self._directory)
+            durable.sync_directory(self._directory)
         finally:
             os.close(lock)
             if making.exists():
@@ -88,12 +89,7 @@ def _write_tree(root: Path, files: Mapping[str, bytes], executable: str) -> None
             os.fsync(fd)
     for path in sorted(directories, reverse=True):
         path.chmod(0o555)
-        _sync(path)
-
-
-def _sync(directory: Path) -> None:
-    with _opened(directory) as fd:
-        os.fsync(fd)
+        durable.sync_directory(path)
 
 
 def _remove(root: Path) -> None:

@@ -263,14 +263,4 @@ def _finished(plan: Plan, exchange: Exchange, status: int) -> Finished:
         error = errors.AgentFailedError(
             f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
         )
-    return Finished(
-        stdout=bytes(exchange.stdout),
-        stderr=exchange.stderr,
-        stderr_total=exchange.stderr_total,
-        exit_status=status,
-        error=error,
-        oom_kills=0,
-        start_seconds=exchange.started_at,
-        total_seconds=exchange.ended_at,
-        reported=(),
-    )
+    return exchange.finished(status, error)

@@ -3,7 +3,7 @@
 ``runsc run`` does not say when the first process runs, and nothing inside the sandbox may be trusted to say it. A
 pod-init trace session with the point ``container/start`` sends one message to a SEQPACKET socket of ours at that
 moment (gvisor pkg/sentry/seccheck/sinks/remote: handshake, then a header of size, type and dropped count).
-tests/kernel/test_trace.py proves it for the installed runsc.
+tests/kernel/test_gvisor.py fails with a runsc that says it otherwise.
 """
 
 from __future__ import annotations
