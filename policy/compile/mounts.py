@@ -22,7 +22,7 @@ SCRATCH = "/tmp"  # noqa: S108 - the path inside the agent's own root, a tmpfs o
 RESERVED = (WORKSPACE, SCRATCH, "/proc", "/dev", "/sys")
 _SAFE = ("nosuid", "nodev")
 # gVisor mounts these although the config does not ask for them, and this runsc ignores linux.maskedPaths
-# (tests/kernel/test_root.py), so each is covered by an empty read-only tmpfs.
+# (docs/adr/0005), so each is covered by an empty read-only tmpfs.
 MASKED = {
     "/dev/net": "the tun device belongs to no grant",
     "/dev/shm": "a scratch that disk_mb would not bound",  # noqa: S108 - of the agent's root

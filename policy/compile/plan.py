@@ -1,7 +1,7 @@
 """Effective policy and host facts to artefacts: the one place that calls every compiler, in a fixed order.
 
 Pure and deterministic: the same input gives the same bytes on any machine, whatever the order in which grants
-were written (tests/property/test_compile_determinism.py).
+were written (tests/unit/policy/compile/test_plan.py, tests/golden/test_policy.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policy.host import Closure, HostFacts
 from policy.manifest.agent import Manifest
 
 # What the sandbox process is started with; each is stated although some are today's defaults, because a
-# default may change with a new runsc (tests/kernel/test_gvisor_flags.py proves the ones that matter).
+# default may change with a new runsc (sandbox/self_test.py proves the one that all else hangs on).
 RUNSC_FLAGS = {
     "--platform": ("systrap", "kvm hangs where /dev/kvm is not a real one; ptrace is slow"),
     "--network": ("none", "network off: loopback only"),

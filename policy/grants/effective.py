@@ -3,7 +3,7 @@ what an agent has are all values of this one type.
 
 One law joins two domains: without an executables grant no ``execve`` is held, and ``execveat`` and
 ``memfd_create``, which start programs without a path, never are (decisions.md, "Filesystem and execution"). It
-only takes away and is monotone, so the product of the meets stays a meet (tests/property/policy/test_grants.py).
+only takes away and is monotone, so the product of the meets stays a meet (tests/property/policy/test_grant_laws.py).
 """
 
 from __future__ import annotations

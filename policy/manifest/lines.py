@@ -1,8 +1,9 @@
 """Which line of a TOML document each key, table and array item stands on.
 
 Values come from tomllib, which keeps no places; this scanner runs only when an error is printed or ``explain`` asks.
-It reads documents that tomllib accepts exactly as tomllib does (tests/property/test_lines.py); of others it reads what
-it can and stops. It also finds keys that are written twice, which tomllib reports without their name.
+It reads documents that tomllib accepts exactly as tomllib does (tests/property/policy/manifest/test_lines.py); of
+others it reads what it can and stops. It also finds keys that are written twice, which tomllib reports without their
+name.
 """
 
 from __future__ import annotations

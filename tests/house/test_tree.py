@@ -31,6 +31,18 @@ def test_nothing_names_the_place_where_it_was_written(clone: pathlib.Path) -> No
     assert found == []
 
 
+def test_each_test_that_is_cited_exists(clone: pathlib.Path) -> None:
+    """A comment that names its proof is worth as much as the proof."""
+    cited = re.compile(r"\btests/[a-z0-9_/]+\.py\b")
+    found = {
+        f"{path.relative_to(clone)}: {name}"
+        for path in _tracked(clone)
+        for name in cited.findall(path.read_text(errors="replace"))
+        if not (clone / name).is_file()
+    }
+    assert found == set()
+
+
 @pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
 def test_a_lock_names_versions_and_hashes_and_no_host(clone: pathlib.Path, name: str) -> None:
     text = (clone / "locks" / name).read_text()
