@@ -16,6 +16,7 @@ from policy import errors
 from policy.grants import access, spans
 from policy.grants.access import Access
 from policy.grants.spans import Spans
+from policy.manifest import text
 
 # (first, last, access): sorted, disjoint, neighbours of equal access joined. INVARIANT: unique for its meaning.
 Reach = tuple[tuple[int, int, Access], ...]
@@ -67,7 +68,9 @@ def parse(host: str) -> tuple[int, int] | None:
         return None
     blurred = ipaddress.ip_address(head) != network.network_address
     if blurred or (isinstance(network, ipaddress.IPv6Network) and network.prefixlen < 96 and network.overlaps(_MAPPED)):
-        raise errors.ManifestError(f"host `{host}` is no CIDR block", hint="write the first address of the block")
+        raise errors.ManifestError(
+            f"host {text.quote(host)} is no CIDR block", hint="write the first address of the block"
+        )
     return span(network)
 
 

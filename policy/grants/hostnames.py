@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from policy import errors
 from policy.grants import access
 from policy.grants.access import Access
+from policy.manifest import text
 
 EVERY = "*"
 Names = tuple[tuple[str, Access], ...]  # sorted by pattern; each access is what the pattern adds
@@ -30,7 +31,8 @@ def check(host: str) -> str:
     labels = host.removeprefix("*.").split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)) or _NUMBER.fullmatch(labels[-1]):
         raise errors.ManifestError(
-            f"host `{host}` is no name, `*.name`, address or CIDR block", hint="write names in lower-case ASCII"
+            f"host {text.quote(host)} is no name, `*.name`, address or CIDR block",
+            hint="write names in lower-case ASCII",
         )
     return host
 
@@ -39,9 +41,11 @@ def above(pattern: str) -> Iterator[str]:
     """The patterns that hold all names of ``pattern``, the nearest first, without itself."""
     if pattern == EVERY:
         return
-    labels = pattern.removeprefix("*.").split(".")
-    for cut in range(1, len(labels)):
-        yield "*." + ".".join(labels[cut:])
+    name = pattern.removeprefix("*.")
+    dot = name.find(".")
+    while dot >= 0:
+        yield "*" + name[dot:]
+        dot = name.find(".", dot + 1)
     yield EVERY
 
 
@@ -54,11 +58,24 @@ def total(own: Mapping[str, Access], pattern: str) -> Access:
     return how
 
 
+def _nest(patterns: Iterable[str]) -> bool:
+    """Whether one of them may hold names of another: only a star does."""
+    return any(pattern.startswith("*") for pattern in patterns)
+
+
+def _totals(own: Mapping[str, Access], patterns: Iterable[str]) -> dict[str, Access]:
+    """``total`` of each pattern; plain names alone need no look at what stands above them."""
+    if _nest(own):
+        return {pattern: total(own, pattern) for pattern in patterns}
+    return {pattern: own.get(pattern, access.NOTHING) for pattern in patterns}
+
+
 def _canonical(totals: Mapping[str, Access]) -> Names:
     """Each pattern with what it adds to the nearest one above it; ``totals`` grow towards the leaves."""
     out: list[tuple[str, Access]] = []
+    nested = _nest(totals)
     for pattern in sorted(totals):
-        parent = next((p for p in above(pattern) if p in totals), None)
+        parent = next((p for p in above(pattern) if p in totals), None) if nested else None
         adds = access.minus(totals[pattern], totals[parent]) if parent else totals[pattern]
         if adds:
             out.append((pattern, adds))
@@ -70,7 +87,7 @@ def join(parts: Iterable[tuple[str, Access]]) -> Names:
     own: dict[str, Access] = {}
     for pattern, how in parts:
         own[pattern] = access.union(own.get(pattern, access.NOTHING), how)
-    return _canonical({pattern: total(own, pattern) for pattern in own})
+    return _canonical(_totals(own, own))
 
 
 def meet(a: Names, b: Names) -> Names:
@@ -78,11 +95,13 @@ def meet(a: Names, b: Names) -> Names:
     if a == b:
         return a
     mine, theirs = dict(a), dict(b)
-    return _canonical({p: access.meet(total(mine, p), total(theirs, p)) for p in mine.keys() | theirs.keys()})
+    patterns = mine.keys() | theirs.keys()
+    ours, others = _totals(mine, patterns), _totals(theirs, patterns)
+    return _canonical({p: access.meet(ours[p], others[p]) for p in patterns})
 
 
 def minus(a: Names, b: Names) -> Names:
     """The patterns of ``a``, whole, with the access that ``b`` does not give all their names."""
-    theirs = dict(b)
-    left = [(pattern, access.minus(how, total(theirs, pattern))) for pattern, how in a]
+    theirs = _totals(dict(b), (pattern for pattern, _ in a))
+    left = [(pattern, access.minus(how, theirs[pattern])) for pattern, how in a]
     return tuple((pattern, how) for pattern, how in left if how)

@@ -18,6 +18,7 @@ from policy import errors
 from policy.grants import access, addresses, hostnames, spans
 from policy.grants.access import Access, Protocol
 from policy.grants.spans import Spans
+from policy.manifest import text
 
 Mode = Literal["off", "outbound-https-only", "full"]
 MODES: tuple[Mode, ...] = ("off", "outbound-https-only", "full")
@@ -89,14 +90,14 @@ class Network:
     def to_name(self, name: str) -> Access:
         """How a host name may be reached. Raises ManifestError for what is no exact name."""
         if name.startswith("*"):
-            raise errors.ManifestError(f"host `{name}` is no exact name")
+            raise errors.ManifestError(f"host {text.quote(name)} is no exact name")
         return hostnames.total(dict(self.names), hostnames.check(name))
 
     def to_address(self, address: str) -> Access:
         """How an address may be reached. Raises ManifestError for what is no address."""
         span = addresses.parse(address)
         if span is None or span[0] != span[1]:
-            raise errors.ManifestError(f"host `{address}` is no address")
+            raise errors.ManifestError(f"host {text.quote(address)} is no address")
         return addresses.at(self.reach, span[0])
 
     @property

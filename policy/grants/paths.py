@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from policy import errors
 from policy.grants.domain import at_most, lower
+from policy.manifest import text
 
 Mode = Literal["read-only-package", "ephemeral", "host"]
 MODES: tuple[Mode, ...] = ("read-only-package", "ephemeral", "host")
@@ -30,7 +31,7 @@ def check_normalised(path: str) -> str:
     head, *rest = path.split("/")
     if head or not rest or any(part in {"", ".", ".."} for part in rest) or "\0" in path:
         raise errors.ManifestError(
-            f"path `{path}` is not absolute and normalised",
+            f"path {text.quote(path)} is not absolute and normalised",
             hint="write it from `/`, without `.`, `..`, doubled or trailing slashes",
         )
     return path
@@ -46,6 +47,15 @@ def _covers(key: str, other: str) -> bool:
     return other.startswith(key) and (len(other) == len(key) or other[len(key)] == "\0")
 
 
+def _shortest(keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys, sorted, without those that another covers."""
+    out: list[str] = []
+    for key in sorted(set(keys)):
+        if not out or not _covers(out[-1], key):
+            out.append(key)
+    return tuple(out)
+
+
 @dataclass(frozen=True, slots=True)
 class PathSet:
     """A set of host paths with all that lies below them; ``paths`` holds no path below another."""
@@ -54,11 +64,8 @@ class PathSet:
     _keys: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        keys: list[str] = []
-        for key in sorted({_key(check_normalised(p)) for p in self.paths}):
-            if not keys or not _covers(keys[-1], key):
-                keys.append(key)
-        object.__setattr__(self, "_keys", tuple(keys))
+        keys = _shortest(_key(check_normalised(p)) for p in self.paths)
+        object.__setattr__(self, "_keys", keys)
         object.__setattr__(self, "paths", tuple(k.replace("\0", "/") or "/" for k in keys))
 
     @classmethod
@@ -97,23 +104,27 @@ class PathSet:
         """The paths that lie in both."""
         if self._keys == other._keys:
             return self
-        both = {k for k in self._keys if other._holds(k)}
-        both.update(k for k in other._keys if self._holds(k))
+        # Most members of a child are its parent's too: those need no look-up.
+        mine, theirs = set(self._keys), set(other._keys)
+        both = mine & theirs
+        both.update(k for k in mine - both if other._holds(k))
+        both.update(k for k in theirs - both if self._holds(k))
         return self._of_keys(tuple(sorted(both)))
 
     def union(self, other: Self, /) -> Self:
         """The paths that lie in either."""
         if not other._keys or self._keys == other._keys:
             return self
-        return other if not self._keys else type(self)(self.paths + other.paths)
+        return self._of_keys(_shortest(self._keys + other._keys)) if self._keys else other
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether each of these lies in ``other``."""
-        return all(other._holds(k) for k in self._keys)
+        return all(other._holds(k) for k in set(self._keys) - set(other._keys))
 
     def difference(self, other: Self, /) -> Self:
         """The members, whole, that do not lie in ``other``."""
-        return self._of_keys(tuple(k for k in self._keys if not other._holds(k)))
+        theirs = set(other._keys)
+        return self._of_keys(tuple(k for k in self._keys if k not in theirs and not other._holds(k)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -92,4 +91,4 @@ class Resources:
 
     def canonical(self) -> dict[str, Any]:
         """The ceilings by name."""
-        return dataclasses.asdict(self)
+        return dict(zip(UNITS, self.values(), strict=True))

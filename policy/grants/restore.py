@@ -1,0 +1,142 @@
+"""Grants from their canonical JSON form: the inverse of ``Effective.canonical``, strict and closed.
+
+What was written down (effective.json, a run's record) is compared with other grants only as a value of this lattice,
+never as text. A document that ``canonical`` could not have given is refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from policy import errors
+from policy.grants import access, addresses, hostnames
+from policy.grants.access import PROTOCOLS, Access
+from policy.grants.credentials import Credentials
+from policy.grants.domain import ANY, NameSet
+from policy.grants.effective import DOMAINS, Effective
+from policy.grants.executables import Executables
+from policy.grants.identity import Identity
+from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.network import ANY_PUBLIC, Network
+from policy.grants.paths import MODES, Filesystem
+from policy.grants.resources import UNITS, Resources
+from policy.grants.skills import Skills
+from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from policy.grants.syscalls import Syscalls
+
+
+def effective(document: Any) -> Effective:
+    """The grants of a document.
+
+    Raises:
+        errors.ArtefactError: it is not what ``canonical`` gives for some grants.
+    """
+    if type(document) is not dict or set(document) != set(DOMAINS):
+        raise _refuse("it has not exactly the ten domains")
+    try:
+        found = Effective(**{name: _DOMAINS[name](document[name]) for name in DOMAINS})
+        # As text: to Python, true is 1 and 1.0.
+        same = json.dumps(found.canonical(), sort_keys=True) == json.dumps(document, sort_keys=True)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, errors.ManifestError) as e:
+        raise _refuse("a value is of no such form") from e
+    if not same:
+        raise _refuse("it is not in canonical form")
+    return found
+
+
+def _refuse(what: str) -> errors.ArtefactError:
+    return errors.ArtefactError(f"the written grants cannot be read: {what}")
+
+
+Document = Mapping[str, Any]
+T = TypeVar("T", bound=str)
+
+
+def _names(listing: list[Any]) -> NameSet:
+    if not all(type(name) is str for name in listing):
+        raise TypeError("a name is no text")
+    return NameSet.top() if listing == [ANY] else NameSet.of(listing)
+
+
+def _filesystem(d: Document) -> Filesystem:
+    if d["mode"] not in MODES:
+        raise ValueError("no such mode")
+    return Filesystem.of(d["mode"], d["read"], d["write"])
+
+
+def _network(d: Document) -> Network:
+    names: list[tuple[str, Access]] = []
+    reach: list[tuple[int, int, Access]] = []
+    for entry in d["entries"]:
+        how, host = _access(entry), entry["host"]
+        if host == ANY_PUBLIC:
+            names.append((hostnames.EVERY, how))
+            reach += addresses.uniform(addresses.PUBLIC, how)
+        elif "/" in host:
+            # A manifest may not write a block that holds mapped addresses; what everywhere is made of does.
+            reach.append((*addresses.span(ipaddress.ip_network(host)), how))
+        else:
+            names.append((host if host == hostnames.EVERY else hostnames.check(host), how))
+    return Network(hostnames.join(names), addresses.join(reach))
+
+
+def _access(entry: Document) -> Access:
+    if entry["protocol"] not in PROTOCOLS or not entry["ports"]:
+        raise ValueError("no such protocol, or no port")
+    for first, last in entry["ports"]:
+        if not 0 < first <= last < 65536:
+            raise ValueError("no such port")
+    return access.Access.of(entry["protocol"], [(first, last) for first, last in entry["ports"]])
+
+
+def _executables(d: Document) -> Executables:
+    if d["allow"] == [ANY]:
+        return Executables.top()
+    return Executables.of((one["path"], one["sha256"]) for one in d["allow"])
+
+
+def _limit(value: Any) -> int | None:
+    """A ceiling. By `type`: to Python, true is 1 and so is 1.0."""
+    if value is not None and (type(value) is not int or value < 0):
+        raise TypeError("a ceiling is no whole number")
+    return value
+
+
+def _resources(d: Document) -> Resources:
+    return Resources(*(_limit(d[name]) for name in UNITS))
+
+
+def _one_of(known: tuple[T, ...], value: Any) -> T:
+    return known[known.index(value)]
+
+
+def _skills(d: Document) -> Skills:
+    return Skills(_names(d["allow"]), _names(d["side_effects"]))
+
+
+def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
+    def restore(d: Document) -> Any:
+        names = _names(d[key])
+        return kind(names.names, names.any)
+
+    return restore
+
+
+_DOMAINS: dict[str, Callable[[Document], Any]] = {
+    "identity": lambda d: Identity(_names(d["roles"])),
+    "filesystem": _filesystem,
+    "network": _network,
+    "syscalls": _set_of(Syscalls, "names"),
+    "executables": _executables,
+    "resources": _resources,
+    "credentials": _set_of(Credentials, "grants"),
+    "skills": _skills,
+    "spawning": lambda d: Spawning(
+        _limit(d["max_depth"]), _limit(d["max_descendants"]), _one_of(ON_PARENT_EXIT, d["on_parent_exit"])
+    ),
+    "lifetime": lambda d: Lifetime(_limit(d["ttl_seconds"]), _one_of(ON_EXPIRY, d["on_expiry"])),
+}
+assert tuple(_DOMAINS) == tuple(DOMAINS)

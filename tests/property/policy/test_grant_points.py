@@ -1,0 +1,137 @@
+"""Each domain but paths and network against a naive reading, point by point: what both allow, and nothing else.
+
+A point is one thing that an agent might do. The sets are compressed and canonical; here they are asked one thing at a
+time, and the meet must allow it exactly when both sides do. Paths and network: test_path_points, test_network_points.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.grants.effective import DOMAINS, Effective
+from policy.grants.executables import Executable, Executables
+from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.network import Network
+from policy.grants.resources import UNITS
+from policy.grants.spawning import ON_PARENT_EXIT, Spawning
+from tests.property.policy import grants_strategies as gs
+
+names = st.sampled_from(["a", "b", "c", "read", "execve", "openat", "low", "left", "right", "high", "nobody"])
+amounts = st.integers(0, 5)
+
+
+def _holds(value: Any, name: str) -> bool:
+    return value.any or name in value.names
+
+
+def _starts(value: Executables, program: tuple[str, str]) -> bool:
+    """A program is a path with the content that lies there."""
+    path, content = program
+    return value.any or any(f.path == path and f.sha256 in ("", content) for f in value.files)
+
+
+def _bounded(ceiling: int | None, amount: int) -> bool:
+    return ceiling is None or amount <= ceiling
+
+
+def _lives(value: Lifetime, point: tuple[int, str]) -> bool:
+    seconds, end = point
+    return _bounded(value.ttl_seconds, seconds) and ON_EXPIRY.index(end) <= ON_EXPIRY.index(value.on_expiry)
+
+
+def _spawns(value: Spawning, point: tuple[int, int, str]) -> bool:
+    depth, number, fate = point
+    within = _bounded(value.max_depth, depth) and _bounded(value.max_descendants, number)
+    return within and ON_PARENT_EXIT.index(fate) <= ON_PARENT_EXIT.index(value.on_parent_exit)
+
+
+contents = st.sampled_from(["a1" * 32, "b2" * 32, "c3" * 32])
+# Domain -> the points, and whether a value allows one.
+POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
+    "identity": (names, lambda value, name: _holds(value.roles, name)),
+    "syscalls": (names, _holds),
+    "credentials": (names, _holds),
+    "skills": (
+        st.tuples(names, st.sampled_from(["read", "write"])),
+        lambda value, point: _holds(value.allow, point[0]) and _holds(value.side_effects, point[1]),
+    ),
+    "executables": (st.tuples(gs.paths, contents), _starts),
+    "resources": (
+        st.tuples(st.sampled_from(tuple(UNITS)), amounts),
+        lambda value, point: _bounded(getattr(value, point[0]), point[1]),
+    ),
+    "lifetime": (st.tuples(amounts, st.sampled_from(ON_EXPIRY)), _lives),
+    "spawning": (st.tuples(amounts, amounts, st.sampled_from(ON_PARENT_EXIT)), _spawns),
+}
+
+
+def test_every_domain_is_asked_point_by_point() -> None:
+    assert set(POINTS) | {"filesystem", "network"} == set(DOMAINS)
+
+
+@pytest.mark.parametrize("name", POINTS)
+@given(data=st.data())
+def test_a_meet_allows_what_both_allow(name: str, data: st.DataObject) -> None:
+    points, allows = POINTS[name]
+    values: Any = gs.BY_DOMAIN[name]
+    a, b = data.draw(values), data.draw(values)
+    both = a.meet(b)
+    for point in data.draw(st.lists(points, min_size=1, max_size=8)):
+        if name == "spawning" and 0 in point[:2]:
+            continue  # a child is one level and one agent: no depth, or no number, is no spawn at all
+        assert allows(both, point) == (allows(a, point) and allows(b, point)), point
+
+
+@pytest.mark.parametrize("name", POINTS)
+@given(data=st.data())
+def test_a_subset_allows_nothing_more_and_a_difference_nothing_that_is_covered(name: str, data: st.DataObject) -> None:
+    points, allows = POINTS[name]
+    values: Any = gs.BY_DOMAIN[name]
+    a, b = data.draw(values), data.draw(values)
+    for point in data.draw(st.lists(points, min_size=1, max_size=8)):
+        assert not a.meet(b).is_subset(b) or allows(a.meet(b), point) <= allows(b, point)
+        if a.is_subset(b):
+            assert allows(a, point) <= allows(b, point)
+
+
+@given(st.lists(st.tuples(gs.paths, gs.digests), max_size=5), gs.paths, contents)
+def test_a_program_is_granted_as_the_entries_say(
+    entries: list[tuple[str, str | None]], path: str, content: str
+) -> None:
+    wanted = any(p == path and d in (None, content) for p, d in entries)
+    made = Executables.of(entries)
+    assert _starts(made, (path, content)) == wanted
+    assert all(isinstance(f, Executable) for f in made)
+
+
+@given(gs.networks, st.integers(0, 2**32 - 1) | st.sampled_from([0x0A010203, 0x08080808, 0x7F000001, 0, 2**32 - 1]))
+def test_ipv4_written_as_ipv6_is_ipv4(network: Network, number: int) -> None:
+    plain = ipaddress.IPv4Address(number)
+    assert network.to_address(str(plain)) == network.to_address(f"::ffff:{plain}")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(gs.effectives, min_size=4, max_size=8), gs.effectives, st.randoms(use_true_random=False))
+def test_narrowing_is_monotone_down_to_depth_64(pool: list[Effective], other: Effective, chance: Random) -> None:
+    """What a child has lies in what each ancestor has, however deep, and so does what both share with a third."""
+    chain = [Effective(**{name: getattr(chance.choice(pool), name) for name in DOMAINS}) for _ in range(64)]
+    held = [chain[0]]
+    for asked in chain[1:]:
+        held.append(held[-1].meet(asked))
+    for _ in range(10):
+        above, below = sorted((chance.randrange(64), chance.randrange(64)))
+        assert held[below].is_subset(held[above])
+        assert held[below].meet(other).is_subset(held[above].meet(other))
+        assert held[-1].is_subset(chain[above])
+    # In whatever order the ceilings are met, what is left is the same.
+    backwards = chain[-1]
+    for asked in reversed(chain[:-1]):
+        backwards = asked.meet(backwards)
+    assert backwards == held[-1]
