@@ -59,6 +59,15 @@ class Envelope:
         """The bytes that are signed."""
         return pae(self.payload_type, self.payload)
 
+    def sign(self, key: Ed25519PrivateKey) -> Signature:
+        """This key's signature over the payload and its type."""
+        return Signature(PublicKey.of(key).keyid, key.sign(self.pae()))
+
+    def signed_by(self, signature: Signature) -> Envelope:
+        """With one more signature; one under the same key id is replaced."""
+        others = tuple(s for s in self.signatures if s.keyid != signature.keyid)
+        return Envelope(self.payload, self.payload_type, (*others, signature))
+
     def encode(self) -> bytes:
         """The envelope as compact JSON and a newline."""
         signatures = [
@@ -155,9 +164,8 @@ def decode(raw: bytes) -> Envelope:
 
 def sign(payload: bytes, payload_type: str, keys: Iterable[Ed25519PrivateKey]) -> Envelope:
     """An envelope over ``payload`` with one signature by each key."""
-    message = pae(payload_type, payload)
-    signatures = tuple(Signature(PublicKey.of(key).keyid, key.sign(message)) for key in keys)
-    return Envelope(payload, payload_type, signatures)
+    unsigned = Envelope(payload, payload_type, ())
+    return Envelope(payload, payload_type, tuple(unsigned.sign(key) for key in keys))
 
 
 def signers(envelope: Envelope, keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:

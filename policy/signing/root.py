@@ -2,7 +2,8 @@
 
 A trust root is a DSSE envelope of a type of its own, so that no signature on a package can be taken for one on
 a root. Version 1 is trusted because of where it lies (a directory that only the supervisor can write); version
-N + 1 because the thresholds of N and of N + 1 both signed it. Every root ends.
+N + 1 because the thresholds of N and of N + 1 both signed it, and because it takes back no revocation of N. Every
+root ends. How many signers are enough is ``policy.signing.threshold``, for packages and for roots alike.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import pydantic
 
 from policy import errors
 from policy.signing import envelope as envelopes
+from policy.signing import revocation, strict_json, threshold
 from policy.signing import statement as statements
-from policy.signing import strict_json
 
 PAYLOAD_TYPE = "application/vnd.covenant.trust-root.v1+json"
 MAX_BYTES = 1024 * 1024
 MAX_KEYS = 64
+# The keys of two versions sign one envelope: with more, a change of all of them could not be written.
+MAX_ROOT_THRESHOLD = envelopes.MAX_SIGNATURES // 2
 
-_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$"
 _ROLE_PATTERN = r"^(\*|[a-z0-9][a-z0-9_-]{0,63})$"
 # An id, or the start of one and a star. One star at the end needs no matcher that could be made to backtrack.
 _AGENT_PATTERN = r"^(\*|[A-Za-z0-9_.-]{1,128}\*?)$"
@@ -33,16 +35,20 @@ class _Closed(pydantic.BaseModel):
 
 
 class Scope(_Closed):
-    """What a key may sign: agent ids (exact, or a prefix and ``*``) and roles (names, or ``*``)."""
+    """What a key may sign: agent ids (exact, or a prefix and ``*``) and roles (names, or ``*``).
+
+    ``approve_unlimited``: whether a statement's approval of a lifetime without an end counts with this signature.
+    """
 
     agents: Annotated[
         tuple[Annotated[str, pydantic.Field(pattern=_AGENT_PATTERN)], ...],
-        pydantic.Field(strict=False, min_length=1, max_length=256),
+        pydantic.Field(strict=False, max_length=256),
     ]
     roles: Annotated[
         tuple[Annotated[str, pydantic.Field(pattern=_ROLE_PATTERN)], ...],
-        pydantic.Field(strict=False, min_length=1, max_length=256),
+        pydantic.Field(strict=False, max_length=256),
     ]
+    approve_unlimited: bool
 
     def covers_agent(self, agent_id: str) -> bool:
         """Whether the id is one that the key may sign."""
@@ -54,15 +60,17 @@ class Scope(_Closed):
 
 
 class OperatorKey(_Closed):
-    """One key of the root: its name, scope, validity, and how many signers make its signature enough.
+    """One key of the root: its name, scope, validity, and among how many signers it counts.
 
     ``threshold`` 1 means that this key alone suffices; with 2, another key whose scope covers the package must
-    have signed as well.
+    have signed as well, and count. ``root`` keys sign the trust root itself: whoever does gives out scopes, so it is
+    said of a key, never derived. A key whose scope is empty signs roots only.
     """
 
-    name: Annotated[str, pydantic.Field(pattern=_NAME_PATTERN)]
+    name: Annotated[str, pydantic.Field(pattern=revocation.NAME_PATTERN)]
     public: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
     scope: Scope
+    root: bool
     threshold: Annotated[int, pydantic.Field(ge=1, le=envelopes.MAX_SIGNATURES)]
     not_before: statements.TimeMs
     expires_at: statements.TimeMs
@@ -72,6 +80,8 @@ class OperatorKey(_Closed):
         envelopes.public_key(bytes.fromhex(self.public))
         if self.expires_at <= self.not_before:
             raise ValueError("`expires_at` is not after `not_before`")
+        if not self.root and not (self.scope.agents and self.scope.roles):
+            raise ValueError("the key may sign nothing")
         return self
 
     @property
@@ -80,14 +90,25 @@ class OperatorKey(_Closed):
         return envelopes.public_key(bytes.fromhex(self.public))
 
 
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A key of the root that signed a package, was valid, and whose scope covers the agent id."""
+
+    name: str
+    keyid: str
+    scope: Scope
+    threshold: int
+
+
 class RootDocument(_Closed):
     """The payload of a trust root. ``threshold`` of its ``root_keys`` must sign the root itself and its successor."""
 
     version: Annotated[int, pydantic.Field(ge=1, le=2**31)]
     not_before: statements.TimeMs
     expires_at: statements.TimeMs
-    threshold: Annotated[int, pydantic.Field(ge=1, le=envelopes.MAX_SIGNATURES)]
+    threshold: Annotated[int, pydantic.Field(ge=1, le=MAX_ROOT_THRESHOLD)]
     keys: Annotated[tuple[OperatorKey, ...], pydantic.Field(strict=False, min_length=1, max_length=MAX_KEYS)]
+    revoked: revocation.Revocations
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> RootDocument:
@@ -97,19 +118,26 @@ class RootDocument(_Closed):
             raise ValueError("two keys have one name")
         if len({k.public for k in self.keys}) != len(self.keys):
             raise ValueError("one key is listed twice")
-        if self.threshold > len(self.root_keys):
-            raise ValueError("the threshold is higher than the number of keys")
+        revoked = {k.keyid for k in self.revoked.keys}
+        for key in self.keys:
+            if key.key.keyid in revoked:
+                raise ValueError(f"the key of `{key.name}` is listed and revoked")
+        if any(k.threshold > MAX_ROOT_THRESHOLD for k in self.root_keys):
+            raise ValueError(f"a root key has a threshold over {MAX_ROOT_THRESHOLD}")
+        if len(threshold.counting(self.root_keys)) < self.threshold:
+            raise ValueError("the root keys cannot meet the root's threshold")
         return self
 
     @property
     def root_keys(self) -> tuple[OperatorKey, ...]:
-        """The keys that may sign a trust root: those of unlimited scope, or the only one that there is.
+        """The keys that may sign a trust root."""
+        return tuple(k for k in self.keys if k.root)
 
-        Whoever signs the next version gives out scopes; a key of a narrow one would give itself what it has not.
-        """
-        if len(self.keys) == 1:
-            return self.keys
-        return tuple(k for k in self.keys if "*" in k.scope.agents and "*" in k.scope.roles)
+    def root_keys_at(self, now_ms: int) -> tuple[OperatorKey, ...]:
+        """Those that hold then; of a root that has ended, those that held at its last moment, who name what follows."""
+        # A key that ended before the root did is not revived by the root's own end.
+        moment = min(now_ms, self.expires_at - 1)
+        return tuple(k for k in self.root_keys if k.not_before <= moment < k.expires_at)
 
     def encode(self) -> bytes:
         """The payload to sign."""
@@ -152,11 +180,14 @@ class TrustRoot:
         """As ``load``, at no time: to show a root that has ended, or to let it name its successor.
 
         ``trust.verify`` looks at the time itself, so this opens no way around it.
+
+        Raises:
+            errors.TrustError: it is malformed, or its own keys did not sign it.
         """
-        root, signed = _open_root(raw)
-        if len(_made(root.document.root_keys, signed)) < root.document.threshold:
+        document, signed = decode(raw)
+        if not enough(document, document.root_keys, signed):
             raise errors.TrustError("the trust root is not signed by its own keys")
-        return root
+        return cls(document, raw, hashlib.sha256(signed.payload).hexdigest())
 
     def check_time(self, now_ms: int) -> None:
         """Refuse a root that is not valid at ``now_ms``.
@@ -172,45 +203,73 @@ class TrustRoot:
     def successor(self, raw: bytes, now_ms: int) -> TrustRoot:
         """Version N + 1, signed by the thresholds of this version and of its own.
 
-        An ended root still says who may follow it, or a missed date could never be mended.
+        (1) it is one closed document and one version on;
+        (2) it repeats every revocation of this version;
+        (3) enough keys of this version that may sign roots now signed it, and
+        (4) enough of its own;
+        (5) it is valid now.
+
+        A revocation holds from the version that says it: a key may sign its own. An ended root still says who may
+        follow it, or a missed date could never be mended.
 
         Raises:
-            errors.TrustError: as ``load``, another version, or too few signatures of either side.
+            errors.TrustError: one of these does not hold.
         """
-        root, signed = _open_root(raw)
-        if root.version != self.version + 1:
-            raise errors.TrustError(f"trust root version {root.version} cannot follow {self.version}")
-        for side in (self, root):
-            made = _made(_root_keys_at(side.document, now_ms), signed)
-            # A key that needs a second signer on a package needs one here as well.
-            least = max(side.document.threshold, min((k.threshold for k in made), default=1))
-            if len(made) < least:
-                raise errors.TrustError(f"version {root.version} is not signed by the keys of version {side.version}")
+        # (1) one version on
+        document, signed = decode(raw)
+        # (2) revocations
+        self.check_follows(document)
+        # (3) this version's keys, (4) its own
+        for side in (self.document, document):
+            if not enough(side, side.root_keys_at(now_ms), signed):
+                raise errors.TrustError(
+                    f"version {document.version} is not signed by the keys of version {side.version}"
+                )
+        root = TrustRoot(document, raw, hashlib.sha256(signed.payload).hexdigest())
+        # (5) its time
         root.check_time(now_ms)
         return root
 
+    def check_follows(self, document: RootDocument) -> None:
+        """Refuse a document that could not follow this version, whoever signs it.
 
-def _open_root(raw: bytes) -> tuple[TrustRoot, envelopes.Envelope]:
+        Raises:
+            errors.TrustError: another version than the next, or a revocation is missing.
+        """
+        if document.version != self.version + 1:
+            raise errors.TrustError(f"trust root version {document.version} cannot follow {self.version}")
+        dropped = self.document.revoked.dropped_by(document.revoked)
+        if dropped is not None:
+            raise errors.TrustError(
+                f"version {document.version} takes back a revocation of version {self.version}: {dropped}",
+                hint="what was revoked stays so; sign with a new key, or sign the package again",
+            )
+
+
+def decode(raw: bytes) -> tuple[RootDocument, envelopes.Envelope]:
+    """The document of a trust root and its envelope. Nothing about it has been verified.
+
+    Raises:
+        errors.TrustError: not one closed trust root within the limits.
+    """
     try:
         if len(raw) > MAX_BYTES:
             raise strict_json.MalformedError(f"larger than {MAX_BYTES} bytes")
         signed = envelopes.decode(raw)
         if signed.payload_type != PAYLOAD_TYPE:
-            raise strict_json.MalformedError(f"the payload type is `{signed.payload_type}`")
+            raise strict_json.MalformedError(f"the payload type is `{strict_json.shown(signed.payload_type)}`")
         value = strict_json.loads(signed.payload, max_bytes=MAX_BYTES)
-        document = strict_json.validate(RootDocument, value)
+        return strict_json.validate(RootDocument, value), signed
     except strict_json.MalformedError as e:
         raise errors.TrustError(f"the trust root is malformed: {e}") from None
-    return TrustRoot(document, raw, hashlib.sha256(signed.payload).hexdigest()), signed
 
 
-def _made(keys: tuple[OperatorKey, ...], signed: envelopes.Envelope) -> tuple[OperatorKey, ...]:
-    """Those of the keys that signed."""
-    made = set(envelopes.signers(signed, (k.key for k in keys)))
-    return tuple(k for k in keys if k.key in made)
+def made(keys: tuple[OperatorKey, ...], signed: envelopes.Envelope) -> tuple[OperatorKey, ...]:
+    """Those of the keys that signed, each once."""
+    signers = set(envelopes.signers(signed, (k.key for k in keys)))
+    return tuple(k for k in keys if k.key in signers)
 
 
-def _root_keys_at(document: RootDocument, now_ms: int) -> tuple[OperatorKey, ...]:
-    """The root keys that have not ended before the root itself did; with the root, all end and name who follows."""
-    ended = now_ms >= document.expires_at
-    return tuple(k for k in document.root_keys if ended or k.not_before <= now_ms < k.expires_at)
+def enough(document: RootDocument, keys: tuple[OperatorKey, ...], signed: envelopes.Envelope) -> bool:
+    """Whether as many of ``keys`` signed, and count, as the document wants for a root."""
+    return len(threshold.counting(made(keys, signed))) >= document.threshold

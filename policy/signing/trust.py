@@ -15,8 +15,9 @@ from policy import errors
 from policy import package as packages
 from policy.signing import envelope as envelopes
 from policy.signing import statement as statements
-from policy.signing import strict_json
-from policy.signing.root import OperatorKey, Scope, TrustRoot
+from policy.signing import strict_json, threshold
+from policy.signing.revocation import revoked
+from policy.signing.root import OperatorKey, Scope, Signer, TrustRoot
 
 __all__ = [
     "Accepted",
@@ -27,9 +28,11 @@ __all__ = [
     "Signer",
     "TrustRoot",
     "TrustedPackage",
+    "approves_unlimited",
     "authorise",
     "check_operator",
     "check_rollback",
+    "revoked",
     "verify",
 ]
 
@@ -37,6 +40,7 @@ __all__ = [
 MAX_SERIAL_AHEAD_MS = statements.DAY_MS
 
 _WHERE = packages.ENVELOPE_NAME
+_REVOKED_HINT = "sign the package again with a key of the trust root: covenant manifest sign PACKAGE --fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,6 @@ class NoSerials:
         """None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """A key of the root that signed, was valid, and whose scope covers the agent id."""
-
-    name: str
-    keyid: str
-    scope: Scope
-    threshold: int
-
-
 _TOKEN = object()
 
 
@@ -79,7 +73,7 @@ _TOKEN = object()
 class TrustedPackage:
     """A package whose files are those that an operator signed. Only ``verify`` makes one.
 
-    ``signers`` all cover the agent id; whether they cover the role is known once the manifest is parsed:
+    ``signers`` count for the agent id; whether they do for the role is known once the manifest is parsed:
     ``authorise``. ``payload_digest`` is the hex SHA-256 of the signed payload; ``root_version`` the root's.
     """
 
@@ -115,20 +109,22 @@ def verify(
     (3) at least one key that the root lists signed these bytes;
     (4) the payload is one closed statement;
     (5) the signers are valid now and may sign this agent id, and they are enough;
-    (6) the statement is valid now;
-    (7) it was made for this host, or for any;
-    (8) its serial is not ahead of the clock, not older than the highest accepted, and not reused;
-    (9) the files are exactly its subjects, byte for byte.
+    (6) the root revokes neither this payload nor its serial;
+    (7) the statement is valid now;
+    (8) it was made for this host, or for any;
+    (9) its serial is not ahead of the clock, not older than the highest accepted, and not reused;
+    (10) the files are exactly its subjects, byte for byte.
 
     Raises:
         errors.TrustError: (1)
         errors.UnsignedError: (2), no envelope
         errors.SignatureError: (2), (3) for a listed key whose signature is wrong, (4), (5) too few signers
         errors.UnknownKeyError: (3), (5) no signer whose scope covers the agent id
-        errors.ExpiredError: (5), (6)
-        errors.AudienceError: (7)
-        errors.SerialError: (8)
-        errors.DigestMismatchError: (9)
+        errors.RevokedError: (3) the only keys that it names are revoked, (6)
+        errors.ExpiredError: (5), (7)
+        errors.AudienceError: (8)
+        errors.SerialError: (9)
+        errors.DigestMismatchError: (10)
     """
     latest_ms = max(now_ms, greatest_time_ms)
 
@@ -152,7 +148,12 @@ def verify(
     # (5) signers
     signers = _signers(keys, statement.agent_id, now_ms=now_ms, latest_ms=latest_ms)
 
-    # (6) validity
+    # (6) revocation
+    taken_back = root.document.revoked.package(payload_digest, statement.agent_id, statement.serial)
+    if taken_back is not None:
+        raise errors.RevokedError(taken_back, hint=_REVOKED_HINT, where=_WHERE)
+
+    # (7) validity
     if now_ms < statement.not_before:
         raise errors.ExpiredError("the envelope is not valid yet", hint="check this machine's clock", where=_WHERE)
     if latest_ms >= statement.expires_at:
@@ -160,16 +161,16 @@ def verify(
             "the envelope has expired", hint="sign the package again: covenant manifest sign", where=_WHERE
         )
 
-    # (7) audience
+    # (8) audience
     if statement.audience is not None and statement.audience != audience:
         raise errors.AudienceError(
             f"the envelope was signed for host `{statement.audience}`, this is `{audience}`", where=_WHERE
         )
 
-    # (8) serial
+    # (9) serial
     _check_serial(statement, payload_digest, serials, now_ms)
 
-    # (9) digests
+    # (10) digests
     _check_digests(package, statement.subjects)
 
     return TrustedPackage(package, statement, signers, package.manifest, payload_digest, root.version, token=_TOKEN)
@@ -179,7 +180,7 @@ def authorise(trusted: TrustedPackage, *, agent_id: str, role: str | None, opera
     """The signers that count for the manifest that was parsed from the trusted bytes: the rest of rule 2.
 
     (1) the manifest's id is the statement's;
-    (2) the signers whose scope covers the role are enough;
+    (2) the signers whose scope covers the role are enough; those of them that count are returned;
     (3) ``agent.operator``, when written, names one of them.
 
     Raises:
@@ -195,9 +196,15 @@ def authorise(trusted: TrustedPackage, *, agent_id: str, role: str | None, opera
     if not covering:
         wanted = f"role `{role}`" if role is not None else "a manifest without a role"
         raise errors.UnknownKeyError(f"no signer may sign for {wanted}", where=_WHERE)
-    _check_enough(covering)
-    check_operator(operator, covering)
-    return covering
+    signers = _enough(covering)
+    check_operator(operator, signers)
+    return signers
+
+
+def approves_unlimited(trusted: TrustedPackage, *, role: str | None) -> bool:
+    """Whether the statement approves a lifetime without an end, and a signer that counts for the role may do so."""
+    signers = threshold.counting(s for s in trusted.signers if s.scope.covers_role(role))
+    return trusted.statement.approve_unlimited and any(s.scope.approve_unlimited for s in signers)
 
 
 def check_operator(operator: str | None, signers: Iterable[Signer]) -> None:
@@ -226,7 +233,7 @@ def _decode(raw: bytes | None) -> envelopes.Envelope:
     except strict_json.MalformedError as e:
         raise errors.SignatureError(f"the envelope is malformed: {e}", where=_WHERE) from None
     if signed.payload_type != envelopes.IN_TOTO_PAYLOAD_TYPE:
-        raise errors.SignatureError(f"the payload type is `{signed.payload_type}`", where=_WHERE)
+        raise errors.SignatureError(f"the payload type is `{strict_json.shown(signed.payload_type)}`", where=_WHERE)
     return signed
 
 
@@ -235,6 +242,13 @@ def _signing_keys(root: TrustRoot, signed: envelopes.Envelope) -> tuple[Operator
     if made:
         return tuple(k for k in root.keys if k.key.keyid in made)
     claimed = {s.keyid for s in signed.signatures}
+    for entry in root.document.revoked.keys:
+        # The id is a hint, and a true one or not, nothing here is accepted.
+        if entry.keyid in claimed:
+            whose = f"of `{entry.name}` " if entry.name else ""
+            raise errors.RevokedError(
+                f"the key {whose}that signed was revoked: {entry.reason}", hint=_REVOKED_HINT, where=_WHERE
+            )
     named = [k.name for k in root.keys if k.key.keyid in claimed]
     if named:
         raise errors.SignatureError(
@@ -254,19 +268,21 @@ def _signers(keys: Iterable[OperatorKey], agent_id: str, *, now_ms: int, latest_
     valid = [k for k in covering if k.not_before <= now_ms and latest_ms < k.expires_at]
     if not valid:
         raise errors.ExpiredError(f"the key of `{covering[0].name}` is not valid now", where=_WHERE)
-    signers = tuple(Signer(k.name, k.key.keyid, k.scope, k.threshold) for k in valid)
-    _check_enough(signers)
-    return signers
+    return _enough(tuple(Signer(k.name, k.key.keyid, k.scope, k.threshold) for k in valid))
 
 
-def _check_enough(signers: tuple[Signer, ...]) -> None:
-    least = min(s.threshold for s in signers)
-    if len(signers) < least:
+def _enough(signers: tuple[Signer, ...]) -> tuple[Signer, ...]:
+    """Those that count; there is at least one."""
+    counting = threshold.counting(signers)
+    if not counting:
+        # One more at least, even where the fewest that one of them asks for are there: the others ask for more.
+        least = max(min(s.threshold for s in signers), len(signers) + 1)
         raise errors.SignatureError(
             f"{len(signers)} operators signed and {least} are needed",
             hint="another operator of the trust root has to sign as well",
             where=_WHERE,
         )
+    return counting
 
 
 def _check_serial(statement: statements.Statement, payload_digest: str, serials: SerialState, now_ms: int) -> None:

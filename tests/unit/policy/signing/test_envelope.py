@@ -118,11 +118,33 @@ def test_a_hostile_key_is_shown_short_and_escaped() -> None:
         envelope.decode(_raw(_document(**{"x\n\x1b" + "y" * 100_000: 1})))
 
 
-def test_both_base64_alphabets_are_read() -> None:
+def test_both_base64_alphabets_are_read_and_never_mixed() -> None:
     payload = b"\xfb\xef\xff"
     assert base64.b64encode(payload) == b"++//"
     for text in ("++//", "--__"):
         assert envelope.decode(_raw(_document(payload=text))).payload == payload
+    for one, other in (("+++A", "---A"), ("///A", "___A"), ("AAAA", "AAAA")):
+        assert envelope.decode(_raw(_document(payload=one))) == envelope.decode(_raw(_document(payload=other)))
+    for text in ("+-AA", "+_AA", "/-AA", "/_AA", "-+AA", "_/AA"):
+        with pytest.raises(strict_json.MalformedError, match="mixes the two base64 alphabets"):
+            envelope.decode(_raw(_document(payload=text)))
+
+
+def test_the_type_of_a_statement_is_in_totos_and_an_envelope_has_eight_mebibytes_at_most() -> None:
+    assert TYPE == "application/vnd.in-toto+json"
+    raw = kit.envelope(b"payload")
+    full = raw + b" " * (8 * 1024 * 1024 - len(raw))
+    assert envelope.decode(full) == envelope.decode(raw)
+    with pytest.raises(strict_json.MalformedError, match="larger than 8388608 bytes"):
+        envelope.decode(full + b" ")
+
+
+def test_a_key_is_equal_to_itself_alone() -> None:
+    one, again, other = (envelope.PublicKey(kit.public(n).raw) for n in (1, 1, 2))
+    assert one == again
+    assert hash(one) == hash(again)
+    assert one != other
+    assert one != one.raw
 
 
 # --- who signed ---------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ import base64
 import json
 from typing import Any
 
+import pydantic
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from policy import errors
-from policy.signing import keyfile
+from policy.signing import keyfile, strict_json
 from tests import signing_kit as kit
 
 # The least that a file may ask for: the tests are about the format, not about the cost.
@@ -101,6 +103,11 @@ MALFORMED: dict[str, Any] = {
     "sealed and plain at once": lambda d: d.update(plain="00" * 32),
     "neither": lambda d: d.pop("sealed"),
     "a short salt": lambda d: d["sealed"].update(salt="AAAA"),
+    "a salt with a character that base64 has not": lambda d: d["sealed"].update(salt=d["sealed"]["salt"] + "!"),
+    "a public half of 63 digits": lambda d: d.update(public=kit.public(1).raw.hex()[:-1]),
+    "a public half of 66 digits": lambda d: d.update(public=kit.public(1).raw.hex() + "00"),
+    "an upper-case public half": lambda d: d.update(public=kit.public(1).raw.hex().upper()),
+    "a number as text": lambda d: d.update(version="1"),
     "a salt that is no base64": lambda d: d["sealed"].update(salt="!"),
     "a key of small order": lambda d: d.update(public="00" * 32),
 }
@@ -122,6 +129,45 @@ def test_a_malformed_key_file_is_refused_before_anything_is_derived(name: str, m
 @pytest.mark.parametrize("raw", [b"", b"{}", b"null", b"-----BEGIN PRIVATE KEY-----", b" " * 20_000])
 def test_a_file_that_is_no_key_file_is_refused(raw: bytes) -> None:
     assert "malformed" in _refused(raw).message
+
+
+def test_a_key_file_has_at_most_sixteen_kibibytes_and_does_not_change() -> None:
+    raw = _sealed()
+    full = raw + b" " * (16 * 1024 - len(raw))
+    file = keyfile.read(full)
+    assert "malformed" in _refused(full + b" ").message
+    values: tuple[Any, ...] = (file, file.sealed, keyfile.RECOMMENDED)
+    for value in values:
+        with pytest.raises(pydantic.ValidationError, match="frozen"):
+            value.version = 1
+
+
+def test_what_is_sealed_must_be_a_key() -> None:
+    document = json.loads(_sealed())
+    sealed = document["sealed"]
+    del sealed["ciphertext"]
+    aead = ChaCha20Poly1305(keyfile._derive(b"open sesame", SALT, CHEAP))
+    for secret in (bytes(31), bytes(33), b""):
+        made = aead.encrypt(NONCE, secret, strict_json.dumps(document))
+        raw = strict_json.dumps(document | {"sealed": sealed | {"ciphertext": base64.b64encode(made).decode()}})
+        assert "does not hold an Ed25519 key" in _refused(raw).message
+
+
+def test_where_an_error_was_is_said_only_when_it_is_known() -> None:
+    assert _refused(_sealed(), b"wrong").where == ""
+    with pytest.raises(errors.KeyFileError) as caught:
+        keyfile.unlock(keyfile.read(_sealed(), where="a"), b"wrong", where="b")
+    assert caught.value.where == "b"
+
+
+@pytest.mark.parametrize(("size", "fits"), [(0, False), (1, True), (1024, True), (1025, False)])
+def test_a_passphrase_has_a_length(size: int, fits: bool) -> None:
+    passphrase = b"p" * size
+    if not fits:
+        with pytest.raises(errors.KeyFileError, match="between 1 and 1024 bytes"):
+            _sealed(passphrase)
+        return
+    assert keyfile.unlock(keyfile.read(_sealed(passphrase)), passphrase).private_bytes_raw() == b"\x01" * 32
 
 
 def test_salt_and_nonce_have_their_lengths() -> None:

@@ -42,17 +42,32 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "an upper-case key": document(op(1, public=kit.public(1).raw.hex().upper())),
     "a name with a control": document(op(1, name="a\x1b")),
     "an empty name": document(op(1, name="")),
-    "a star in the middle": document(op(1, scope={"agents": ["a*b"], "roles": ["*"]})),
-    "two stars": document(op(1, scope={"agents": ["a**"], "roles": ["*"]})),
-    "a role with a star": document(op(1, scope={"agents": ["*"], "roles": ["read*"]})),
-    "no agents": document(op(1, scope={"agents": [], "roles": ["*"]})),
-    "no roles": document(op(1, scope={"agents": ["*"], "roles": []})),
-    "agents as text": document(op(1, scope={"agents": "*", "roles": ["*"]})),
+    "a star in the middle": document(op(1, scope={"agents": ["a*b"], "roles": ["*"], "approve_unlimited": True})),
+    "two stars": document(op(1, scope={"agents": ["a**"], "roles": ["*"], "approve_unlimited": True})),
+    "a role with a star": document(op(1, scope={"agents": ["*"], "roles": ["read*"], "approve_unlimited": True})),
+    "no agents": document(op(1), op(2, root=False, scope=kit.scope(agents=()))),
+    "agents as text": document(op(1, scope={"agents": "*", "roles": ["*"], "approve_unlimited": True})),
     "no scope": document({k: v for k, v in op(1).items() if k != "scope"}),
-    "only narrow keys": document(
-        op(1, scope={"agents": ["a*"], "roles": ["*"]}), op(2, scope={"agents": ["*"], "roles": ["reader"]})
-    ),
+    "a scope without its approval": document(op(1, scope={"agents": ["*"], "roles": ["*"]})),
+    "an approval as a number": document(op(1, scope={"agents": ["*"], "roles": ["*"], "approve_unlimited": 1})),
+    "a scope with a key too many": document(op(1, scope={**kit.scope(), "x": 1})),
+    "root not said": document({k: v for k, v in op(1).items() if k != "root"}),
+    "root as text": document(op(1, root="yes")),
+    "no root key": document(op(1, root=False)),
+    "a key that may sign nothing": document(op(1), op(2, root=False, scope=kit.scope(roles=()))),
     "key threshold 0": document(op(1, threshold=0)),
+    "root threshold over 8": document(*(op(n) for n in range(1, 10)), threshold=9),
+    "a root key with a threshold over 8": document(*(op(n) for n in range(1, 10)), op(10, threshold=9)),
+    "a threshold that the demands of the keys cannot meet": document(op(1), op(2, threshold=3), threshold=2),
+    "no revocations": {k: v for k, v in document().items() if k != "revoked"},
+    "a list of revocations missing": document(revoked={"keys": [], "manifests": []}),
+    "a list of revocations too many": document(revoked=kit.revoked(others=[])),
+    "a key listed and revoked": document(op(1), op(2), revoked=kit.revoked(keys=[kit.revoked_key(2)])),
+    "a key revoked twice": document(revoked=kit.revoked(keys=[kit.revoked_key(2), kit.revoked_key(2, at=1)])),
+    "a revocation without a reason": document(revoked=kit.revoked(keys=[kit.revoked_key(2, reason="")])),
+    "a reason with a control": document(revoked=kit.revoked(keys=[kit.revoked_key(2, reason="a\x1b[2J")])),
+    "a reason that turns the line around": document(revoked=kit.revoked(keys=[kit.revoked_key(2, reason="a\u202eb")])),
+    "an upper-case key id": document(revoked=kit.revoked(keys=[kit.revoked_key(2, keyid=kit.public(2).keyid.upper())])),
     "key end before start": document(op(1, expires_at=0)),
 }
 
@@ -67,6 +82,15 @@ def test_a_malformed_root_is_refused(name: str) -> None:
 def test_a_file_that_is_no_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(errors.TrustError, match="malformed"):
         root.TrustRoot.load(data, NOW)
+
+
+def test_a_root_has_at_most_a_mebibyte() -> None:
+    made = raw(document(op(1)), 1)
+    assert root.MAX_BYTES == 2**20
+    full = made + b" " * (root.MAX_BYTES - len(made))
+    assert root.TrustRoot.load(full, NOW).version == 1
+    with pytest.raises(errors.TrustError, match="larger than 1048576 bytes"):
+        root.TrustRoot.load(full + b" ", NOW)
 
 
 def test_a_root_must_be_signed_by_its_own_threshold() -> None:
@@ -124,19 +148,23 @@ def test_the_old_threshold_counts_distinct_old_keys() -> None:
             old.successor(raw(new, *signers), NOW)
 
 
-NARROW = {"narrow agents": {"agents": ["a*"], "roles": ["*"]}, "narrow roles": {"agents": ["*"], "roles": ["reader"]}}
+NARROW = {
+    "narrow agents": {"agents": ["a*"], "roles": ["*"], "approve_unlimited": True},
+    "narrow roles": {"agents": ["*"], "roles": ["reader"], "approve_unlimited": True},
+}
 
 
 @pytest.mark.parametrize("scope", NARROW)
-def test_a_narrow_key_cannot_widen_itself_by_the_next_version(scope: str) -> None:
-    old = kit.root(op(1), op(2, scope=NARROW[scope]))
+def test_a_key_that_may_not_sign_roots_cannot_widen_itself_by_the_next_version(scope: str) -> None:
+    narrow = op(2, scope=NARROW[scope], root=False)
+    old = kit.root(op(1), narrow)
     new = document(op(2), version=2)
     assert old.successor(raw(new, 1, 2), NOW).version == 2
     with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
         old.successor(raw(new, 2), NOW)
     # Nor does it make up a threshold, of either side.
-    old = kit.root(op(1), op(2, scope=NARROW[scope]), op(3), threshold=2, signers=(1, 3))
-    new = document(op(1), op(2, scope=NARROW[scope]), op(3), threshold=2, version=2)
+    old = kit.root(op(1), narrow, op(3), threshold=2, signers=(1, 3))
+    new = document(op(1), narrow, op(3), threshold=2, version=2)
     assert old.successor(raw(new, 1, 3), NOW).version == 2
     with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
         old.successor(raw(new, 1, 2), NOW)
@@ -144,9 +172,35 @@ def test_a_narrow_key_cannot_widen_itself_by_the_next_version(scope: str) -> Non
         kit.root(op(1), op(3)).successor(raw(new, 1, 2), NOW)
 
 
-def test_the_only_key_of_a_root_signs_its_successor_whatever_its_scope() -> None:
-    old = kit.root(op(1, scope=NARROW["narrow agents"]))
-    assert old.successor(raw(document(op(1), version=2), 1), NOW).version == 2
+def test_a_key_of_unlimited_scope_signs_no_root_unless_the_root_says_so() -> None:
+    old = kit.root(op(1), op(2, root=False))
+    with pytest.raises(errors.TrustError, match="is not signed by the keys of version 1"):
+        old.successor(raw(document(op(2), version=2), 2), NOW)
+
+
+def test_a_root_key_may_have_an_empty_scope_and_any_narrow_one() -> None:
+    only = op(1, scope={"agents": [], "roles": [], "approve_unlimited": False})
+    assert kit.root(only).successor(raw(document(only, version=2), 1), NOW).version == 2
+
+
+def test_a_next_version_takes_back_no_revocation_and_may_add_one() -> None:
+    lists = kit.revoked(keys=[kit.revoked_key(3)])
+    old = kit.root(op(1), revoked=lists)
+    more = kit.revoked(
+        keys=sorted([kit.revoked_key(3), kit.revoked_key(4)], key=lambda k: k["keyid"]),
+        serials=[{"agent_id": "hello", "serial_at_most": 5, "at": NOW, "reason": "r"}],
+    )
+    second = old.successor(raw(document(op(1), version=2, revoked=more), 1), NOW)
+    higher = {**more, "serials": [{**more["serials"][0], "serial_at_most": 6, "reason": "another"}]}
+    second.successor(raw(document(op(1), version=3, revoked=higher), 1), NOW)
+    for fewer in (
+        kit.revoked(),
+        kit.revoked(keys=[kit.revoked_key(4)]),
+        kit.revoked(keys=[kit.revoked_key(3, reason="other")]),
+        {**more, "serials": [{**more["serials"][0], "serial_at_most": 4}]},
+    ):
+        with pytest.raises(errors.TrustError, match="takes back a revocation of version 2"):
+            second.successor(raw(document(op(1), version=3, revoked=fewer), 1), NOW)
 
 
 def test_a_key_that_has_ended_does_not_sign_the_next_version_while_the_root_holds() -> None:
@@ -193,12 +247,12 @@ def test_an_ended_root_names_its_successor_but_not_an_ended_one() -> None:
     ],
 )
 def test_a_scope_covers_ids_by_name_or_prefix(pattern: str, agent_id: str, covered: bool) -> None:
-    assert root.Scope(agents=(pattern,), roles=("*",)).covers_agent(agent_id) is covered
+    assert root.Scope(agents=(pattern,), roles=("*",), approve_unlimited=True).covers_agent(agent_id) is covered
 
 
 def test_no_role_is_no_ceiling_and_needs_the_star() -> None:
-    limited = root.Scope(agents=("*",), roles=("reader", "observer"))
+    limited = root.Scope(agents=("*",), roles=("reader", "observer"), approve_unlimited=True)
     assert limited.covers_role("reader")
     assert not limited.covers_role("coordinator")
     assert not limited.covers_role(None)
-    assert root.Scope(agents=("*",), roles=("*",)).covers_role(None)
+    assert root.Scope(agents=("*",), roles=("*",), approve_unlimited=True).covers_role(None)

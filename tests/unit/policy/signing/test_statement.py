@@ -159,3 +159,17 @@ def test_the_signer_is_refused_what_no_verifier_would_take() -> None:
         kit.statement(PACKAGE, audience="a b")
     with pytest.raises(errors.SignatureError, match="expires_at"):
         kit.statement(PACKAGE, expires_at=0)
+
+
+def test_a_statement_has_six_mebibytes_at_most() -> None:
+    payload = kit.statement(package.Package(kit.FILES)).encode()
+    full = payload + b" " * (6 * 1024 * 1024 - len(payload))
+    assert statement.parse(full) == statement.parse(payload)
+    with pytest.raises(strict_json.MalformedError, match="larger than 6291456 bytes"):
+        statement.parse(full + b" ")
+
+
+def test_the_units_of_time_and_the_default_life_of_a_signature() -> None:
+    assert statement.DAY_MS == 86_400_000
+    assert statement.DEFAULT_LIFETIME_MS == 7_776_000_000
+    assert statement.MAX_TIME_MS == 9_007_199_254_740_991

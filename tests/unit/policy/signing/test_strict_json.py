@@ -66,3 +66,28 @@ def test_a_model_names_the_place_of_a_fault() -> None:
         strict_json.validate(Outer, {"inner": {"n": "1"}})
     with pytest.raises(strict_json.MalformedError, match=r"`inner\.m`"):
         strict_json.validate(Outer, {"inner": {"n": 1, "m": 2}})
+
+
+def test_the_first_of_several_faults_is_told_and_a_fault_of_the_whole_is_the_documents() -> None:
+    class Pair(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+        a: int
+        b: int
+
+        @pydantic.model_validator(mode="after")
+        def _different(self) -> Pair:
+            if self.a == self.b:
+                raise ValueError("both are one")
+            return self
+
+    with pytest.raises(strict_json.MalformedError, match=r"^`a`: "):
+        strict_json.validate(Pair, {"a": "x", "b": "y"})
+    with pytest.raises(strict_json.MalformedError, match=r"^`document`: value error, both are one$"):
+        strict_json.validate(Pair, {"a": 1, "b": 1})
+
+
+def test_what_json_has_no_word_for_is_not_written() -> None:
+    assert strict_json.dumps({"b": "é", "a": 1}) == b'{"a":1,"b":"\\u00e9"}'
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            strict_json.dumps(value)

@@ -94,7 +94,7 @@ def test_3_an_unknown_key_is_refused() -> None:
 
 def test_3_an_unknown_key_beside_a_known_one_does_no_harm_and_gives_nothing() -> None:
     assert [s.name for s in kit.verify(kit.signed(2, 1)).signers] == ["op1"]
-    _refused("rule_2_signature", kit.signed(2, 1), kit.root(op(1, threshold=2)))
+    _refused("rule_2_signature", kit.signed(2, 1), kit.root(op(1, threshold=2), op(3)))
 
 
 def test_3_a_known_key_id_with_a_wrong_signature_is_refused() -> None:
@@ -126,7 +126,7 @@ def test_3_the_payload_is_not_parsed_before_it_is_verified(monkeypatch: pytest.M
 
 
 def test_5_a_key_signs_only_for_the_agents_of_its_scope() -> None:
-    scoped = kit.root(op(1, scope={"agents": ["team-*", "other"], "roles": ["*"]}))
+    scoped = kit.root(op(1, scope={"agents": ["team-*", "other"], "roles": ["*"], "approve_unlimited": True}))
     kit.verify(kit.signed(agent_id="team-a"), scoped)
     _refused("unknown_key", kit.signed(), scoped)
 
@@ -154,16 +154,37 @@ def test_5_a_key_whose_threshold_is_one_suffices_beside_one_that_needs_two() -> 
     _refused("rule_2_signature", kit.signed(2), root)
 
 
+def test_5_a_key_that_wants_three_lends_nothing_to_one_that_wants_two() -> None:
+    root = kit.root(op(1, threshold=3), op(2, threshold=2), op(3, threshold=2), op(4))
+    assert [s.name for s in kit.verify(kit.signed(2, 3), root).signers] == ["op2", "op3"]
+    assert [s.name for s in kit.verify(kit.signed(1, 2, 3), root).signers] == ["op1", "op2", "op3"]
+    # Nor is it among those who count, where somebody else suffices.
+    assert [s.name for s in kit.verify(kit.signed(1, 4), root).signers] == ["op4"]
+    assert "2 operators signed and 3 are needed" in _refused("rule_2_signature", kit.signed(1, 2), root).message
+
+
 def test_5_a_key_outside_its_scope_or_time_does_not_count_towards_a_threshold() -> None:
-    scoped = op(2, scope={"agents": ["other"], "roles": ["*"]})
+    scoped = op(2, scope={"agents": ["other"], "roles": ["*"], "approve_unlimited": True})
     _refused("rule_2_signature", kit.signed(1, 2), kit.root(op(1, threshold=2), scoped))
     _refused("rule_2_signature", kit.signed(1, 2), kit.root(op(1, threshold=2), op(2, expires_at=NOW)))
 
 
-# --- (6) validity ---------------------------------------------------------------------------------------------
+# --- (6) revocation: attacks/test_revocation.py has the rest ---------------------------------------------------
 
 
-def test_6_an_envelope_holds_from_its_start_to_just_before_its_end() -> None:
+def test_6_a_revoked_payload_is_refused_whoever_signed_it() -> None:
+    made = kit.signed()
+    digest = kit.verify(made).payload_digest
+    entry = {"payload_digest": digest, "at": NOW, "reason": "it leaks"}
+    error = _refused("revoked", made, kit.root(revoked=kit.revoked(manifests=[entry])))
+    assert "it leaks" in error.message
+    kit.verify(kit.signed(serial=NOW + 1), kit.root(revoked=kit.revoked(manifests=[entry])))
+
+
+# --- (7) validity ---------------------------------------------------------------------------------------------
+
+
+def test_7_an_envelope_holds_from_its_start_to_just_before_its_end() -> None:
     made = kit.signed(not_before=NOW - 5, expires_at=NOW + 5)
     for moment in (NOW - 5, NOW, NOW + 4):
         kit.verify(made, now_ms=moment)
@@ -171,17 +192,17 @@ def test_6_an_envelope_holds_from_its_start_to_just_before_its_end() -> None:
         _refused("envelope_expired", made, now_ms=moment)
 
 
-def test_6_setting_the_clock_back_revives_nothing_and_starts_nothing_early() -> None:
+def test_7_setting_the_clock_back_revives_nothing_and_starts_nothing_early() -> None:
     made = kit.signed(not_before=NOW, expires_at=NOW + 5)
     kit.verify(made, now_ms=NOW, greatest_time_ms=NOW + 4)
     _refused("envelope_expired", made, now_ms=NOW, greatest_time_ms=NOW + 5)
     _refused("envelope_expired", made, now_ms=NOW - 1, greatest_time_ms=NOW)
 
 
-# --- (7) audience -----------------------------------------------------------------------------------------------
+# --- (8) audience -----------------------------------------------------------------------------------------------
 
 
-def test_7_an_envelope_for_a_host_holds_on_that_host() -> None:
+def test_8_an_envelope_for_a_host_holds_on_that_host() -> None:
     made = kit.signed(audience="host-b")
     kit.verify(made, audience="host-b")
     kit.verify(kit.signed(audience=None), audience="host-b")
@@ -189,10 +210,10 @@ def test_7_an_envelope_for_a_host_holds_on_that_host() -> None:
         _refused("wrong_audience", made, audience=other)
 
 
-# --- (8) serials --------------------------------------------------------------------------------------------------
+# --- (9) serials --------------------------------------------------------------------------------------------------
 
 
-def test_8_the_ratchet() -> None:
+def test_9_the_ratchet() -> None:
     first = kit.verify(kit.signed(serial=10))
     serials = kit.Serials(hello=trust.Accepted(10, first.payload_digest))
     kit.verify(kit.signed(serial=10), serials=serials)
@@ -204,14 +225,14 @@ def test_8_the_ratchet() -> None:
     kit.verify(kit.signed(serial=1, agent_id="other"), serials=serials)
 
 
-def test_8_a_serial_may_be_a_day_ahead_and_no_more() -> None:
+def test_9_a_serial_may_be_a_day_ahead_and_no_more() -> None:
     kit.verify(kit.signed(serial=NOW + DAY))
     _refused("serial_rollback", kit.signed(serial=NOW + DAY + 1))
     # The clock of now, not the greatest time seen: the stricter of the two.
     _refused("serial_rollback", kit.signed(serial=NOW + DAY + 1), greatest_time_ms=NOW + DAY)
 
 
-# --- (9) digests ----------------------------------------------------------------------------------------------------
+# --- (10) digests ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +249,7 @@ def test_8_a_serial_may_be_a_day_ahead_and_no_more() -> None:
         ),
     ],
 )
-def test_9_any_other_file_is_refused(files: dict[str, bytes], says: str) -> None:
+def test_10_any_other_file_is_refused(files: dict[str, bytes], says: str) -> None:
     changed = package.Package(files, kit.signed().envelope)
     assert says in _refused("digest_mismatch", changed).message
 
@@ -242,7 +263,10 @@ def _authorise(trusted: trust.TrustedPackage, **changes: Any) -> tuple[trust.Sig
 
 
 def test_authorise_returns_the_signers_that_count() -> None:
-    trusted = kit.verify(kit.signed(1, 2), kit.root(op(1), op(2, scope={"agents": ["*"], "roles": ["reader"]})))
+    trusted = kit.verify(
+        kit.signed(1, 2),
+        kit.root(op(1), op(2, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True})),
+    )
     assert [s.name for s in _authorise(trusted, role="reader")] == ["op1", "op2"]
     assert [s.name for s in _authorise(trusted)] == ["op1"]
     assert [s.name for s in _authorise(trusted, role="reader", operator="op2")] == ["op1", "op2"]
@@ -254,7 +278,9 @@ def test_authorise_refuses_a_manifest_of_another_agent() -> None:
 
 
 def test_authorise_refuses_a_role_outside_the_scope() -> None:
-    trusted = kit.verify(kit.signed(), kit.root(op(1, scope={"agents": ["*"], "roles": ["reader"]})))
+    trusted = kit.verify(
+        kit.signed(), kit.root(op(1, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True}))
+    )
     assert _authorise(trusted, role="reader")
     for role in ("coordinator", None):
         with pytest.raises(errors.UnknownKeyError):
@@ -262,11 +288,29 @@ def test_authorise_refuses_a_role_outside_the_scope() -> None:
 
 
 def test_authorise_counts_the_threshold_again_by_role() -> None:
-    root = kit.root(op(1, threshold=2), op(2, threshold=2, scope={"agents": ["*"], "roles": ["reader"]}))
+    root = kit.root(
+        op(1, threshold=2), op(2, threshold=2, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True})
+    )
     trusted = kit.verify(kit.signed(1, 2), root)
     assert len(_authorise(trusted, role="reader")) == 2
     with pytest.raises(errors.SignatureError, match="2 are needed"):
         _authorise(trusted, role="coordinator")
+
+
+def test_an_approval_counts_with_a_signer_who_counts_and_may_give_it() -> None:
+    junior = op(2, scope=kit.scope(unlimited=False))
+    root = kit.root(op(1, scope=kit.scope(roles=("reader",))), junior, op(3, threshold=3))
+
+    def approved(*signers: int, role: str | None, said: bool = True) -> bool:
+        return trust.approves_unlimited(kit.verify(kit.signed(*signers, approve_unlimited=said), root), role=role)
+
+    assert approved(1, role="reader")
+    assert approved(1, 2, role="reader")
+    assert not approved(1, role="reader", said=False)
+    assert not approved(2, role="reader")
+    # The one who may is not one who counts: for the role, or at all.
+    assert not approved(1, 2, role=None)
+    assert not approved(2, 3, role=None)
 
 
 def test_the_operator_is_one_who_signed() -> None:
@@ -278,7 +322,7 @@ def test_the_operator_is_one_who_signed() -> None:
 
 
 def test_an_operator_whose_signature_does_not_count_is_not_the_operator() -> None:
-    limited = op(2, scope={"agents": ["*"], "roles": ["reader"]})
+    limited = op(2, scope={"agents": ["*"], "roles": ["reader"], "approve_unlimited": True})
     trusted = kit.verify(kit.signed(1, 2), kit.root(op(1), limited))
     _authorise(trusted, role="reader", operator="op2")
     with pytest.raises(errors.SignatureError, match="did not sign"):

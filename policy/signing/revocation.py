@@ -1,0 +1,142 @@
+"""What a trust root takes back: keys by id, signed payloads by digest, an agent's serials up to a number.
+
+The lists are part of the root, so they are signed, versioned and carried as it is. They only grow: version N + 1
+repeats each entry of version N, or it cannot follow. A revoked key signs nothing, neither packages nor roots, and is
+never listed again; what it signed before does not count either, since nothing proves when that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import pydantic
+
+from policy.signing import statement as statements
+from policy.signing import threshold
+
+if TYPE_CHECKING:
+    from policy.signing.root import Signer, TrustRoot
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$"
+MAX_KEYS = 256
+MAX_MANIFESTS = 512
+MAX_SERIALS = 256
+
+# Shown to people: no controls, no format or bidi characters, no line ends.
+Reason = Annotated[str, pydantic.Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")]
+
+
+class _Closed(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, regex_engine="rust-regex")
+
+
+class RevokedKey(_Closed):
+    """A key that signs nothing any more. ``name`` is what the root called it, null when it was never listed."""
+
+    keyid: statements.Sha256
+    name: Annotated[str, pydantic.Field(pattern=NAME_PATTERN)] | None
+    at: statements.TimeMs
+    reason: Reason
+
+
+class RevokedManifest(_Closed):
+    """One signed statement, by the SHA-256 of its payload."""
+
+    payload_digest: statements.Sha256
+    at: statements.TimeMs
+    reason: Reason
+
+
+class RevokedSerials(_Closed):
+    """Every statement of an agent id whose serial is at most ``serial_at_most``."""
+
+    agent_id: Annotated[str, pydantic.Field(pattern=statements.AGENT_ID_PATTERN)]
+    serial_at_most: statements.TimeMs
+    at: statements.TimeMs
+    reason: Reason
+
+
+class Revocations(_Closed):
+    """The three lists, each sorted by what it names and without repeats."""
+
+    keys: Annotated[tuple[RevokedKey, ...], pydantic.Field(strict=False, max_length=MAX_KEYS)]
+    manifests: Annotated[tuple[RevokedManifest, ...], pydantic.Field(strict=False, max_length=MAX_MANIFESTS)]
+    serials: Annotated[tuple[RevokedSerials, ...], pydantic.Field(strict=False, max_length=MAX_SERIALS)]
+
+    @pydantic.model_validator(mode="after")
+    def _ordered(self) -> Revocations:
+        named = {
+            "keys": [k.keyid for k in self.keys],
+            "manifests": [m.payload_digest for m in self.manifests],
+            "serials": [s.agent_id for s in self.serials],
+        }
+        for name, ids in named.items():
+            if ids != sorted(set(ids)):
+                raise ValueError(f"`revoked.{name}` is not sorted and without repeats")
+        return self
+
+    def key(self, keyid: str) -> RevokedKey | None:
+        """The entry of a key id."""
+        return next((k for k in self.keys if k.keyid == keyid), None)
+
+    def package(self, payload_digest: str, agent_id: str, serial: int) -> str | None:
+        """Why a statement is revoked by itself, whoever signed it; None when it is not."""
+        for manifest in self.manifests:
+            if manifest.payload_digest == payload_digest:
+                return f"the signed manifest was revoked: {manifest.reason}"
+        for entry in self.serials:
+            if entry.agent_id == agent_id and serial <= entry.serial_at_most:
+                return f"serials of agent `{agent_id}` up to {entry.serial_at_most} were revoked: {entry.reason}"
+        return None
+
+    def dropped_by(self, later: Revocations) -> str | None:
+        """The first entry that ``later`` does not repeat, in words; None when it repeats all.
+
+        An agent's serials may be revoked further up, never less far.
+        """
+        for key in self.keys:
+            if later.key(key.keyid) != key:
+                return f"key {key.keyid}"
+        kept = set(later.manifests)
+        for manifest in self.manifests:
+            if manifest not in kept:
+                return f"manifest {manifest.payload_digest}"
+        highest = {s.agent_id: s.serial_at_most for s in later.serials}
+        for entry in self.serials:
+            if highest.get(entry.agent_id, -1) < entry.serial_at_most:
+                return f"serials of agent `{entry.agent_id}` up to {entry.serial_at_most}"
+        return None
+
+
+NONE = Revocations(keys=(), manifests=(), serials=())
+
+
+def revoked(
+    root: TrustRoot, payload_digest: str, statement: statements.Statement, signers: Iterable[Signer]
+) -> str | None:
+    """Why what was accepted once must not go on under ``root``, in one lower-case line; None when it may.
+
+    For runs that are live when a root is replaced: ``signers`` are those that counted when it started. A key that
+    was merely taken out of the root starts nothing more and ends nothing; one that was revoked ends what rested on
+    its signature: where the others are too few without it, or none of them may approve a lifetime without an end.
+    """
+    lists = root.document.revoked
+    reason = lists.package(payload_digest, statement.agent_id, statement.serial)
+    if reason is not None:
+        return reason
+    before = tuple(signers)
+    out = [(s, entry) for s in before if (entry := lists.key(s.keyid)) is not None]
+    if not out:
+        return None
+    left = threshold.counting(s for s in before if lists.key(s.keyid) is None)
+    signer, entry = out[0]
+    if not left:
+        return f"the key of `{signer.name}`, who signed, was revoked: {entry.reason}"
+    if statement.approve_unlimited and _approver(before) and not _approver(left):
+        return f"the key of `{signer.name}`, who approved the unlimited lifetime, was revoked: {entry.reason}"
+    return None
+
+
+def _approver(signers: Iterable[Signer]) -> bool:
+    return any(s.scope.approve_unlimited for s in signers)
