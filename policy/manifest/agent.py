@@ -7,7 +7,6 @@ the file wrote and where.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
@@ -28,6 +27,7 @@ Priority = Literal["low", "normal", "high"]
 OnParentExit = Literal["terminate", "wind-down", "adopt"]
 OnExpiry = Literal["terminate", "suspend"]
 
+AGENT_ID = r"[A-Za-z0-9_.-]{1,128}"
 NAMESPACES = ("intent.", "memory.", "identity.", "tool.", "agent.")
 
 # Ceilings of what can be written; what a host has is rule 6. 16 TiB, a week, a year, 1,024 cores.
@@ -46,19 +46,17 @@ def _id(value: str) -> str:
 
 AgentId = Annotated[
     str,
-    AfterValidator(
-        text.matching("agent id", r"[A-Za-z0-9_.-]{1,128}", "1 to 128 of A-Z a-z 0-9 _ . - (no `@`, no spaces)")
-    ),
+    AfterValidator(text.Matching("agent id", AGENT_ID, "1 to 128 of A-Z a-z 0-9 _ . - (no `@`, no spaces)")),
     AfterValidator(_id),
 ]
 RoleName = Annotated[
     str,
-    AfterValidator(text.matching("role", r"[a-z][a-z0-9_-]{0,63}", "a role's name is a-z, 0-9, `_` and `-`")),
+    AfterValidator(text.Matching("role", r"[a-z][a-z0-9_-]{0,63}", "a role's name is a-z, 0-9, `_` and `-`")),
 ]
 OperatorName = Annotated[
     str,
     AfterValidator(
-        text.matching("operator", r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}", "the name of a key of the trust root")
+        text.Matching("operator", r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}", "the name of a key of the trust root")
     ),
 ]
 
@@ -85,7 +83,7 @@ class Agent(fields.Section):
         return value
 
 
-_action = text.matching(
+_action = text.Matching(
     "action",
     r"(?:intent|memory|identity|tool|agent)\.[A-Za-z0-9_.:/*+-]{1,200}",
     f"begin it with one of {' '.join(f'`{n}`' for n in NAMESPACES)} and a name",
@@ -179,17 +177,29 @@ class Source:
     text: str = field(default="", compare=False, repr=False)
 
     @cached_property
-    def places(self) -> Mapping[lines.Path, int]:
-        """Line numbers by path; scanned when first asked for."""
-        return lines.scan(self.text).lines
+    def scan(self) -> lines.Scan:
+        """The places of the text; scanned when first asked for."""
+        return lines.scan(self.text)
+
+    def place(self, path: lines.Path, *, key: bool = False) -> lines.Place | None:
+        """Where the value at a path stands; with ``key``, or for what has a header instead of a value, its key.
+
+        For what the file did not write, the key of the nearest table around it that it wrote.
+        """
+        if not key and path in self.scan.values:
+            return self.scan.values[path]
+        around = (path[:length] for length in range(len(path), 0, -1))
+        return next((self.scan.keys[part] for part in around if part in self.scan.keys), None)
 
     def where(self, path: lines.Path) -> str:
         """``agent.toml:LINE`` of a key, or of the nearest table around it that the file wrote."""
-        for length in range(len(path), 0, -1):
-            line = self.places.get(path[:length])
-            if line is not None:
-                return f"{self.file}:{line}"
-        return self.file
+        place = self.place(path)
+        return f"{self.file}:{place.line}" if place else self.file
+
+    def point(self, path: lines.Path, *, key: bool = False) -> str:
+        """``agent.toml:LINE:COLUMN``, as ``place``."""
+        place = self.place(path, key=key)
+        return f"{self.file}:{place.line}:{place.column}" if place else self.file
 
 
 class Manifest(fields.Section):
@@ -219,6 +229,11 @@ class Manifest(fields.Section):
         return self
 
     @property
+    def source(self) -> Source:
+        """What the file said beyond the values."""
+        return self._source
+
+    @property
     def written(self) -> frozenset[str]:
         """Dotted keys and tables that the file wrote, such as ``resources.memory_mb`` and ``resources``."""
         return self._source.written
@@ -238,3 +253,7 @@ class Manifest(fields.Section):
         For what the file did not write, the line of the nearest table around it, or the file alone.
         """
         return self._source.where(lines.parse_dotted(dotted))
+
+    def point(self, dotted: str) -> str:
+        """``agent.toml:LINE:COLUMN`` of a dotted key's value, for findings about the text; else as ``where``."""
+        return self._source.point(lines.parse_dotted(dotted))

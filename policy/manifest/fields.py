@@ -34,7 +34,11 @@ def whole(low: int, high: int, what: str) -> Any:
 
 
 def unique(items: tuple[T, ...]) -> tuple[T, ...]:
-    """No item twice: a list of a manifest is a set, and a repeated item is a slip."""
+    """No item twice: a list of a manifest is a set, and a repeated item is a slip.
+
+    Raises:
+        PydanticCustomError: one is listed twice; ``at`` is its index.
+    """
     if len(set(items)) != len(items):
         seen: set[T] = set()
         for index, item in enumerate(items):

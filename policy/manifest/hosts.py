@@ -178,6 +178,9 @@ def port_ranges(value: object) -> tuple[tuple[int, int], ...]:
     """Ports and ``"a-b"`` ranges as sorted pairs (first, last), which do not overlap.
 
     A tuple of pairs, as this function returns it, is accepted as well: TOML itself never yields one.
+
+    Raises:
+        PydanticCustomError: no ports, too many, out of range, overlapping, or of another form; ``at`` is the index.
     """
     if isinstance(value, tuple):
         value = list(value)

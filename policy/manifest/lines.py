@@ -1,4 +1,4 @@
-"""Which line of a TOML document each key, table and array item stands on.
+"""On which line and column of a TOML document each key, table, value and array item stands.
 
 Values come from tomllib, which keeps no places; this scanner runs only when an error is printed or ``explain`` asks.
 It reads documents that tomllib accepts exactly as tomllib does (tests/property/policy/manifest/test_lines.py); of
@@ -13,8 +13,17 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Path = tuple[str | int, ...]
+
+
+class Place(NamedTuple):
+    """Line and column, both counted from 1; a column is one character (code point), a tab too."""
+
+    line: int
+    column: int
+
 
 # Every alternative of a string matches whatever follows its quote, closed or not: a failed match would be tried
 # again from the next quote, which is quadratic. The loops are unrolled and not possessive: Python 3.11 loses its
@@ -37,10 +46,16 @@ _DOTTED = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 
 @dataclass(frozen=True)
 class Scan:
-    """Lines by path, counted from 1, and (path, first line, second line) of keys that are written twice."""
+    """Where things stand, by path; and (path, first place, second place) of keys that are written twice.
 
-    lines: Mapping[Path, int]
-    duplicates: tuple[tuple[Path, int, int], ...] = ()
+    ``keys`` holds the key of a value, the last part of a table's header (that of an array's item likewise), the part
+    of a longer key or header that implies a table, and the beginning of an array's item. ``values`` holds where the
+    value of a key or an item begins; a table with a header has none.
+    """
+
+    keys: Mapping[Path, Place]
+    values: Mapping[Path, Place]
+    duplicates: tuple[tuple[Path, Place, Place], ...] = ()
 
 
 def parse_dotted(dotted: str) -> Path:
@@ -61,7 +76,13 @@ def scan(document: str) -> Scan:
     scanner = _Scanner(list(_tokens(document.replace("\r\n", "\n"))))
     with contextlib.suppress(_Fault):
         scanner.document()
-    return Scan(scanner.lines, tuple(scanner.duplicates))
+    return Scan(scanner.keys, scanner.values, tuple(scanner.duplicates))
+
+
+def place_at(document: str, offset: int) -> Place:
+    """The place of a character by its offset in the document."""
+    start = document.rfind("\n", 0, offset) + 1
+    return Place(document.count("\n", 0, offset) + 1, offset - start + 1)
 
 
 class _Fault(Exception):
@@ -72,27 +93,34 @@ class _Fault(Exception):
 class _Token:
     kind: str
     text: str
-    line: int
+    place: Place
 
 
 def _tokens(document: str) -> Iterator[_Token]:
-    line = 1
+    line, start = 1, 0
     for match in _TOKEN.finditer(document):
         kind, text = match.lastgroup or "other", match[0]
         if kind != "skip":
-            yield _Token(kind, text, line)
-        line += text.count("\n")
-    yield _Token("end", "", line)
+            yield _Token(kind, text, Place(line, match.start() - start + 1))
+        if "\n" in text:
+            line += text.count("\n")
+            start = match.start() + text.rindex("\n") + 1
+    yield _Token("end", "", Place(line, len(document) - start + 1))
+
+
+# One part of a key as it is written, and where.
+_Part = tuple[str, Place]
 
 
 @dataclass
 class _Scanner:
     tokens: list[_Token]
     at: int = 0
-    lines: dict[Path, int] = field(default_factory=dict)
-    duplicates: list[tuple[Path, int, int]] = field(default_factory=list)
+    keys: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, Place] = field(default_factory=dict)
+    duplicates: list[tuple[Path, Place, Place]] = field(default_factory=list)
     arrays: dict[Path, int] = field(default_factory=dict)  # arrays of tables and their length so far
-    defined: dict[Path, int] = field(default_factory=dict)  # values and headers, by the line that wrote them
+    defined: dict[Path, Place] = field(default_factory=dict)  # values and headers, by the place that wrote them
 
     @property
     def token(self) -> _Token:
@@ -125,78 +153,76 @@ class _Scanner:
                 self.pair(table, 0)
 
     def header(self) -> Path:
-        line = self.token.line
         array = self.take("[")
-        *around, last = self.key()
+        *around, (last, place) = self.key()
         self.need("]")
         if array:
             self.need("]")
-        path = self.enter((), tuple(around), line)
-        path = (*path, last)
+        path = (*self.enter(around), last)
         if array:
-            self.define(path, line, again=path in self.arrays)
-            self.lines.setdefault(path, line)
+            self.define(path, place, again=path in self.arrays)
+            self.keys.setdefault(path, place)
             index = self.arrays.get(path, 0)
             self.arrays[path] = index + 1
             path = (*path, index)
         else:
-            self.define(path, line)
-        # A table that a longer header implied earlier gets the line of its own header.
-        self.lines[path] = line
+            self.define(path, place)
+        # A table that a longer header implied earlier gets the place of its own header.
+        self.keys[path] = place
         return path
 
-    def enter(self, base: Path, parts: tuple[str | int, ...], line: int) -> Path:
-        """The path below ``base``; a part that names an array of tables means its last item."""
-        path = base
-        for part in parts:
+    def enter(self, parts: list[_Part]) -> Path:
+        """The path of the tables around a header's last part; an array of tables means its last item."""
+        path: Path = ()
+        for part, place in parts:
             path = (*path, part)
-            self.lines.setdefault(path, line)
+            self.keys.setdefault(path, place)
             if path in self.arrays:
                 path = (*path, self.arrays[path] - 1)
         return path
 
-    def define(self, path: Path, line: int, *, again: bool = False) -> None:
-        first = self.defined.setdefault(path, line)
-        if first != line and not again:
-            self.duplicates.append((path, first, line))
+    def define(self, path: Path, place: Place, *, again: bool = False) -> None:
+        first = self.defined.setdefault(path, place)
+        if first != place and not again:
+            self.duplicates.append((path, first, place))
 
-    def key(self) -> Path:
+    def key(self) -> list[_Part]:
         parts = [self.part()]
         while self.take("."):
             parts.append(self.part())
-        return tuple(parts)
+        return parts
 
-    def part(self) -> str:
+    def part(self) -> _Part:
         token = self.token
         self.at += 1
         if token.kind == "bare":
-            return token.text
+            return token.text, token.place
         if token.kind != "string":
             raise _Fault
         if token.text.startswith("'"):
-            return token.text[1:-1]
+            return token.text[1:-1], token.place
         try:
-            return str(tomllib.loads(f"v={token.text}")["v"])
+            return str(tomllib.loads(f"v={token.text}")["v"]), token.place
         except ValueError:
             raise _Fault from None
 
     def pair(self, table: Path, depth: int) -> None:
-        line = self.token.line
-        *around, last = self.key()
+        *around, (last, place) = self.key()
         self.need("=")
         # Dotted keys never step into an array of tables: tomllib refuses that.
         path = table
-        for part in around:
+        for part, at in around:
             path = (*path, part)
-            self.lines.setdefault(path, line)
+            self.keys.setdefault(path, at)
         path = (*path, last)
-        self.define(path, line)
-        self.lines.setdefault(path, line)
+        self.define(path, place)
+        self.keys.setdefault(path, place)
         self.value(path, depth)
 
     def value(self, path: Path, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise _Fault
+        self.values.setdefault(path, self.token.place)
         if self.take("["):
             self.array(path, depth)
         elif self.take("{"):
@@ -217,7 +243,7 @@ class _Scanner:
         index = 0
         self.blank()
         while not self.take("]"):
-            self.lines.setdefault((*path, index), self.token.line)
+            self.keys.setdefault((*path, index), self.token.place)
             self.value((*path, index), depth + 1)
             index += 1
             self.blank()

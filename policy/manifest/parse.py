@@ -5,7 +5,8 @@
 3. each section against its model, then the rules across sections (``agent``, ``permissions``, ``structure``);
 4. what the file wrote is kept beside the values, so that a default is never mistaken for the author's word.
 
-Line numbers are computed only for a refusal, or when ``Manifest.where`` is asked (``lines``).
+Places are computed only for a refusal, or when ``Manifest.where`` or ``point`` is asked (``lines``). A refusal of the
+text is placed at LINE:COLUMN; what a rule, an artefact or a host says of a grant names its line.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def _top_level(document: Mapping[str, Any], unknown: tuple[str, ...]) -> Iterato
             (unknown[0],),
             f"the manifest has `{len(unknown)}` unknown sections",
             f"at most {UNKNOWN_SECTIONS} are tolerated",
+            at_key=True,
         )
         return
     for name in unknown:
@@ -90,20 +92,20 @@ def _top_level(document: Mapping[str, Any], unknown: tuple[str, ...]) -> Iterato
         if not (isinstance(value, dict) or (isinstance(value, list) and value and _all_tables(value))):
             known_as = report.elsewhere(name)
             meant = f"did you mean `{known_as}`? " if known_as else ""
-            yield report.Problem(
-                (name,), f"key {text.quote(name)} stands outside any section", f"{meant}put it below its [section]"
-            )
+            hint = f"{meant}put it below its [section]"
+            yield report.Problem((name,), f"key {text.quote(name)} stands outside any section", hint, at_key=True)
         elif not _SECTION_NAME.fullmatch(name):
             # Look-alikes of a known section cannot be told by counting edits.
             hint = "an unknown section's name is 1 to 64 of A-Z a-z 0-9 _ -"
-            yield report.Problem((name,), f"unknown section {text.quote(name)} is not accepted", hint)
+            message = f"unknown section {text.quote(name)} is not accepted"
+            yield report.Problem((name,), message, hint, at_key=True)
         elif near := text.nearest(name, _SECTIONS):
             hint = f"did you mean `[{near}]`? a section of your own needs a name further away"
-            yield report.Problem((name,), f"unknown section {text.quote(name)}", hint)
+            yield report.Problem((name,), f"unknown section {text.quote(name)}", hint, at_key=True)
         elif near := text.nearest(name, structure.PERMISSION_DOMAINS):
             # `[syscalls]` with a deny list reads as a bound and would bind nothing.
             hint = f"did you mean `[permissions.{near}]`? a section of your own needs a name further away"
-            yield report.Problem((name,), f"unknown section {text.quote(name)}", hint)
+            yield report.Problem((name,), f"unknown section {text.quote(name)}", hint, at_key=True)
 
 
 def _all_tables(value: list[Any]) -> bool:
@@ -120,7 +122,7 @@ def require_network(manifest: agent.Manifest) -> None:
         raise errors.ManifestError(
             "`resources.network` is missing",
             hint='write network = "off", "outbound-https-only" or "full" below [resources]',
-            where=manifest.where("resources"),
+            where=manifest.point("resources"),
         )
 
 
@@ -145,10 +147,11 @@ def defaults_applied(manifest: agent.Manifest) -> tuple[Default, ...]:
 
 
 def _defaults(manifest: agent.Manifest) -> Iterator[Default]:
+    written = manifest.written
     for section in ("resources", "sandbox", "settlement", "spawn"):
         for key, value in getattr(manifest, section):
             dotted = f"{section}.{key}"
-            if manifest.wrote(dotted):
+            if dotted in written:
                 continue
             if value is None:
                 yield dotted, None, _UNLIMITED

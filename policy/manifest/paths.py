@@ -16,12 +16,18 @@ from policy.package import INVISIBLE
 COMPONENT_BYTES = 255  # NAME_MAX
 _GLOB = re.compile(r"[*?\[\]{}]")
 # Characters that look like a slash or a dot and are neither: a reader of the manifest would see another path.
-_LOOK_ALIKES = {
+LOOK_ALIKES = {
     **dict.fromkeys("\u1735\u2044\u2215\u2571\u27cb\u29f8\u2cc6\u3033\uff0f", "/"),
     **dict.fromkeys("\u2024\ufe52\uff0e", "."),
     "\u2025": "..",
     "\u2026": "...",
 }
+# Letters of these look like each other: in one word of two alphabets a reader sees one (Unicode technical standard 39,
+# 5.1). A word that is wholly of one may still look like a word of another: nothing in the text tells which was meant.
+ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "COPTIC", "ARMENIAN", "CHEROKEE", "LISU", "DESERET"})
+# Latin letters in another dress: no file is named by them on purpose.
+_DRESSED = frozenset({"FULLWIDTH", "MATHEMATICAL"})
+_WORD = re.compile(r"[^\W\d_]+")
 
 
 def absolute(value: str) -> str:
@@ -50,7 +56,11 @@ def _absolute_hint(value: str) -> str:
 
 
 def relative(value: str) -> str:
-    """A path inside the package: relative, without ``..``; a leading ``./`` is dropped as Covenant allows it."""
+    """A path inside the package: relative, without ``..``; a leading ``./`` is dropped as Covenant allows it.
+
+    Raises:
+        PydanticCustomError: it leaves the package, could be taken for an option, or could be read in two ways.
+    """
     _characters(value)
     inside = "the entry lies inside the package: give its path from the directory of agent.toml"
     if value.startswith("/") or re.match(r"[A-Za-z]:", value):
@@ -67,10 +77,10 @@ def relative(value: str) -> str:
 def _characters(value: str) -> None:
     text.plain(value)
     for ch in value:
-        if ch in _LOOK_ALIKES:
-            right = "".join(_LOOK_ALIKES.get(c, c) for c in value)
+        if ch in LOOK_ALIKES:
+            right = "".join(LOOK_ALIKES.get(c, c) for c in value)
             raise text.wrong(
-                f"path {text.quote(value)} holds U+{ord(ch):04X}, which looks like `{_LOOK_ALIKES[ch]}`",
+                f"path {text.quote(value)} holds U+{ord(ch):04X}, which looks like `{LOOK_ALIKES[ch]}`",
                 f"write `{text.visible(right)}`",
             )
         if ch in INVISIBLE:
@@ -85,6 +95,25 @@ def _characters(value: str) -> None:
         )
     if "\\" in value:
         raise text.wrong(f"path {text.quote(value)} holds a backslash", "separate components with `/`")
+    if not value.isascii():
+        for word in _WORD.findall(value):
+            _one_alphabet(value, word)
+
+
+def _one_alphabet(path: str, word: str) -> None:
+    found = {unicodedata.name(ch, "").partition(" ")[0]: ch for ch in word}
+    for kind in sorted(_DRESSED & found.keys()):
+        raise text.wrong(
+            f"path {text.quote(path)} holds U+{ord(found[kind]):04X}, which looks like a plain letter",
+            "write the plain letter",
+        )
+    mixed = sorted(ALPHABETS & found.keys())
+    if len(mixed) > 1:
+        raise text.wrong(
+            f"path {text.quote(path)} has a word with letters of two alphabets,"
+            f" U+{ord(found[mixed[0]]):04X} and U+{ord(found[mixed[1]]):04X}",
+            "write each word in one alphabet",
+        )
 
 
 def _components(value: str, body: str) -> None:

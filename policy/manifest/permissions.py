@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from policy.manifest import fields, hosts, paths, text
+from policy.manifest import fields, hosts, paths, text, tool_uri
 
 says = fields.says
 HostPath = Annotated[str, AfterValidator(paths.absolute)]
@@ -53,12 +53,12 @@ class NetworkEntry(fields.Section):
 
 Syscall = Annotated[
     str,
-    AfterValidator(text.matching("system call", r"[a-z_][a-z0-9_]{0,63}", "use the kernel's name, such as `openat`")),
+    AfterValidator(text.Matching("system call", r"[a-z_][a-z0-9_]{0,63}", "use the kernel's name, such as `openat`")),
 ]
 SyscallList = Annotated[tuple[Syscall, ...], fields.LONG_LIST, AfterValidator(fields.unique)]
 ProfileName = Annotated[
     str,
-    AfterValidator(text.matching("profile", r"[a-z][a-z0-9-]{0,63}", "use a profile's name: a-z, 0-9 and `-`")),
+    AfterValidator(text.Matching("profile", r"[a-z][a-z0-9-]{0,63}", "use a profile's name: a-z, 0-9 and `-`")),
 ]
 
 
@@ -86,10 +86,10 @@ def _executable(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise text.wrong(f"executable {text.quote(value)} is not a string", _EXECUTABLE_HINT)
-    path, at, digest = value.rpartition("@sha256:")
+    path, at, digest = value.partition("@sha256:")
+    if re.search(r"@sha[0-9]*:?", path, re.IGNORECASE):
+        raise text.wrong(f"executable {text.quote(value)} has a digest of another form", _EXECUTABLE_HINT)
     if not at:
-        if re.search(r"@sha[0-9]*:?", value, re.IGNORECASE):
-            raise text.wrong(f"executable {text.quote(value)} has a digest of another form", _EXECUTABLE_HINT)
         return ExecutableEntry.model_construct(path=paths.absolute(value), sha256=None)
     if not _DIGEST.fullmatch(digest):
         raise text.wrong(f"executable {text.quote(value)} has a malformed digest", _EXECUTABLE_HINT)
@@ -116,7 +116,7 @@ class Executables(fields.Section):
 
 CredentialName = Annotated[
     str,
-    AfterValidator(text.matching("credential", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "1 to 128 of A-Z a-z 0-9 _ . -")),
+    AfterValidator(text.Matching("credential", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "1 to 128 of A-Z a-z 0-9 _ . -")),
 ]
 
 
@@ -128,17 +128,7 @@ class Credentials(fields.Section):
     ] = ()
 
 
-_ALIAS, _TOOL, _VERSION = r"[a-z0-9_-]{1,64}", r"[A-Za-z0-9_.-]{1,128}", r"[A-Za-z0-9._+:-]{1,64}"
-SkillUri = Annotated[
-    str,
-    AfterValidator(
-        text.matching(
-            "tool URI",
-            rf"matrix://tool/(?:mcp/{_ALIAS}|(?!mcp/){_ALIAS})/{_TOOL}@{_VERSION}",
-            "write matrix://tool/mcp/<alias>/<name>@<version> or matrix://tool/<namespace>/<name>@<version>",
-        )
-    ),
-]
+SkillUri = Annotated[str, AfterValidator(tool_uri.check)]
 
 
 class Skills(fields.Section):

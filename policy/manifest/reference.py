@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from policy.manifest import agent, fields, parse, report, structure, syntax
+from policy.manifest import agent, fields, parse, report, shapes, structure, syntax
 
 COMMAND = "python tests/golden/test_manifest_page.py"
 _NUMBERS = "numbers and ranges"
@@ -24,9 +24,18 @@ _INTRO = f"""\
 Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
 
 An existing Covenant manifest parses unchanged. Absent means nothing; only limits have defaults, which are ceilings, and
-only `resources.network` must be written before `covenant manifest sign` takes the package. Every error names the file,
-the line, the offending value and what would be right; `--json` lists them all. `agents/hello/agent.toml` is the page to
-copy.
+only `resources.network` must be written before `covenant manifest sign` takes the package. `agents/hello/agent.toml`
+is the page to copy.
+
+```sh
+covenant manifest new mine --runtime python3      # a package that works, to begin with
+covenant manifest check mine                      # what is wrong, at file, line and column, and what would be right
+covenant manifest schema > agent.schema.json      # JSON Schema 2020-12, for editors; also docs/schema
+```
+
+Every finding is `agent.toml:LINE:COLUMN`, the offending value and what would be right; `--json` lists them all. A
+column counts characters. A name that is nearly one that is known (a key, a section, a value, a profile, a role, a
+system call) is answered with that one. What a rule or an artefact says of a grant afterwards names its line alone.
 
 - The file is UTF-8 without byte order mark or NUL, at most {syntax.MANIFEST_BYTES:,} bytes, {syntax.LINES:,} lines,
   {syntax.KEYS:,} keys, tables or items, nested at most {syntax.NESTING} deep. A key written twice is an error.
@@ -119,3 +128,12 @@ def _rules() -> Iterator[str]:
     yield ""
     for rule in structure.RULES:
         yield f"- {' '.join((rule.__doc__ or '').split())}".replace("``", "`")
+    yield ""
+    yield "## The schema"
+    yield ""
+    yield "[agent.schema.json](schema/agent.schema.json) and, for the payload of `agent.dsse.json`,"
+    yield "[statement.schema.json](schema/statement.schema.json) are written by"
+    yield "`python tests/golden/test_schema.py` from the same models. What the parser accepts, the schema accepts; what"
+    yield "it cannot say is left to the parser:"
+    yield ""
+    yield from (f"- {left}" for left in shapes.LEFT)

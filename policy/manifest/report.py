@@ -1,4 +1,4 @@
-"""From the schema's findings to one ManifestError: file, line, the offending value, what would be right.
+"""From the schema's findings to one ManifestError: file, line and column, the offending value, what would be right.
 
 All findings are collected; the first in the order of the file is the message, all of them stand in the details.
 """
@@ -25,25 +25,28 @@ class Problem:
     path: lines.Path
     message: str
     hint: str
+    at_key: bool = False  # the key is to blame, not its value
 
 
-def error(problems: Sequence[Problem], source: agent.Source) -> errors.ManifestError:
+def error(
+    problems: Sequence[Problem], source: agent.Source, kind: type[errors.ManifestError] = errors.ManifestError
+) -> errors.ManifestError:
     """The refusal for a non-empty list of findings; ``details["errors"]`` holds them all, in file order."""
-    placed = sorted(((_line(p, source), n, p) for n, p in enumerate(problems)), key=lambda item: item[:2])
+    placed = sorted(problems, key=lambda p: source.place(p.path, key=p.at_key) or lines.Place(0, 0))
     documents = [
-        {"message": p.message, "hint": p.hint or None, "where": source.where(p.path)} for _, _, p in placed[:MOST]
+        {"message": p.message, "hint": p.hint or None, "where": source.point(p.path, key=p.at_key)}
+        for p in placed[:MOST]
     ]
-    first = placed[0][2]
+    first = placed[0]
     more = len(placed) - 1
     hint = first.hint if not more else f"{first.hint} (and {more} more: --json lists them)".strip()
-    return errors.ManifestError(
-        first.message, hint=hint, where=source.where(first.path), errors=documents, key=lines.dotted(first.path)
+    return kind(
+        first.message,
+        hint=hint,
+        where=source.point(first.path, key=first.at_key),
+        errors=documents,
+        key=lines.dotted(first.path),
     )
-
-
-def _line(problem: Problem, source: agent.Source) -> int:
-    _, _, line = source.where(problem.path).rpartition(":")
-    return int(line) if line.isdecimal() else 0
 
 
 def translate(found: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
@@ -107,7 +110,8 @@ def _unknown(path: lines.Path) -> Problem:
     near = next(begins, "") or text.nearest(str(key), known) or elsewhere(str(key))
     hint = f"did you mean `{near}`? " if near else ""
     what = "section" if where == "[permissions]" else "key"
-    return Problem(path, f"unknown {what} {text.quote(key)} in `{where}`", f"{hint}known here: {', '.join(known)}")
+    message = f"unknown {what} {text.quote(key)} in `{where}`"
+    return Problem(path, message, f"{hint}known here: {', '.join(known)}", at_key=True)
 
 
 def _not_one_of(path: lines.Path, value: object) -> Problem:

@@ -1,4 +1,4 @@
-"""From bytes to TOML values: size, encoding, nesting and grammar, each refused with its line.
+"""From bytes to TOML values: size, encoding, nesting and grammar, each refused with its line and column.
 
 tomllib recurses on nested arrays and is quadratic in the parts of a dotted key, so both are bounded on the raw text
 before it runs.
@@ -74,14 +74,14 @@ def _decode(raw: bytes, file: str) -> str:
         raise errors.ManifestSyntaxError(
             f"the manifest begins with the byte order mark `{raw[:3].hex()}`",
             hint="save it as UTF-8 without a byte order mark",
-            where=f"{file}:1",
+            where=f"{file}:1:1",
         )
     nul = raw.find(b"\0")
     if nul >= 0:
         raise errors.ManifestSyntaxError(
             "the manifest holds the byte `0x00`",
             hint="a manifest is UTF-8 text",
-            where=_line(raw, nul, file),
+            where=_at(raw, nul, file),
         )
     try:
         document = raw.decode("utf-8")
@@ -89,7 +89,7 @@ def _decode(raw: bytes, file: str) -> str:
         raise errors.ManifestSyntaxError(
             f"the byte `0x{raw[e.start]:02x}` is not UTF-8",
             hint="save the manifest as UTF-8",
-            where=_line(raw, e.start, file),
+            where=_at(raw, e.start, file),
         ) from None
     if not document.isascii():
         _refuse_unreadable(document, file)
@@ -105,13 +105,20 @@ def _refuse_unreadable(document: str, file: str) -> None:
         raise errors.ManifestSyntaxError(
             f"the manifest holds the hidden character U+{ord(document[first]):04X}",
             hint="remove the character: an editor may show another text than the one that is signed",
-            where=f"{file}:{document.count(chr(10), 0, first) + 1}",
+            where=_point(document, first, file),
         )
 
 
-def _line(raw: bytes, offset: int, file: str) -> str:
-    line = raw.count(b"\n", 0, offset) + 1
-    return f"{file}:{line}"
+def _point(document: str, offset: int, file: str) -> str:
+    """``FILE:LINE:COLUMN`` of a character."""
+    place = lines.place_at(document, offset)
+    return f"{file}:{place.line}:{place.column}"
+
+
+def _at(raw: bytes, offset: int, file: str) -> str:
+    """``FILE:LINE:COLUMN`` of a byte; a byte before it that is no character counts as one."""
+    before = raw[:offset].decode("utf-8", "replace")
+    return _point(before, len(before), file)
 
 
 def _bound(document: str, file: str) -> None:
@@ -147,15 +154,14 @@ def _deep(document: str, file: str) -> str:
             if depth > NESTING:
                 start = match.start()
                 break
-    return f"{file}:{document.count(chr(10), 0, start) + 1}"
+    return _point(document, start, file)
 
 
 def _place(pattern: re.Pattern[str], document: str, file: str) -> str:
     """The place of a match: the search again, with every string kept at its length."""
     kept = _HIDE.sub(lambda m: re.sub(r"[^\n]", '"', m[0]), document)
     match = pattern.search(kept)
-    start = match.start() if match else 0
-    return f"{file}:{kept.count(chr(10), 0, start) + 1}"
+    return _point(kept, match.start() if match else 0, file)
 
 
 def _grammar(reason: str, document: str, file: str) -> errors.ManifestSyntaxError:
@@ -174,14 +180,16 @@ def _grammar(reason: str, document: str, file: str) -> errors.ManifestSyntaxErro
             path, first, again = twice[0]
             return errors.ManifestSyntaxError(
                 f"{text.quote(lines.dotted(path))} is written twice",
-                hint=f"it is first written on line {first}: keep one",
-                where=f"{file}:{again}",
+                hint=f"it is first written on line {first.line}, column {first.column}: keep one",
+                where=f"{file}:{again.line}:{again.column}",
             )
     rows = document.replace("\r\n", "\n").split("\n")
-    number = int(place["line"]) if place["line"] else len(rows)
-    row = rows[min(number, len(rows)) - 1].strip()
+    number = min(int(place["line"]), len(rows)) if place["line"] else len(rows)
+    column = int(place["column"]) if place["column"] else len(rows[-1]) + 1
+    row = rows[number - 1].strip()
     if not row and number > 1:
-        number, row = number - 1, rows[number - 2].strip()
+        # The fault shows where an empty line begins: what lacks its end stands on the line before.
+        number, row, column = number - 1, rows[number - 2].strip(), len(rows[number - 2]) + 1
     reason = place["reason"]
     if place["line"] is None and reason.startswith("Invalid value"):
         reason = "Unclosed array"
@@ -189,4 +197,5 @@ def _grammar(reason: str, document: str, file: str) -> errors.ManifestSyntaxErro
         ((words, hint) for start, words, hint in _REASONS if reason.startswith(start)),
         ("no TOML", "see https://toml.io/en/v1.0.0"),
     )
-    return errors.ManifestSyntaxError(f"{text.quote(row)} holds {found[0]}", hint=found[1], where=f"{file}:{number}")
+    where = f"{file}:{number}:{column}"
+    return errors.ManifestSyntaxError(f"{text.quote(row)} holds {found[0]}", hint=found[1], where=where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 import unicodedata
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from pydantic_core import PydanticCustomError
 
@@ -77,7 +77,11 @@ def kind_of(value: object) -> str:
 
 
 def plain(value: str) -> str:
-    """A non-empty string of at most 1,024 characters without hidden ones."""
+    """A non-empty string of at most 1,024 characters without hidden ones.
+
+    Raises:
+        PydanticCustomError: it is empty, too long, or holds a hidden character.
+    """
     if not value or value.isspace():
         raise wrong("the string is empty" if not value else "the string holds only spaces", "give it a value")
     if len(value) > STRING_CHARACTERS:
@@ -86,7 +90,11 @@ def plain(value: str) -> str:
 
 
 def unhidden(value: str) -> str:
-    """A string without control, bidi, format, private-use and unassigned characters."""
+    """A string without control, bidi, format, private-use and unassigned characters.
+
+    Raises:
+        PydanticCustomError: it holds one.
+    """
     if _ASCII_TEXT.fullmatch(value):
         return value
     for ch in value:
@@ -95,18 +103,25 @@ def unhidden(value: str) -> str:
     return value
 
 
-def matching(what: str, pattern: str, rule: str) -> Callable[[str], str]:
-    """A validator: the whole string matches ``pattern``, which ``rule`` says in words."""
-    compiled = re.compile(pattern)
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """A validator: the whole string matches ``pattern``, which ``rule`` says in words; ``what`` names the value."""
 
-    def check(value: str) -> str:
-        if compiled.fullmatch(value):
+    what: str
+    pattern: str
+    rule: str
+
+    def __call__(self, value: str) -> str:
+        """The string as it is.
+
+        Raises:
+            PydanticCustomError: it does not match.
+        """
+        if re.fullmatch(self.pattern, value):
             return value
         if not value:
-            raise wrong(f"the {what} is empty", rule)
-        raise wrong(f"{what} {quote(value)} is not accepted", rule)
-
-    return check
+            raise wrong(f"the {self.what} is empty", self.rule)
+        raise wrong(f"{self.what} {quote(value)} is not accepted", self.rule)
 
 
 def distance(a: str, b: str) -> int:

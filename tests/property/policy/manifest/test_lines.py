@@ -1,4 +1,4 @@
-"""The line scanner against tomllib, on generated documents whose places the generator knows."""
+"""The scanner of places against tomllib, on generated documents whose places the generator knows."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ TRAILERS = ("", " ", "\t# comment \" ' [ ] = ''' \"\"\"", "#")
 
 
 class Writer:
-    """Writes TOML and remembers on which line each path was put."""
+    """Writes TOML and remembers at which line and column each key and value was put."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
         self.out = ""
-        self.expected: dict[lines.Path, int] = {}
+        self.keys: dict[lines.Path, lines.Place] = {}
+        self.values: dict[lines.Path, lines.Place] = {}
         self.count = 0
 
     @property
-    def line(self) -> int:
-        return self.out.count("\n") + 1
+    def here(self) -> lines.Place:
+        return lines.Place(self.out.count("\n") + 1, len(self.out) - self.out.rfind("\n"))
 
     def pick(self, items: Sequence[str]) -> str:
         return str(self.draw(st.sampled_from(items)))
@@ -59,16 +60,21 @@ class Writer:
             forms += [key, key]
         return self.pick(forms)
 
-    def dotted(self, parts: list[str]) -> str:
-        return self.pick((".", " . ", ". ")).join(self.spell(p) for p in parts)
+    def dotted(self, parts: list[str]) -> list[lines.Place]:
+        """Write a dotted key; the place of each part."""
+        dot = self.pick((".", " . ", ". "))
+        places = []
+        for index, part in enumerate(parts):
+            self.out += dot if index else ""
+            places.append(self.here)
+            self.out += self.spell(part)
+        return places
 
     def space(self, *, newlines: bool) -> None:
         self.out += self.pick(("", " ", "\n", " # c ]\n", "\n\n\t")) if newlines else self.pick(("", " ", "\t"))
 
-    def implied(self, path: lines.Path) -> None:
-        self.expected.setdefault(path, self.line)
-
     def value(self, path: lines.Path, depth: int, *, oneline: bool = False) -> None:
+        self.values[path] = self.here
         kind = self.draw(st.integers(0, 5)) if depth < 3 else 0
         if kind == 4:
             self.array(path, depth, oneline=oneline)
@@ -82,7 +88,7 @@ class Writer:
         size = self.draw(st.integers(0, 3))
         for index in range(size):
             self.space(newlines=not oneline)
-            self.expected[(*path, index)] = self.line
+            self.keys[(*path, index)] = self.here
             self.value((*path, index), depth + 1, oneline=oneline)
             self.space(newlines=not oneline)
             if index < size - 1 or self.draw(st.booleans()):
@@ -102,11 +108,9 @@ class Writer:
 
     def pair(self, table: lines.Path, depth: int, *, oneline: bool = False) -> None:
         parts = [self.fresh() for _ in range(self.draw(st.integers(1, 3)))]
-        for length in range(1, len(parts)):
-            self.implied((*table, *parts[:length]))
         path = (*table, *parts)
-        self.expected[path] = self.line
-        self.out += self.dotted(parts)
+        for length, place in enumerate(self.dotted(parts), 1):
+            self.keys.setdefault((*table, *parts[:length]), place)
         self.out += self.pick(("=", " = ", "\t="))
         self.value(path, depth, oneline=oneline)
 
@@ -115,7 +119,7 @@ class Writer:
 
 
 @st.composite
-def documents(draw: Any) -> tuple[str, dict[lines.Path, int]]:
+def documents(draw: Any) -> Writer:
     w = Writer(draw)
     tables: list[tuple[list[str], lines.Path]] = []  # as written, and with the indices of arrays
     arrays: list[tuple[list[str], lines.Path, int]] = []
@@ -128,8 +132,9 @@ def documents(draw: Any) -> tuple[str, dict[lines.Path, int]]:
             w.pair(table, 0)
         elif step == 6 and later:
             written, table = later.pop(draw(st.integers(0, len(later) - 1)))
-            w.expected[table] = w.line
-            w.out += f"[{w.dotted(written)}]"
+            w.out += "["
+            w.keys[table] = w.dotted(written)[-1]
+            w.out += "]"
         else:
             if step == 5 and arrays and draw(st.booleans()):
                 # The next item of the latest array; what lay below the one before is out of reach.
@@ -138,31 +143,32 @@ def documents(draw: Any) -> tuple[str, dict[lines.Path, int]]:
                 later = [t for t in later if t[1][: len(path)] != path]
                 arrays.append((written, path, n + 1))
                 table = (*path, n + 1)
-                w.expected[table] = w.line
-                w.out += f"[[{w.dotted(written)}]]"
+                w.out += "[["
+                w.keys[table] = w.dotted(written)[-1]
+                w.out += "]]"
                 w.end()
                 continue
             above = [([], ()), *tables, *[(a, (*p, n)) for a, p, n in arrays[-1:]]]
             around = above[draw(st.integers(0, len(above) - 1))]
             names = [w.fresh() for _ in range(draw(st.integers(1, 2)))]
+            written, path = [*around[0], *names], (*around[1], *names)
+            w.out += ("[[" if step == 5 else "[") + w.pick(("", " "))
+            *_, before, w.keys[path] = (None, *w.dotted(written))
+            w.out += w.pick(("", " ")) + ("]]" if step == 5 else "]")
             if len(names) == 2:
                 between = (*around[1], names[0])
-                w.implied(between)
+                assert before is not None
+                w.keys[between] = before
                 later.append(([*around[0], names[0]], between))
-            written, path = [*around[0], *names], (*around[1], *names)
             if step == 5:
-                w.expected[path] = w.line
                 table = (*path, 0)
-                w.expected[table] = w.line
+                w.keys[table] = w.keys[path]
                 arrays.append((written, path, 0))
-                w.out += f"[[{w.dotted(written)}]]"
             else:
                 tables.append((written, path))
                 table = path
-                w.expected[path] = w.line
-                w.out += f"[{w.pick(('', ' '))}{w.dotted(written)}{w.pick(('', ' '))}]"
         w.end()
-    return w.out, w.expected
+    return w
 
 
 def walk(value: Any, path: lines.Path = ()) -> Iterator[lines.Path]:
@@ -174,24 +180,92 @@ def walk(value: Any, path: lines.Path = ()) -> Iterator[lines.Path]:
 
 @settings(max_examples=400, deadline=None)
 @given(documents())
-def test_scanner_places_every_path_of_tomllib(case: tuple[str, dict[lines.Path, int]]) -> None:
-    document, expected = case
-    paths = set(walk(tomllib.loads(document)))
-    assert paths == set(expected), "the generator is wrong"
-    scan = lines.scan(document)
-    assert scan.lines == expected
-    assert scan.duplicates == ()
-    assert lines.scan(document.replace("\n", "\r\n")).lines == expected
+def test_scanner_places_every_path_of_tomllib(w: Writer) -> None:
+    paths = set(walk(tomllib.loads(w.out)))
+    assert paths == set(w.keys), "the generator is wrong"
+    for document in (w.out, w.out.replace("\n", "\r\n")):
+        scan = lines.scan(document)
+        assert scan.keys == w.keys
+        assert scan.values == w.values
+        assert scan.duplicates == ()
+
+
+def inserted(document: str, place: lines.Place, text: str, *, after: str = "") -> str:
+    """The document with ``text`` put in at a place, or behind the character there if that is one of ``after``."""
+    rows = document.split("\n")
+    row, at = rows[place.line - 1], place.column - 1
+    if at < len(row) and row[at] in after:
+        at += 1
+    rows[place.line - 1] = row[:at] + text + row[at:]
+    return "\n".join(rows)
+
+
+def look_up(document: Any, path: lines.Path) -> Any:
+    for part in path:
+        document = document[part]
+    return document
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents(), st.data())
+def test_a_mark_where_a_value_stands_becomes_that_value(w: Writer, data: st.DataObject) -> None:
+    values = lines.scan(w.out).values
+    if not values:
+        return
+    path = data.draw(st.sampled_from(sorted(values, key=str)))
+    inline = any(path[:length] in values for length in range(1, len(path)))
+    before = tomllib.loads(w.out)
+    # The value that stood there goes to the next item, the next key of the inline table, or the next line.
+    mark = "'mark', " if isinstance(path[-1], int) else "'mark', rest = " if inline else "'mark'\nrest = "
+    after = tomllib.loads(inserted(w.out, values[path], mark))
+    assert look_up(after, path) == "mark"
+    if isinstance(path[-1], int):
+        assert str(look_up(after, (*path[:-1], path[-1] + 1))) == str(look_up(before, path))
+    else:
+        # NaN is not equal to itself, and what was printed is.
+        assert sorted(map(str, walk(after))) != sorted(map(str, walk(before)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents(), st.data())
+def test_a_mark_where_a_key_stands_changes_that_key(w: Writer, data: st.DataObject) -> None:
+    """Of a key that is written once: a table's later headers repeat its name."""
+    keys = {path: place for path, place in lines.scan(w.out).keys.items() if isinstance(path[-1], str)}
+    values = lines.scan(w.out).values
+    once = sorted((path for path in keys if path in values), key=str)
+    if not once:
+        return
+    path = data.draw(st.sampled_from(once))
+    after = set(walk(tomllib.loads(inserted(w.out, keys[path], "mark", after="\"'"))))
+    renamed = (*path[:-1], f"mark{path[-1]}")
+    assert after == {(*renamed, *p[len(path) :]) if p[: len(path)] == path else p for p in walk(tomllib.loads(w.out))}
 
 
 @settings(max_examples=200, deadline=None)
 @given(documents(), st.data())
-def test_scanner_stops_at_faults_without_raising(case: tuple[str, dict[lines.Path, int]], data: st.DataObject) -> None:
-    document, _ = case
+def test_a_mark_where_a_header_stands_changes_that_header(w: Writer, data: st.DataObject) -> None:
+    scan = lines.scan(w.out)
+    headers = [p for p in scan.keys if p not in scan.values]
+    # One that other headers go on from cannot be renamed alone: TOML would refuse those, whatever the place.
+    below = {p[:n] for p in headers for n in range(1, len(p)) if isinstance(p[-1], str) or p[-1] > 0}
+    tables = sorted((p for p in headers if isinstance(p[-1], str) and p not in below), key=str)
+    if not tables:
+        return
+    path = data.draw(st.sampled_from(tables))
+    before, after = tomllib.loads(w.out), tomllib.loads(inserted(w.out, scan.keys[path], "mark", after="\"'"))
+    assert (*path[:-1], f"mark{path[-1]}") in set(walk(after)) - set(walk(before))
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents(), st.data())
+def test_scanner_stops_at_faults_without_raising(w: Writer, data: st.DataObject) -> None:
+    document = w.out
     at = data.draw(st.integers(0, len(document)))
     noise = data.draw(st.text(alphabet="[]{}=.,\"'#\n\\ ak1", max_size=8))
-    scan = lines.scan(document[:at] + noise + document[at:])
-    assert all(line <= document.count("\n") + noise.count("\n") + 1 for line in scan.lines.values())
+    spoilt = document[:at] + noise + document[at:]
+    rows = spoilt.split("\n")
+    for place in (*lines.scan(spoilt).keys.values(), *lines.scan(spoilt).values.values()):
+        assert 1 <= place.column <= len(rows[place.line - 1]) + 1
 
 
 @settings(max_examples=300, deadline=None)
@@ -202,4 +276,12 @@ def test_scanner_agrees_with_tomllib_on_what_it_accepts(document: str) -> None:
         values = tomllib.loads(document)
     except tomllib.TOMLDecodeError:
         return
-    assert set(walk(values)) == set(scan.lines)
+    assert set(walk(values)) == set(scan.keys)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="a\n\t é", max_size=30), st.integers(0, 30))
+def test_place_of_an_offset(document: str, offset: int) -> None:
+    place = lines.place_at(document, offset := min(offset, len(document)))
+    rows = document.split("\n")
+    assert sum(len(row) + 1 for row in rows[: place.line - 1]) + place.column - 1 == offset

@@ -34,8 +34,9 @@ def test_hidden_characters_are_refused_anywhere(character: str, place: str) -> N
     with pytest.raises(errors.ManifestSyntaxError) as caught:
         parse((DOCUMENT + more).encode())
     assert caught.value.message == f"the manifest holds the hidden character U+{ord(character):04X}"
-    line = (DOCUMENT + more).split("\n")
-    assert caught.value.where == f"agent.toml:{next(i for i, row in enumerate(line, 1) if character in row)}"
+    rows = enumerate((DOCUMENT + more).split("\n"), 1)
+    line, column = next((n, row.index(character) + 1) for n, row in rows if character in row)
+    assert caught.value.where == f"agent.toml:{line}:{column}"
 
 
 @pytest.mark.parametrize("name", structure.PERMISSION_DOMAINS)

@@ -1,0 +1,222 @@
+"""What JSON Schema can say of each check of a manifest's values: a fragment a validator, and one a rule.
+
+A fragment accepts whatever its validator accepts and as little else as its language allows
+(tests/property/policy/manifest/test_schema.py); ``LEFT`` names what is left to the parser. Patterns keep to what ECMA
+262 and Python read alike: no look-behind, no Unicode properties, nothing outside the basic plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from policy.manifest import agent, fields, hosts, paths, permissions, structure, text, tool_uri
+from policy.package import INVISIBLE
+
+Fragment = dict[str, Any]
+
+# Controls, formats (bidi, zero width), separators and private use of the basic plane, as of Unicode 15.
+HIDDEN = (
+    r"\u0000-\u001f\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f"
+    r"\u2028-\u202e\u2060-\u2064\u2066-\u206f\ue000-\uf8ff\ufeff\ufff9-\ufffb"
+)
+_SPACES = r"\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+
+
+def _escaped(characters: str) -> str:
+    return "".join(f"\\u{ord(ch):04x}" for ch in sorted(characters) if ord(ch) < 0x10000)
+
+
+_NO_PATH = HIDDEN + _SPACES + _escaped("".join(INVISIBLE) + "".join(paths.LOOK_ALIKES)) + r"\u005c"
+# Neither `.` nor `..`, without outer spaces; at most 255 bytes, which are at least as many as characters.
+_COMPONENT = rf"(?!\.{{1,2}}(?:/|$)| )[^/{_NO_PATH}GLOB]{{0,254}}[^ /{_NO_PATH}GLOB]"
+_ABSOLUTE = rf"(?:/{_COMPONENT})+".replace("GLOB", r"*?\[\]{}")
+_RELATIVE = rf"(?![A-Za-z]:)(?:\./)?(?!-){_COMPONENT}(?:/{_COMPONENT})*".replace("GLOB", "")
+_DIGEST = r"@sha256:(?!([0-9a-f])\1{63})[0-9a-f]{64}"
+
+_LABEL = r"(?![a-wyz0-9][a-z0-9-]--|x[a-mo-z0-9-]--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAME = rf"(?:\*\.)?(?:{_LABEL}\.)+(?!(?:[0-9]+|0x[0-9a-f]*|localhost)$){_LABEL}"
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_V4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_V6 = r"(?=[0-9a-f:]*:)[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,8}"
+_NO_V4 = r"(?!2(?:2[4-9]|3[0-9])\.|0\.0\.0\.0$|255\.255\.255\.255$)"  # multicast, unspecified, broadcast
+_NO_V6 = r"(?!ff[0-9a-f]{2}:|::$|::ffff:[0-9a-f]{1,4}:[0-9a-f]{1,4}$)"  # and IPv4 written as IPv6
+_PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+
+
+def whole(pattern: str) -> str:
+    """A pattern that holds for the whole string: JSON Schema looks for it anywhere."""
+    return f"^(?:{pattern})$"
+
+
+def unpinned() -> str:
+    """What a version is to its end that pins nothing: a word that moves, no digit, a range."""
+    moving = "|".join("".join(f"[{ch}{ch.upper()}]" for ch in word) for word in tool_uri.MOVING)
+    return f"(?:{moving}|[^0-9]*|(?:.*[.])?[xX](?:[.+-].*)?)$"
+
+
+def _any(*patterns: str) -> Fragment:
+    return {"pattern": whole("|".join(patterns))}
+
+
+_VISIBLE: Fragment = {"pattern": whole(f"[^{HIDDEN}]*")}
+_PLAIN: Fragment = {
+    "minLength": 1,
+    "maxLength": text.STRING_CHARACTERS,
+    "allOf": [_VISIBLE, {"pattern": r"\S"}],
+}
+
+VALIDATORS: dict[Callable[..., Any], Fragment] = {
+    text.plain: _PLAIN,
+    text.unhidden: _VISIBLE,
+    agent._id: {"pattern": r"[^.]"},  # noqa: SLF001 - the checks of the same room, by themselves
+    fields.unique: {"uniqueItems": True},
+    paths.absolute: {"maxLength": text.STRING_CHARACTERS, **_any(_ABSOLUTE)},
+    hosts.check: {
+        "maxLength": hosts.NAME_CHARACTERS + 2,
+        **_any(
+            _NAME,
+            f"{_NO_V4}{_V4}",
+            f"{_NO_V6}{_V6}",
+            rf"{_V4}/(?:[1-9]|[12][0-9]|3[01])",
+            rf"{_V6}/(?:[1-9]|[1-9][0-9]|1[01][0-9]|12[0-7])",
+        ),
+    },
+    tool_uri.check: {
+        **_any(tool_uri.PATTERN),
+        "not": {"pattern": f"@{unpinned()}"},
+    },
+    hosts.port_ranges: {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": hosts.RANGES,
+        "uniqueItems": True,
+        "items": {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": 65535},
+                {"type": "string", **_any(f"{_PORT}-{_PORT}")},
+            ]
+        },
+    },
+    permissions._executable: {  # noqa: SLF001
+        "type": "string",
+        "anyOf": [_any(f"(?!.*@[sS][hH][aA]){_ABSOLUTE}"), _any(f"{_ABSOLUTE}{_DIGEST}")],
+    },
+    permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
+    permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
+}
+"""What each validator of a value says in JSON Schema."""
+
+# Methods of a model that check a field against another: the rule that says the same, below.
+DECORATED = {("Agent", "_inside_the_package"): structure._entry}  # noqa: SLF001
+
+
+def _section(name: str, **keys: Fragment) -> Fragment:
+    return {"properties": {name: {"properties": keys}}}
+
+
+def _written(name: str, **keys: Fragment) -> Fragment:
+    """Holds when each of the keys is written in the section and is so."""
+    return {"required": [name], "properties": {name: {"required": [*keys], "properties": keys}}}
+
+
+def _domain(name: str, **keys: Fragment) -> Fragment:
+    return _section("permissions", **{name: {"properties": keys}})
+
+
+def _when(condition: Fragment, then: Fragment, otherwise: Fragment | None = None) -> Fragment:
+    return {"if": condition, "then": then} | ({"else": otherwise} if otherwise else {})
+
+
+_IS: Callable[[Any], Fragment] = lambda value: {"const": value}  # noqa: E731 - a word, not a procedure
+_GVISOR = _written("sandbox", backend=_IS("linux-gvisor"))
+_HERMES = _written("agent", runtime=_IS("hermes"))
+_AT_LEAST_ONE = {"minimum": 1}
+
+RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
+    structure._entry: (  # noqa: SLF001
+        _when(
+            _written("agent", runtime={"enum": sorted(structure.SUBPROCESS_RUNTIMES)}),
+            _written("agent", entry={"minLength": 1, "maxLength": text.STRING_CHARACTERS, **_any(_RELATIVE)}),
+        ),
+    ),
+    structure._sandbox: (  # noqa: SLF001
+        _when(_written("sandbox", required=_IS(True)), _GVISOR),
+        _when(_written("sandbox", standby=_AT_LEAST_ONE), _GVISOR),
+    ),
+    structure._hermes: (  # noqa: SLF001
+        _when(
+            _HERMES,
+            {
+                "properties": {
+                    "permissions": {"maxProperties": 0},
+                    "sandbox": {"properties": {"required": _IS(False)}},
+                    "hermes": {
+                        "properties": {
+                            "approval_policy": {"enum": [*structure.APPROVAL_POLICIES]},
+                            "tools_allowed": {"items": _PLAIN},
+                        }
+                    },
+                }
+            },
+        ),
+    ),
+    structure._network: (  # noqa: SLF001
+        _when(
+            _written("resources", network=_IS("off")),
+            _section("permissions", network={"maxItems": 0}),
+            _section("permissions", network={"minItems": 1}),
+        ),
+        _when(
+            {"not": _written("resources", network={"enum": ["off", "full"]})},
+            _section("permissions", network={"items": {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}}),
+        ),
+    ),
+    structure._filesystem: (  # noqa: SLF001
+        _when(
+            _written("sandbox", filesystem=_IS("host")),
+            {},
+            _domain("filesystem", write={"maxItems": 0}),
+        ),
+        _when(
+            _written("sandbox", filesystem={"enum": ["ephemeral", "host"]}),
+            _section("resources", disk_mb=_AT_LEAST_ONE),
+        ),
+    ),
+    structure._syscalls: (),  # noqa: SLF001 - two lists that share no item: LEFT
+    structure._spawn: (  # noqa: SLF001
+        _when(
+            _written("spawn", allowed=_IS(True)),
+            _written("spawn", max_depth=_AT_LEAST_ONE, max_descendants=_AT_LEAST_ONE),
+            _section("spawn", max_depth={"maximum": 0}, max_descendants={"maximum": 0}),
+        ),
+    ),
+    structure._lifetime: (  # noqa: SLF001
+        {
+            "properties": {
+                "lifetime": {
+                    "oneOf": [
+                        {"required": ["ttl_seconds"]},
+                        {"required": ["unlimited"], "properties": {"unlimited": _IS(True)}},
+                    ]
+                }
+            }
+        },
+    ),
+}
+"""What each rule across sections says in JSON Schema."""
+
+LEFT = (
+    "the size of the file, its encoding, its number of keys and its depth",
+    "an integer written as a float without a fraction, such as 20.0",
+    (
+        "lengths that count bytes, labels that are no punycode, Unicode form NFC, words of two alphabets, letters in"
+        " another dress, characters outside the basic plane"
+    ),
+    "the one spelling of an IPv6 address or a block, and bits outside a block's prefix",
+    "port ranges that run backwards or overlap, and two network entries that differ only in the order of their ports",
+    "an executable listed twice, once with a digest",
+    "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
+    "an unknown section that is within two edits of a known one",
+)
+"""What the schema cannot say and the parser does."""

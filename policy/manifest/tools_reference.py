@@ -1,0 +1,149 @@
+"""docs/tools.md, derived from the models, the rules and the tables of checks.
+
+tests/golden/test_tools_page.py holds the page to this module and regenerates it.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from policy.manifest import report, tool_checks, tool_pins, tool_shapes, tool_uri, tools
+
+COMMAND = "python tests/golden/test_tools_page.py"
+
+_INTRO = f"""\
+# tools.json
+
+Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
+
+An agent's tools stand in `{tools.FILE}` beside `agent.toml`, in the format of Matrix, read strictly. It is a file of
+the package, so it is signed with the rest. Until tools run in sandboxes of their own, `covenant run` refuses an agent
+that is granted any; everything else here works, offline and without starting a server.
+
+```sh
+covenant tools list mine          # URI, class of side effect, granted or why not
+covenant tools pin mine           # writes the digests: package_digest in {tools.FILE}, each tool's in {tool_pins.LOCK}
+covenant tools verify mine        # status 0, or 3 with every reason why not
+covenant tools describe mine matrix://tool/mcp/fs/read_text_file@2026.1.14
+covenant manifest schema --tools > tools.schema.json
+```
+
+- The file is one JSON object in UTF-8, at most {tools.MAX_BYTES:,} bytes, nested at most {tools.NESTING} deep. A key
+  that stands twice, an unknown key and a number with a fraction are errors, each at `{tools.FILE}:LINE:COLUMN`.
+- Absent allows nothing. A tool may be called when its URI stands in `allow` and its class in `side_effects` of
+  `[permissions.skills]`, and its class in `allowed_side_effects` here.
+- What a grant names must be here: `covenant manifest check` says what is not, and `covenant tools verify` refuses it.
+- The agent's DID is `{tools.DID}` and the id of `agent.toml`, letter by letter.
+
+## Tool URIs
+
+{{uris}}
+
+A version is one release: a tag (`latest`), a word without a digit and a range (`1.x`, `^1.0`) pin nothing and are
+refused, here and in `agent.toml`.
+
+## The package of a server
+
+The package of the stdio server `fs` is the directory `tools/fs/` of the agent's package: the published package as it is
+unpacked, which is what will be mounted and run. `package_digest` is the SHA-256 of its listing, so that anybody can
+compute it:
+
+```sh
+cd tools/fs && find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+```
+
+Its `command` is `node` or `python3` with a script of that directory as first argument, or a program of that directory
+by a path with a slash (`./server`), since a bare name is looked up in the machine's PATH.
+A command that fetches what it runs ({{fetchers}} and the like) parses and does not verify: no digest covers
+what it fetches. The digest may be a placeholder (zeros, a repeated pattern, an abbreviation) until `covenant tools pin`
+replaces it, which changes nothing else in the file. `{tool_pins.LOCK}` keeps the SHA-256 of each tool's name,
+description and input schema: what reaches a model cannot change without somebody running `pin` again and signing.
+
+## Credentials
+
+A secret is named and never written. `$env:NAME` is the credential `NAME`, for the variable of that name;
+`$credential:NAME` is the credential `NAME`. Each is the whole value, and each name is granted in
+`[permissions.credentials]`. Part of a value, a reference in `command` or `args`, a literal that looks like a secret,
+and any literal under the name of one (`Authorization`, `API_KEY`) are errors. A server inherits no environment."""
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    fetchers = ", ".join(f"`{name}`" for name in ("npx", "uvx", "docker") if name in tool_checks.FETCHERS)
+    intro = _INTRO.replace("{uris}", "\n".join(_uris())).replace("{fetchers}", fetchers)
+    return "\n".join([intro, *_objects(), *_rules(), *_codes(), *_schema()]) + "\n"
+
+
+def _uris() -> Iterator[str]:
+    yield "| form | |"
+    yield "|---|---|"
+    for prefix, what in tool_uri.FORMS.values():
+        yield f"| `{prefix}<{what}>/<name>@<version>` | {what}: {tool_uri.PARTS['space'][1]} |"
+    yield ""
+    yield f"A name is {tool_uri.PARTS['name'][1]}, a version {tool_uri.PARTS['version'][1]}."
+
+
+def _objects() -> Iterator[str]:
+    for heading, model in (
+        ("The document", tools.ToolManifest),
+        ("servers[]", tools.Server),
+        ("servers[].tools[]", tools.Tool),
+        ("native_tools[]", tools.NativeTool),
+    ):
+        about = (model.__doc__ or "").split("\n")[0].split(": ", 1)[-1].replace("``", "`")
+        yield from ("", f"## {heading}", "", f"{about[:1].upper()}{about[1:]}", "")
+        yield from ("| key | value | default | meaning |", "|---|---|---|---|")
+        for key, info in model.model_fields.items():
+            yield f"| `{key}` | {_value(info)} | {_default(info)} | {info.description or ''} |"
+
+
+def _value(info: FieldInfo) -> str:
+    """The type of a key in JSON's words."""
+    shape: Any = info.annotation
+    if typing.get_origin(shape) in (types.UnionType, typing.Union):
+        shape = next(a for a in typing.get_args(shape) if a is not type(None))
+    values: list[Any] = list(report.literals(shape))
+    choices = ", ".join(f"`{json.dumps(value)}`" for value in values)
+    if typing.get_origin(shape) is tuple:
+        inner = next(iter(report.models(shape)), None)
+        return "array of objects" if inner else f"array of {choices or 'strings'}"
+    if typing.get_origin(shape) is dict:
+        return "object" if typing.get_args(shape)[1] is Any else "object of strings"
+    if shape is int:
+        low, high = report.bounds(info.metadata)
+        return f"integer, {low} to {high}"
+    return choices or "string"
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value = info.default
+    if isinstance(value, int):
+        return f"`{value}`"
+    return "`[]`" if value == () else "absent"
+
+
+def _rules() -> Iterator[str]:
+    yield from ("", "## Rules between keys", "")
+    for rule in tools.RULES:
+        yield f"- {' '.join((rule.__doc__ or '').split())}"
+
+
+def _codes() -> Iterator[str]:
+    yield from ("", "## What does not verify", "", "| code | meaning |", "|---|---|")
+    for code, meaning in tool_checks.CODES.items():
+        yield f"| `{code}` | {meaning} |"
+
+
+def _schema() -> Iterator[str]:
+    yield from ("", "## The schema", "")
+    yield "[tools.schema.json](schema/tools.schema.json) accepts what the parser accepts; left to the parser is:"
+    yield ""
+    yield from (f"- {left}" for left in tool_shapes.LEFT)
