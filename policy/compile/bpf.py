@@ -7,9 +7,10 @@ linux/seccomp.h; every supported architecture is little endian.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # linux/seccomp.h
@@ -21,7 +22,7 @@ _LD_W_ABS = 0x20
 _JMP_JA = 0x05
 _JMP_JEQ_K = 0x15
 _JMP_JGE_K = 0x35
-_JMP_JSET_K = 0x45
+_AND_K = 0x54
 _RET_K = 0x06
 
 # Offsets into struct seccomp_data: int nr; __u32 arch; __u64 instruction_pointer; __u64 args[6]
@@ -31,7 +32,12 @@ _NR, _ARCH, _ARGS = 0, 4, 16
 MAX_INSTRUCTIONS = 4096
 _MAX_JUMP = 255
 
+_WORD = 0xFFFFFFFF
+
+# struct sock_filter
+_INSTRUCTION = struct.Struct("<HBBI")
 Instruction = tuple[int, int, int, int]
+_Word = tuple[int, int, int]  # offset into struct seccomp_data, mask, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +47,25 @@ class Return:
     action: int
 
 
-@dataclass(frozen=True, slots=True)
-class IfAnyBit:
-    """`hit` when the low 32 bits of an argument share a bit with `mask`, else `miss`.
-
-    The kernel takes such arguments (clone's flags, a socket family) as 32 bits, so the upper half decides nothing.
-    """
+@dataclass(frozen=True, slots=True, order=True)
+class Masked:
+    """`arguments[argument] & mask == value` on all 64 bits."""
 
     argument: int
     mask: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class IfAny:
+    """`hit` when all tests of at least one alternative hold, else `miss`."""
+
+    alternatives: tuple[tuple[Masked, ...], ...]
     hit: int
     miss: int
 
 
-Decision = Return | IfAnyBit
+Decision = Return | IfAny
 
 
 def program(
@@ -85,12 +96,12 @@ def program(
     code += _search(decisions)
     if len(code) > MAX_INSTRUCTIONS:
         raise ValueError(f"the filter has {len(code)} instructions, the kernel takes {MAX_INSTRUCTIONS}")
-    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+    return b"".join(itertools.starmap(_INSTRUCTION.pack, code))
 
 
 def _search(decisions: Sequence[tuple[int, Decision]]) -> list[Instruction]:
     if len(decisions) == 1:
-        return _decide(decisions[0][1])
+        return list(_decide(decisions[0][1]))
     middle = len(decisions) // 2
     lower, upper = _search(decisions[:middle]), _search(decisions[middle:])
     pivot = decisions[middle][0]
@@ -100,12 +111,65 @@ def _search(decisions: Sequence[tuple[int, Decision]]) -> list[Instruction]:
     return [(_JMP_JGE_K, 0, 1, pivot), (_JMP_JA, 0, 0, len(lower)), *lower, *upper]
 
 
-def _decide(decision: Decision) -> list[Instruction]:
+@functools.lru_cache(maxsize=256)
+def _decide(decision: Decision) -> tuple[Instruction, ...]:
     if isinstance(decision, Return):
-        return [(_RET_K, 0, 0, decision.action)]
-    return [
-        (_LD_W_ABS, 0, 0, _ARGS + 8 * decision.argument),
-        (_JMP_JSET_K, 0, 1, decision.mask),
-        (_RET_K, 0, 0, decision.hit),
-        (_RET_K, 0, 0, decision.miss),
-    ]
+        return ((_RET_K, 0, 0, decision.action),)
+    alternatives = sorted({_words(tests) for tests in decision.alternatives})
+    if () in alternatives:
+        raise ValueError("an alternative without a test holds for every call")
+    return (*_any_of(alternatives, decision.hit), (_RET_K, 0, 0, decision.miss))
+
+
+def _words(tests: tuple[Masked, ...]) -> tuple[_Word, ...]:
+    """The tests on 32-bit words that say the same; a word without a bit in the mask is not loaded.
+
+    Raises:
+        ValueError: a value has a bit that its mask has not, so the test never holds.
+    """
+    found = []
+    for test in sorted(tests):
+        if test.value & ~test.mask:
+            raise ValueError(f"{test} never holds")
+        for half in (0, 32):
+            mask, value = test.mask >> half & _WORD, test.value >> half & _WORD
+            if mask:
+                found.append((_ARGS + 8 * test.argument + half // 8, mask, value))
+    return tuple(found)
+
+
+def _any_of(alternatives: Sequence[tuple[_Word, ...]], hit: int) -> list[Instruction]:
+    """Code that returns `hit` when an alternative holds and else runs off its end.
+
+    Alternatives that begin with the same word and mask share its load. Their values exclude each other, so where
+    one value leads on to further tests that fail, the rest of the group need not be asked.
+    """
+    code: list[Instruction] = []
+    for (offset, mask), group in itertools.groupby(alternatives, key=lambda words: words[0][:2]):
+        by_value = {
+            value: [words[1:] for words in same] for value, same in itertools.groupby(group, key=lambda w: w[0][2])
+        }
+        tests = _one_of(by_value, hit)
+        code += [(_LD_W_ABS, 0, 0, offset), *([] if mask == _WORD else [(_AND_K, 0, 0, mask)]), *tests]
+    return code
+
+
+def _one_of(by_value: Mapping[int, Sequence[tuple[_Word, ...]]], hit: int) -> list[Instruction]:
+    """Compares the word in the accumulator with each value; runs off its end as `_any_of` does."""
+    final = [value for value, rest in by_value.items() if () in rest]
+    code: list[Instruction] = []
+    for few in (final[at : at + _MAX_JUMP] for at in range(0, len(final), _MAX_JUMP)):
+        # All jump to one return behind the last comparison, which alone steps over it.
+        code += [(_JMP_JEQ_K, len(few) - 1 - at, 0 if at + 1 < len(few) else 1, v) for at, v in enumerate(few)]
+        code.append((_RET_K, 0, 0, hit))
+    further = [(value, rest) for value, rest in by_value.items() if () not in rest]
+    blocks: list[Instruction] = []
+    for value, rest in reversed(further):
+        body = _any_of(rest, hit)
+        if blocks:
+            body.append((_JMP_JA, 0, 0, len(blocks)))
+        skip = [(_JMP_JEQ_K, 0, len(body), value)]
+        if len(body) > _MAX_JUMP:
+            skip = [(_JMP_JEQ_K, 1, 0, value), (_JMP_JA, 0, 0, len(body))]
+        blocks = [*skip, *body, *blocks]
+    return code + blocks

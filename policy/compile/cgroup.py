@@ -7,14 +7,13 @@ tasks, so it is a second wall (decisions.md, Filesystem and execution; sandbox-f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from policy import errors
 from policy.compile.artefacts import Provenance, built_in
-from policy.compile.causes import cause_of
+from policy.compile.causes import Origins
 from policy.grants.effective import Effective
-from policy.manifest.agent import Manifest
 
 MIB = 1024 * 1024
 PERIOD_US = 100_000
@@ -50,6 +49,8 @@ class CgroupFile:
         }
 
 
+# Ceiling -> its word in io.max, in the kernel's order.
+IO_KEYS = {"io_read_bps": "rbps", "io_write_bps": "wbps", "io_read_iops": "riops", "io_write_iops": "wiops"}
 _BOUNDED = ("memory_mb", "disk_mb", "cpu_millis", "cpu_weight", "pids_max", "swap_mb")
 
 
@@ -61,8 +62,11 @@ def _bounded(effective: Effective, name: str) -> int:
     return value
 
 
-def compile(effective: Effective, manifest: Manifest, provenance: Provenance) -> dict[str, Any]:
-    """cgroup.json: ``v2`` and ``v1`` lists in writing order, and ``oci`` (linux.resources). Bytes, microseconds."""
+def compile(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    """cgroup.json: ``v2`` and ``v1`` lists in writing order, and ``oci`` (linux.resources). Bytes, microseconds.
+
+    ``v1`` is None with a limit of input and output: version 1 counts no buffered write, so it cannot hold one.
+    """
     limits = {name: _bounded(effective, name) for name in _BOUNDED}
     scratch_mb = limits["disk_mb"] if effective.filesystem.mode != "read-only-package" else 0
     overhead = overhead_mb(limits["pids_max"])
@@ -71,7 +75,7 @@ def compile(effective: Effective, manifest: Manifest, provenance: Provenance) ->
     pids = 2 * limits["pids_max"] + 64
     swap = limits["swap_mb"] * MIB
     shares = max(2, min(262144, limits["cpu_weight"] * 1024 // 100))
-    files = {
+    files: dict[str, list[CgroupFile]] = {
         "v2": [
             CgroupFile("memory", "memory.max", str(memory), True, "resources.memory_mb"),
             CgroupFile("memory", "memory.swap.max", str(swap), swap > 0, "resources.swap_mb"),
@@ -79,6 +83,7 @@ def compile(effective: Effective, manifest: Manifest, provenance: Provenance) ->
             CgroupFile("pids", "pids.max", str(pids), True, "resources.pids_max"),
             CgroupFile("cpu", "cpu.max", f"{quota} {PERIOD_US}", True, "resources.cpu_millis"),
             CgroupFile("cpu", "cpu.weight", str(limits["cpu_weight"]), True, "resources.cpu_weight"),
+            *_io(effective),
         ],
         "v1": [
             CgroupFile("memory", "memory.limit_in_bytes", str(memory), True, "resources.memory_mb"),
@@ -93,21 +98,43 @@ def compile(effective: Effective, manifest: Manifest, provenance: Provenance) ->
     if swap > 0:
         # Swap may be used only as far as it was granted; swappiness 0 would refuse what was granted.
         files["v1"] = [f for f in files["v1"] if f.file != "memory.swappiness"]
+    if any(entry.controller == "io" for entry in files["v2"]):
+        del files["v1"]
     for version, entries in files.items():
-        for entry in entries:
-            rule = f"cgroup.json:{version}/{entry.file}"
-            if entry.key.startswith("resources."):
-                provenance.add(rule, cause_of(manifest, entry.key))
-            else:
-                provenance.add(rule, built_in(entry.key, "an out-of-memory kill takes the whole sandbox"))
+        _explain(version, entries, origins, provenance)
+    documents = {version: [entry.document() for entry in entries] for version, entries in files.items()}
     return {
-        "version": 1,
+        "version": 2,
         "overhead": {"mb": overhead, "version": OVERHEAD_VERSION},
-        "v2": [f.document() for f in files["v2"]],
-        "v1": [f.document() for f in files["v1"]],
+        "v2": documents["v2"],
+        "v1": documents.get("v1"),
         "oci": {
             "memory": {"limit": memory, "swap": memory + swap},
             "pids": {"limit": pids},
             "cpu": {"shares": shares, "quota": quota, "period": PERIOD_US},
         },
     }
+
+
+def _io(effective: Effective) -> list[CgroupFile]:
+    """io.max of the device that holds the writable mounts, which the supervisor puts in place of ``$DEVICE``."""
+    values = {key: getattr(effective.resources, name) for name, key in IO_KEYS.items()}
+    if all(value is None for value in values.values()):
+        return []
+    # The kernel's words and its order (Documentation/admin-guide/cgroup-v2.rst, io.max).
+    text = " ".join(f"{key}={'max' if value is None else value}" for key, value in values.items())
+    return [CgroupFile("io", "io.max", f"$DEVICE {text}", True, "resources.io")]
+
+
+def _explain(version: str, entries: list[CgroupFile], origins: Origins, provenance: Provenance) -> None:
+    for entry in entries:
+        rule = f"cgroup.json:{version}/{entry.file}"
+        if entry.controller == "io":
+            # One line of one file holds up to four ceilings: the first names the place, the reason all of them.
+            held = [name for name in IO_KEYS if getattr(origins.effective.resources, name) is not None]
+            cause = origins.resource(held[0])
+            provenance.add(rule, replace(cause, reason=", ".join(held)))
+        elif entry.key.startswith("resources."):
+            provenance.add(rule, origins.resource(entry.key.removeprefix("resources.")))
+        else:
+            provenance.add(rule, built_in(entry.key, "an out-of-memory kill takes the whole sandbox"))

@@ -6,15 +6,15 @@ What is not listed is not in the root and does not exist for the agent. Every mo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from policy import errors
 from policy.compile.artefacts import Cause, Provenance, built_in
-from policy.compile.causes import cause_of
+from policy.compile.causes import Origins, holds_path
 from policy.grants.effective import Effective
 from policy.host import Closure, HostFacts
-from policy.manifest.agent import Manifest
+from policy.manifest import text
 
 WORKSPACE = "/workspace"
 SCRATCH = "/tmp"  # noqa: S108 - the path inside the agent's own root, a tmpfs of its own
@@ -29,6 +29,10 @@ MASKED = {
     "/sys": "what gVisor tells of the host's hardware belongs to no grant",
 }
 _EMPTY = ("ro", *_SAFE, "noexec", "mode=0555", "size=4k")
+# The flags of a granted path. Whoever walks a writable one on the host follows no link that the agent made in it;
+# gVisor itself reads links and stays in the agent's root (tests/kernel/test_writable_paths.py).
+_FLAGS = {"read": ("ro", *_SAFE, "noexec"), "write": ("rw", *_SAFE, "noexec", "nosymfollow")}
+_KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for writing covers reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,90 +57,112 @@ class Mount:
 
 
 def compile(
-    effective: Effective, manifest: Manifest, host: HostFacts, closures: Iterable[Closure], provenance: Provenance
+    effective: Effective, origins: Origins, host: HostFacts, closures: Iterable[Closure], provenance: Provenance
 ) -> dict[str, Any]:
     """mounts.json: the root's closures and mount points, then every mount, parents before children.
 
+    ``closures`` are the runtime's and then those of the granted executables.
+
     Raises:
         errors.NotEnforceableError: a granted path hides the runtime's files or is not on this host.
+        errors.UnexplainedError: no key of the manifest covers a path.
     """
-    closures = tuple(closures)
-    mounts = [*_fixed(manifest, provenance), *_scratch(effective, manifest, provenance)]
+    runtime, *programs = closures
+    mounts = [*_fixed(origins, provenance), *_scratch(effective, origins, provenance)]
     for path, reason in MASKED.items():
         provenance.add(f"mounts.json:{path}", built_in("masked", reason))
         mounts.append(Mount(path, "tmpfs", "tmpfs", "dir", _EMPTY))
-    mounts += _granted(effective, manifest, host, closures, provenance)
+    mounts += _granted(effective, origins, host, (runtime, *programs), provenance)
     mounts.sort(key=lambda m: m.destination.split("/"))
-    for closure in closures:
-        name = closure.name
-        cause = (
-            cause_of(manifest, "agent.runtime")
-            if name == manifest.agent.runtime
-            else Cause("manifest", "permissions.executables.allow", name)
-        )
-        provenance.add(f"mounts.json:closure/{name}", cause)
+    provenance.add(f"mounts.json:closure/{runtime.name}", origins.of("agent.runtime"))
+    for closure in programs:
+        provenance.add(f"mounts.json:closure/{closure.name}", _program(closure.name, effective, origins))
     return {
-        "version": 1,
+        "version": 2,
         "root": {
             "readonly": True,
-            "closures": [{"name": c.name, "entry": c.entry, "digest": c.digest} for c in closures],
+            "closures": [_listed(runtime), *({**_listed(c), "sha256": entry_digest(c)} for c in programs)],
             "mount_points": [{"path": m.destination, "kind": m.kind} for m in mounts],
         },
         "mounts": [m.document() for m in mounts],
     }
 
 
-def _fixed(manifest: Manifest, provenance: Provenance) -> list[Mount]:
-    noexec = () if manifest.agent.runtime == "rust-bin" else ("noexec",)
+def entry_digest(closure: Closure) -> str:
+    """The SHA-256 of the file that a closure starts; empty when it has none of its own."""
+    return next((f.sha256 for f in closure.files if f.path == closure.entry and f.kind == "file"), "")
+
+
+def _listed(closure: Closure) -> dict[str, Any]:
+    return {"name": closure.name, "entry": closure.entry, "digest": closure.digest}
+
+
+def _program(path: str, effective: Effective, origins: Origins) -> Cause:
+    """The entry of a granted executable, and whether a parent pinned what the manifest left open."""
+    for index, entry in enumerate(origins.manifest.permissions.executables.allow):
+        if entry.path == path:
+            pinned = entry.sha256 is None and any(f.path == path and f.sha256 for f in effective.executables)
+            parent = "asked for any content" if pinned else ""
+            return Cause("manifest", f"permissions.executables.allow[{index}]", path, parent)
+    raise origins.uncovered("permissions.executables.allow", path)
+
+
+def _fixed(origins: Origins, provenance: Provenance) -> list[Mount]:
+    noexec = () if origins.manifest.agent.runtime == "rust-bin" else ("noexec",)
     provenance.add("mounts.json:/proc", built_in("proc", "runtimes read /proc/self; gVisor's own, not the host's"))
-    provenance.add(f"mounts.json:{WORKSPACE}", cause_of(manifest, "agent.entry"))
+    provenance.add(f"mounts.json:{WORKSPACE}", origins.of("agent.entry"))
     return [
         Mount("/proc", "proc", "proc", "dir", (*_SAFE, "noexec")),
         Mount(WORKSPACE, "bind", "package", "dir", ("ro", *_SAFE, *noexec)),
     ]
 
 
-def _scratch(effective: Effective, manifest: Manifest, provenance: Provenance) -> list[Mount]:
+def _scratch(effective: Effective, origins: Origins, provenance: Provenance) -> list[Mount]:
     """The modes of decisions.md: read-only-package has no writable mount; the others one tmpfs of disk_mb."""
     if effective.filesystem.mode == "read-only-package":
         # gVisor puts a writable tmpfs of its own on an empty /tmp unless something is mounted there.
         reason = "gVisor's own scratch, which no grant bounds"
-        provenance.add(f"mounts.json:{SCRATCH}", built_in("masked", reason))
+        taken = origins.value("filesystem", "mode", "sandbox.filesystem").parent
+        provenance.add(f"mounts.json:{SCRATCH}", replace(built_in("masked", reason), parent=taken))
         return [Mount(SCRATCH, "tmpfs", "tmpfs", "dir", _EMPTY)]
-    provenance.add(f"mounts.json:{SCRATCH}", cause_of(manifest, "sandbox.filesystem"))
+    provenance.add(f"mounts.json:{SCRATCH}", origins.value("filesystem", "mode", "sandbox.filesystem"))
     size = f"size={effective.resources.disk_mb}m"
     return [Mount(SCRATCH, "tmpfs", "tmpfs", "dir", (*_SAFE, "noexec", "mode=1777", size))]
 
 
 def _granted(
-    effective: Effective,
-    manifest: Manifest,
-    host: HostFacts,
-    closures: tuple[Closure, ...],
-    provenance: Provenance,
+    effective: Effective, origins: Origins, host: HostFacts, closures: tuple[Closure, ...], provenance: Provenance
 ) -> list[Mount]:
     out = []
-    written = list(manifest.permissions.filesystem.read)
-    for path in effective.filesystem.read.paths:
-        refusal = _refusal(path, closures, host)
-        if refusal is not None:
-            message, hint = refusal
-            where = manifest.where("permissions.filesystem.read")
-            raise errors.NotEnforceableError(f"read path `{path}` {message}", hint=hint, where=where)
-        key = f"permissions.filesystem.read[{written.index(path)}]" if path in written else "parent"
-        provenance.add(f"mounts.json:{path}", Cause("manifest", key, path))
-        out.append(Mount(path, "bind", path, host.granted[path].kind, ("ro", *_SAFE, "noexec")))
-    if effective.filesystem.write.paths:
-        raise errors.NotEnforceableError(
-            f"write path `{effective.filesystem.write.paths[0]}` needs a project quota, which this host has not",
-            hint='use filesystem = "ephemeral" and return the result as text',
-            where=manifest.where("permissions.filesystem.write"),
-        )
+    for table, options in _FLAGS.items():
+        for path in getattr(effective.filesystem, table):
+            cause = _path(table, path, origins)
+            refusal = _refusal(path, closures, host)
+            if refusal is None and table == "write" and not host.project_quota:
+                refusal = "needs a project quota, which this host has not", _NO_QUOTA
+            if refusal is not None:
+                message, hint = refusal
+                where = origins.manifest.where(cause.key)
+                raise errors.NotEnforceableError(f"{table} path {text.quote(path)} {message}", hint=hint, where=where)
+            provenance.add(f"mounts.json:{path}", cause)
+            out.append(Mount(path, "bind", path, host.granted[path].kind, options))
     return out
 
 
+_NO_QUOTA = 'use filesystem = "ephemeral" and return the result as text'
+
+
+def _path(table: str, path: str, origins: Origins) -> Cause:
+    """The item that covers a path. What the manifest would write and a parent only reads is still its item."""
+    listed = origins.manifest.permissions.filesystem
+    tables = [name for name in _KEYS[table] if holds_path(getattr(listed, name), path)]
+    name = tables[0] if tables else table
+    cause = origins.path(f"permissions.filesystem.{name}", getattr(listed, name), path)
+    return cause if name == table else replace(cause, parent="asked to write it")
+
+
 def _refusal(path: str, closures: tuple[Closure, ...], host: HostFacts) -> tuple[str, str] | None:
-    """Why a read path cannot be mounted, and the mend; None when it can."""
+    """Why a granted path cannot be mounted, and the mend; None when it can."""
     for taken in RESERVED:
         if _within(path, taken) or _within(taken, path):
             return f"collides with `{taken}` of the agent's root", "grant another path, or copy it into the package"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from policy.compile.artefacts import Cause, Provenance, built_in
-from policy.compile.causes import cause_of
+from policy.compile.causes import Origins
 from policy.compile.mounts import SCRATCH, WORKSPACE
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
@@ -31,7 +31,7 @@ def arguments(manifest: Manifest, interpreter: str) -> list[str]:
 
 def compile(
     effective: Effective,
-    manifest: Manifest,
+    origins: Origins,
     *,
     interpreter: str,
     mounts: dict[str, Any],
@@ -41,7 +41,7 @@ def compile(
 ) -> dict[str, Any]:
     """config.json as a document. ``interpreter`` is the runtime's path in the root, empty for rust-bin."""
     scratch = effective.filesystem.mode != "read-only-package"
-    _explain(effective, manifest, provenance)
+    _explain(origins, provenance)
     home = SCRATCH if scratch else WORKSPACE
     env = [f"COVENANT_RUN_ID={TEMPLATE_RUN_ID}", f"HOME={home}", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
     return {
@@ -51,7 +51,7 @@ def compile(
         "process": {
             "terminal": False,
             "user": {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID},
-            "args": arguments(manifest, interpreter),
+            "args": arguments(origins.manifest, interpreter),
             "env": [*env, f"TMPDIR={SCRATCH}"] if scratch else env,
             "cwd": WORKSPACE,
             "capabilities": {name: [] for name in CAPABILITY_SETS},
@@ -91,19 +91,19 @@ def _mount(index: int, mount: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _explain(effective: Effective, manifest: Manifest, provenance: Provenance) -> None:
+def _explain(origins: Origins, provenance: Provenance) -> None:
     for rule, cause in (
-        ("process/args", cause_of(manifest, "agent.runtime")),
-        ("process/cwd", cause_of(manifest, "agent.entry")),
+        ("process/args", origins.of("agent.runtime")),
+        ("process/cwd", origins.of("agent.entry")),
         ("process/env", built_in("environment", "decisions.md: PATH, HOME, LANG, COVENANT_RUN_ID and nothing else")),
         ("process/user", built_in("uid", "never uid 0 inside; each live run has a uid of its own")),
         ("process/capabilities", built_in("capabilities", "no capability is grantable")),
         ("process/noNewPrivileges", built_in("no-new-privs", "execve never grants privileges")),
         ("process/rlimits/RLIMIT_CORE", built_in("core", "a core dump would write memory to a file")),
-        ("process/rlimits/RLIMIT_FSIZE", cause_of(manifest, "resources.disk_mb")),
+        ("process/rlimits/RLIMIT_FSIZE", origins.resource("disk_mb")),
         ("process/rlimits/RLIMIT_MEMLOCK", built_in("memlock", "locked pages cannot be reclaimed")),
         ("process/rlimits/RLIMIT_NOFILE", built_in("nofile", "descriptors are the sentry's memory")),
-        ("process/rlimits/RLIMIT_NPROC", cause_of(manifest, "resources.pids_max")),
+        ("process/rlimits/RLIMIT_NPROC", origins.resource("pids_max")),
         ("hostname", built_in("hostname", "the host's name is not told")),
         ("root", built_in("root", "an empty root, read-only; what is not granted does not exist")),
         ("linux/resources", built_in("resources", "the same values as cgroup.json, for a runtime that applies them")),

@@ -2,18 +2,23 @@
 
 Pure and deterministic: the same input gives the same bytes on any machine, whatever the order in which grants
 were written (tests/unit/policy/compile/test_plan.py, tests/golden/test_policy.py).
+
+Everything that parses is compiled, also what cannot be run yet: a run asks policy.rules.enforceable first.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from policy import errors
-from policy.compile import cgroup, firewall, mounts, oci, seccomp
+from policy import data, errors
+from policy.compile import cgroup, credentials, firewall, gates, mounts, oci, seccomp, supervision
 from policy.compile.artefacts import Artefacts, Cause, Provenance, built_in, canonical
-from policy.compile.causes import cause_of
-from policy.grants.effective import Effective
+from policy.compile.causes import Origins
+from policy.compile.destinations import Destinations
+from policy.compile.routes import Traced
+from policy.grants.effective import RUNTIME_PROFILES, Effective
 from policy.host import Closure, HostFacts
+from policy.manifest import text
 from policy.manifest.agent import Manifest
 
 # What the sandbox process is started with; each is stated although some are today's defaults, because a
@@ -28,30 +33,43 @@ RUNSC_FLAGS = {
     "--ignore-cgroups": ("true", "the supervisor makes the cgroup, writes the limits and reads them back"),
     "--allow-flag-override": ("false", "annotations cannot change these flags"),
 }
+# --network where a network is granted: gVisor's own stack on the one interface of the agent's namespace.
+NETSTACK = ("sandbox", "gVisor's own network stack, on the agent's end of the veth")
 
 
-def compile(effective: Effective, manifest: Manifest, host: HostFacts, *, package_digest: str) -> Artefacts:
+def compile(
+    effective: Effective,
+    manifest: Manifest,
+    host: HostFacts,
+    *,
+    package_digest: str,
+    parent: Effective | None = None,
+) -> Artefacts:
     """Compile for the linux-gvisor backend.
+
+    ``effective`` is what the agent gets, which may be less than ``manifest`` asks for; ``parent`` is the ceiling that
+    the parent's grants put (``policy.rules.parent.Parent.ceiling``), so that the provenance can say what it took.
 
     Raises:
         errors.NotEnforceableError: this host lacks what a grant needs.
-        errors.NotYetEnforceableError: a grant whose enforcement is not built.
+        errors.UnexplainedError: a grant that no key of the manifest covers.
     """
     if host.runsc is None:
         raise errors.NotEnforceableError(
             "no working runsc on this host", hint="run `covenant doctor`", where=manifest.where("sandbox.backend")
         )
     provenance = Provenance()
+    origins = Origins(manifest, effective, None if parent is None else _requested(manifest))
     closures = _closures(effective, manifest, host)
-    interpreter = host.runtimes[manifest.agent.runtime].entry if manifest.agent.runtime != "rust-bin" else ""
-    filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch)
-    _explain_filter(effective, manifest, filter_.names, provenance)
-    cgroup_doc = cgroup.compile(effective, manifest, provenance)
-    mounts_doc = mounts.compile(effective, manifest, host, closures, provenance)
+    filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch, network=effective.network.mode != "off")
+    _explain_filter(manifest, filter_.names, provenance)
+    traced = Traced.of(Destinations.of(effective.network), origins)
+    cgroup_doc = cgroup.compile(effective, origins, provenance)
+    mounts_doc = mounts.compile(effective, origins, host, closures, provenance)
     config = oci.compile(
         effective,
-        manifest,
-        interpreter=interpreter,
+        origins,
+        interpreter=closures[0].entry if manifest.agent.runtime != "rust-bin" else "",
         mounts=mounts_doc,
         seccomp=filter_.oci,
         resources=cgroup_doc["oci"],
@@ -62,8 +80,11 @@ def compile(effective: Effective, manifest: Manifest, host: HostFacts, *, packag
         "seccomp.json": filter_.oci,
         "cgroup.json": cgroup_doc,
         "mounts.json": mounts_doc,
-        "network.json": firewall.compile(effective, manifest, provenance),
-        "runtime.json": _runtime(host, provenance),
+        "network.json": firewall.document(effective, traced, origins, provenance),
+        "gates.json": gates.compile(traced, provenance),
+        "credentials.json": credentials.compile(effective, origins, provenance),
+        "supervision.json": supervision.compile(effective, origins, provenance),
+        "runtime.json": _runtime(host, effective, provenance),
         "effective.json": {
             "version": 1,
             "package_digest": package_digest,
@@ -73,54 +94,92 @@ def compile(effective: Effective, manifest: Manifest, host: HostFacts, *, packag
     }
     files = {name: canonical(document) for name, document in documents.items()}
     files["seccomp.bpf"] = filter_.bpf
-    files["provenance.json"] = canonical(provenance.document())
+    files["firewall.nft"] = firewall.compile(effective, traced, origins, provenance)
+    files["provenance.json"] = provenance.encoded()
     return Artefacts(files)
+
+
+def _requested(manifest: Manifest) -> Effective:
+    """What the manifest asks for, before any parent. Its role's order is that of the built-in table."""
+    return Effective.from_manifest(
+        manifest, profiles=data.profiles(), additions=data.additions(), below=data.roles().below
+    )
 
 
 def _closures(effective: Effective, manifest: Manifest, host: HostFacts) -> tuple[Closure, ...]:
     """The runtime's closure first, then those of the granted executables, by path."""
     runtime = host.runtimes.get(manifest.agent.runtime)
+    if manifest.agent.runtime not in RUNTIME_PROFILES:
+        raise errors.NotEnforceableError(
+            f"runtime `{manifest.agent.runtime}` is no process of this machine: there is nothing to confine",
+            hint="use python3, node or rust-bin",
+            where=manifest.where("agent.runtime"),
+        )
     if runtime is None:
         raise errors.NotEnforceableError(
             f"runtime `{manifest.agent.runtime}` is not on this host",
             hint="run `covenant doctor` for the mend",
             where=manifest.where("agent.runtime"),
         )
+    key = "permissions.executables.allow"
+    if effective.executables.any:
+        raise errors.UnexplainedError("no key of the manifest covers every program", where=manifest.where(key))
     out = [runtime]
-    for path in sorted(effective.executables.paths):
+    for path in effective.executables.paths:
         closure = host.executables.get(path)
         if closure is None:
+            message = f"executable {text.quote(path)} was not found on this host"
+            raise errors.NotEnforceableError(message, where=manifest.where(key))
+        pins = {file.sha256 for file in effective.executables if file.path == path and file.sha256}
+        found = mounts.entry_digest(closure)
+        if pins and pins != {found}:
             raise errors.NotEnforceableError(
-                f"executable `{path}` was not found on this host",
-                where=manifest.where("permissions.executables.allow"),
+                f"executable {text.quote(path)} has digest {found or 'none'}, granted is {min(pins)}",
+                hint="sign the digest of the program that this host has",
+                where=manifest.where(key),
             )
         out.append(closure)
     return tuple(out)
 
 
-def _explain_filter(effective: Effective, manifest: Manifest, names: tuple[str, ...], provenance: Provenance) -> None:
-    wrote_profile = manifest.wrote("permissions.syscalls.profile")
-    profile = cause_of(manifest, "permissions.syscalls.profile" if wrote_profile else "agent.runtime")
+def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Provenance) -> None:
+    """Why each call is allowed. The causes are made once: a filter has some 150 calls, and few reasons."""
+    profile = manifest.permissions.syscalls.profile or RUNTIME_PROFILES.get(manifest.agent.runtime, "")
+    by_profile = data.profiles()[profile].names if profile in data.profiles() else frozenset[str]()
+    added = {name: index for index, name in enumerate(manifest.permissions.syscalls.allow)}
+    key = "permissions.syscalls.profile" if manifest.wrote("permissions.syscalls.profile") else "agent.runtime"
+    from_profile = Cause("manifest", key, f"profile {profile}")
+    from_network = Cause("manifest", "resources.network", "a network that is not off")
+    from_programs = Cause("manifest", "permissions.executables.allow", "a granted program can be started")
+    by_network = data.additions()["network"].names if manifest.resources.network != "off" else frozenset[str]()
     for name in names:
-        if name in effective.syscalls.profile_names:
-            cause = Cause(profile.kind, profile.key, f"profile {effective.syscalls.profile}")
-        elif name in manifest.permissions.syscalls.allow:
-            cause = Cause("manifest", "permissions.syscalls.allow", name)
+        if name in by_profile:
+            provenance.causes[f"seccomp.bpf:{name}"] = from_profile
+        elif name in added:
+            cause = Cause("manifest", f"permissions.syscalls.allow[{added[name]}]", name)
+            provenance.add(f"seccomp.bpf:{name}", cause)
         else:
-            cause = Cause("manifest", "permissions.executables.allow", "a granted program can be started")
-        provenance.add(f"seccomp.bpf:{name}", cause)
+            provenance.add(f"seccomp.bpf:{name}", from_network if name in by_network else from_programs)
     provenance.add("seccomp.bpf:default", built_in("errno EPERM", "absent means not allowed"))
     if "clone" in names:
         reason = "its flags lie behind a pointer, so libc is sent back to clone"
         provenance.add("seccomp.bpf:clone3", built_in("clone3", reason))
 
 
-def _runtime(host: HostFacts, provenance: Provenance) -> dict[str, Any]:
+def flags(effective: Effective) -> dict[str, str]:
+    """runsc's flags for these grants."""
+    stated = {flag: value for flag, (value, _) in RUNSC_FLAGS.items()}
+    return stated if effective.network.mode == "off" else {**stated, "--network": NETSTACK[0]}
+
+
+def _runtime(host: HostFacts, effective: Effective, provenance: Provenance) -> dict[str, Any]:
     assert host.runsc is not None
-    for flag, (_, reason) in RUNSC_FLAGS.items():
-        provenance.add(f"runtime.json:{flag}", built_in(flag, reason))
+    stated = flags(effective)
+    for flag, (value, reason) in RUNSC_FLAGS.items():
+        why = reason if stated[flag] == value else NETSTACK[1]
+        provenance.add(f"runtime.json:{flag}", built_in(flag, why))
     return {
         "version": 1,
         "runsc": {"version": host.runsc.version, "sha256": host.runsc.sha256},
-        "flags": {flag: value for flag, (value, _) in RUNSC_FLAGS.items()},
+        "flags": stated,
     }

@@ -3,26 +3,22 @@
 What is not granted gets EPERM; nothing is killed. That holds for the wrong architecture and for x32 as well:
 refused is refused, and a stray `int 0x80` in a probe must not look like a crash of the agent.
 
-Some calls have an argument rule already, because without it a grant would be wider than it says:
+Over the arguments of some calls there are rules (policy/data/arguments.toml, docs/adr/0018-argument-rules.md),
+because without them a grant would be wider than it says. A rule is a list of alternatives: each becomes one entry of
+the JSON, and one path of the BPF. runsc ORs two conditions on the same argument of one entry, so an alternative never
+has two.
 
-* `clone` is granted without the flags that make namespaces. In a user namespace the caller would hold every
-  capability.
-* `clone3` keeps its flags behind a pointer, which no filter can follow, so it is on the deny list. libc falls
-  back from clone3 to clone on ENOSYS only, and with EPERM no thread can be started. runsc ignores errnoRet, but
-  SCMP_ACT_TRACE without a tracer is ENOSYS, in gVisor as in Linux (seccomp(2)), and a tracer cannot exist since
-  ptrace is on the deny list (tests/kernel/test_seccomp.py holds both).
-
-* `mknod` and `mknodat` are granted for fifos, sockets and files, not for device nodes.
-
-Further argument rules (socket families, ioctl TIOCSTI, personality, prctl) have their place in `_GUARDED` and
-`_denied_arguments`. runsc ORs two conditions on the same argument of one rule, so a rule never has two.
+`clone3` keeps its flags behind a pointer, which no filter can follow, so it is on the deny list. libc falls back from
+clone3 to clone on ENOSYS only, and with EPERM no thread can be started. runsc ignores errnoRet, but SCMP_ACT_TRACE
+without a tracer is ENOSYS, in gVisor as in Linux (seccomp(2)), and a tracer cannot exist since ptrace is on the deny
+list (tests/kernel/test_seccomp.py holds both).
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -30,28 +26,7 @@ from typing import Any, Final, Literal
 from policy import data, errors
 from policy.compile import bpf
 
-# linux/sched.h. CLONE_NEWTIME (0x80) lies in clone's exit signal and exists only for unshare and clone3.
-NAMESPACE_FLAGS: Final = MappingProxyType(
-    {
-        "CLONE_NEWNS": 0x00020000,
-        "CLONE_NEWCGROUP": 0x02000000,
-        "CLONE_NEWUTS": 0x04000000,
-        "CLONE_NEWIPC": 0x08000000,
-        "CLONE_NEWUSER": 0x10000000,
-        "CLONE_NEWPID": 0x20000000,
-        "CLONE_NEWNET": 0x40000000,
-    }
-)
-_NAMESPACE_MASK: Final = functools.reduce(int.__or__, NAMESPACE_FLAGS.values())
-
-# Granted with a condition: name -> (argument, bits that must be clear).
-# gVisor makes device nodes for a caller without CAP_MKNOD (agents/hostile, device_node_zero); S_IFCHR and S_IFBLK
-# share this bit of the mode (linux/stat.h), which fifos, sockets and files have not.
-_DEVICE_BIT: Final = 0x2000
-_GUARDED: Final = MappingProxyType(
-    {"clone": (0, _NAMESPACE_MASK), "mknod": (1, _DEVICE_BIT), "mknodat": (2, _DEVICE_BIT)}
-)
-
+_ALL_BITS: Final = 2**64 - 1
 _EPERM: Final = bpf.RET_ERRNO | errno.EPERM
 _ENOSYS: Final = bpf.RET_ERRNO | errno.ENOSYS
 
@@ -85,29 +60,30 @@ class SeccompArtefact:
     bpf: bytes
 
 
-def compile(names: Collection[str], *, arch: str) -> SeccompArtefact:
+def compile(names: Collection[str], *, arch: str, network: bool = False) -> SeccompArtefact:
     """The filter that allows `names` and nothing else; the same bytes for any order of `names`.
 
-    A name that only another architecture has is left out: there is no such call to refuse or to grant.
+    A name that only another architecture has is left out: there is no such call to refuse or to grant. `network`
+    says whether `resources.network` is not off, on which some alternatives of the argument rules hang.
 
     Raises:
         errors.UnknownSyscallError: no supported architecture has a call of that name.
         errors.DenyListViolation: one of them is on the deny list.
         errors.HostError: there is no table for `arch`.
     """
-    granted_names, program = _compile(frozenset(names), arch)
+    granted_names, program = _compile(frozenset(names), arch, network)
     # The JSON is made anew for each caller: a change to a cached one would reach every later run.
-    return SeccompArtefact(arch, granted_names, _oci(granted_names, arch), program)
+    return SeccompArtefact(arch, granted_names, _oci(granted_names, arch, network), program)
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(names: frozenset[str], arch: str) -> tuple[tuple[str, ...], bytes]:
+def _compile(names: frozenset[str], arch: str, network: bool) -> tuple[tuple[str, ...], bytes]:
     numbers = _numbers(names, arch)
     # Rule 7 has refused them already; a filter must not be the place where one slips through.
     for name in sorted(names & data.deny().names):
         raise errors.DenyListViolation(f"system call `{name}` is permanently denied", grant=name)
     granted_names = tuple(sorted(name for name in names if name in numbers))
-    return granted_names, _bpf(granted_names, arch)
+    return granted_names, _bpf(granted_names, arch, network)
 
 
 def _numbers(names: Collection[str], arch: str) -> Mapping[str, int]:
@@ -121,14 +97,16 @@ def _numbers(names: Collection[str], arch: str) -> Mapping[str, int]:
     return data.syscalls(arch).numbers
 
 
-def _oci(granted: tuple[str, ...], arch: str) -> dict[str, Any]:
-    plain = [name for name in granted if name not in _GUARDED]
+def _oci(granted: tuple[str, ...], arch: str, network: bool) -> dict[str, Any]:
+    ruled = data.arguments().rules
+    plain = [name for name in granted if name not in ruled]
     rules: list[dict[str, Any]] = [{"names": plain, "action": "SCMP_ACT_ALLOW"}] if plain else []
-    for name, (argument, mask) in sorted(_GUARDED.items()):
-        if name in granted:
-            # MASKED_EQ: value is the mask, valueTwo what must remain.
-            check = {"index": argument, "value": mask, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
-            rules.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": [check]})
+    for name in granted:
+        if name in ruled:
+            rules += [
+                {"names": [name], "action": "SCMP_ACT_ALLOW", "args": [_oci_check(c) for c in alternative.conditions]}
+                for alternative in ruled[name].under(network=network)
+            ]
     if "clone" in granted:
         rules.append({"names": ["clone3"], "action": "SCMP_ACT_TRACE"})
     return {
@@ -139,17 +117,36 @@ def _oci(granted: tuple[str, ...], arch: str) -> dict[str, Any]:
     }
 
 
-def _bpf(granted: tuple[str, ...], arch: str) -> bytes:
-    numbers = data.syscalls(arch).numbers
-    by_number: dict[int, bpf.Decision] = {numbers[name]: bpf.Return(bpf.RET_ALLOW) for name in granted}
-    for name, (argument, mask) in _GUARDED.items():
+def _oci_check(condition: data.Condition) -> dict[str, Any]:
+    if condition.mask == _ALL_BITS:
+        return {"index": condition.argument, "value": condition.value, "op": "SCMP_CMP_EQ"}
+    # MASKED_EQ: value is the mask, valueTwo what must remain.
+    return {
+        "index": condition.argument,
+        "value": condition.mask,
+        "valueTwo": condition.value,
+        "op": "SCMP_CMP_MASKED_EQ",
+    }
+
+
+def _bpf(granted: tuple[str, ...], arch: str, network: bool) -> bytes:
+    numbers, ruled = data.syscalls(arch).numbers, data.arguments().rules
+    allow = bpf.Return(bpf.RET_ALLOW)
+    by_number: dict[int, bpf.Decision] = {numbers[name]: allow for name in granted}
+    for name in ruled:
         if name in granted:
-            by_number[numbers[name]] = bpf.IfAnyBit(argument, mask, hit=_EPERM, miss=bpf.RET_ALLOW)
+            by_number[numbers[name]] = _any_of(ruled[name].under(network=network))
     if "clone" in granted:
         by_number[numbers["clone3"]] = bpf.Return(_ENOSYS)
     return bpf.program(
         _segments(by_number), audit_arch=_ARCHES[arch].audit, other_arch=_EPERM, number_limit=_ARCHES[arch].number_limit
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _any_of(alternatives: tuple[data.Alternative, ...]) -> bpf.Decision:
+    masked = (tuple(bpf.Masked(c.argument, c.mask, c.value) for c in a.conditions) for a in alternatives)
+    return bpf.IfAny(tuple(masked), hit=bpf.RET_ALLOW, miss=_EPERM)
 
 
 def _segments(by_number: dict[int, bpf.Decision]) -> list[tuple[int, bpf.Decision]]:
@@ -203,7 +200,7 @@ class DenyFilter:
 def compile_denylist(
     denied: Collection[str], *, arch: str, deny_socket_families_except: Collection[int] | None
 ) -> DenyFilter:
-    """The filter of a process on the host's own kernel: all of `denied`, namespaces by clone, socket families.
+    """The filter of a process on the host's own kernel: all of `denied`, what arguments.toml refuses there, families.
 
     Args:
         denied: names of the deny list. Names that no supported architecture has are recorded as absent: the list
@@ -224,20 +221,47 @@ def compile_denylist(
     rules += [
         DenyRule(name, numbers[name], errno.EPERM, check)
         for name, checks in _denied_arguments(deny_socket_families_except)
-        if name not in named
+        if name in numbers and name not in named
         for check in checks
     ]
     return DenyFilter(arch, tuple(rules), tuple(sorted(set(denied) - set(numbers))))
 
 
 def _denied_arguments(families: Collection[int] | None) -> list[tuple[str, list[ArgumentCheck | None]]]:
-    namespaces: list[ArgumentCheck | None] = [
-        ArgumentCheck(0, "masked ==", flag, mask=flag) for flag in sorted(NAMESPACE_FLAGS.values())
-    ]
-    rules = [("clone", namespaces)]
+    rules = data.arguments()
+    refused: list[tuple[str, list[ArgumentCheck | None]]] = []
+    for call, alternatives in rules.refused_on_host.items():
+        conditions = (condition for alternative in alternatives for condition in alternative.conditions)
+        refused.append((call, [_masked(c.argument, c.value, c.mask) for c in conditions]))
+    for call in rules.rest_on_host:
+        allowed = [condition for alternative in rules.rules[call].allow for condition in alternative.conditions]
+        refused.append((call, _all_but(allowed)))
     if families is not None:
-        rules += [("socket", _families_except(families)), ("socketpair", _families_except(families))]
-    return rules
+        refused += [("socket", _families_except(families)), ("socketpair", _families_except(families))]
+    return refused
+
+
+def _masked(argument: int, value: int, mask: int) -> ArgumentCheck:
+    return ArgumentCheck(argument, "masked ==", value, mask=mask)
+
+
+def _all_but(allowed: Sequence[data.Condition]) -> list[ArgumentCheck | None]:
+    """Checks of which one holds exactly when no condition of `allowed` does.
+
+    The conditions are one, or several values of the same argument and mask (policy.data.argument_table sees to it).
+    A value that is not allowed leaves the allowed ones at some bit of the mask: above it, it is as one of them, and
+    with it as none. So there is one check for each such prefix, as in the complement of a list of network prefixes.
+    """
+    argument, mask = allowed[0].argument, allowed[0].mask
+    bits = [1 << at for at in reversed(range(64)) if mask >> at & 1]
+    checks: list[ArgumentCheck | None] = []
+    above = 0
+    for bit in bits:
+        seen = above | bit
+        taken = {condition.value & seen for condition in allowed}
+        checks += [_masked(argument, value, seen) for value in sorted({value ^ bit for value in taken} - taken)]
+        above = seen
+    return checks
 
 
 def _families_except(families: Collection[int]) -> list[ArgumentCheck | None]:

@@ -1,12 +1,14 @@
-"""The versioned data files, read once: roles, deny list, system call numbers, profiles, never-grantable paths.
+"""The versioned data files, read once: roles, deny list, system call numbers, profiles, never-grantable paths,
+argument rules.
 
 The one place of ``policy`` that reads files, and only those of its own package (docs/adr/0013-package-data.md):
 they are part of the program, so what they say is as fixed as code. Each loader is strict (an unknown key, a missing
 reason or a wrong type is an error of the build) and cached for the life of the process.
 
     deny.toml               version, [calls] name = "reason"
-    profiles/NAME.toml      version, [calls] name = "reason"
-    additions/NAME.toml     version, [calls] name = "reason"
+    profiles/NAME.toml      version, [calls] and [kept] name = "reason"
+    additions/NAME.toml     version, [calls] and [kept] name = "reason"
+    arguments.toml          version, [calls.NAME] and [host] (policy.data.argument_table)
     syscalls/ARCH.toml      version, arch, linux, [numbers] name = number
     never_grantable.toml    version, [trees] and [write_trees] "/path" = "reason"
     roles.toml              version, [roles.NAME] (policy.data.role_table)
@@ -23,11 +25,24 @@ from types import MappingProxyType
 from typing import Any
 
 from policy import errors
-from policy.data import role_table
-from policy.data.types import DenyList, NeverGrantable, Profile, SyscallTable
+from policy.data import argument_table, role_table
+from policy.data.types import (
+    Alternative,
+    ArgumentRule,
+    ArgumentRules,
+    Condition,
+    DenyList,
+    NeverGrantable,
+    Profile,
+    SyscallTable,
+)
 from policy.grants.roles import Roles
 
 __all__ = [
+    "Alternative",
+    "ArgumentRule",
+    "ArgumentRules",
+    "Condition",
     "DenyList",
     "NeverGrantable",
     "Profile",
@@ -35,6 +50,7 @@ __all__ = [
     "SyscallTable",
     "addition",
     "additions",
+    "arguments",
     "deny",
     "never_grantable",
     "profile",
@@ -75,7 +91,11 @@ def _reasons(path: str, table: Mapping[str, Any], names: re.Pattern[str]) -> Map
 
 @functools.cache
 def syscalls(arch: str) -> SyscallTable:
-    """The system call numbers of ``arch`` (``x86_64`` or ``aarch64``)."""
+    """The system call numbers of ``arch`` (``x86_64`` or ``aarch64``).
+
+    Raises:
+        errors.InstallationError: there is no table for ``arch``, or it is not as this program was shipped with.
+    """
     if arch not in ARCHES:
         raise errors.InstallationError(f"no table of system calls for `{arch}`")
     path = f"syscalls/{arch}.toml"
@@ -101,6 +121,23 @@ def deny() -> DenyList:
 
 
 @functools.cache
+def arguments() -> ArgumentRules:
+    """What granted calls may be asked for.
+
+    Raises:
+        errors.InstallationError: the data file is not as this program was shipped with.
+    """
+    table = _load("arguments.toml", {"version": int, "calls": dict, "host": dict})
+    try:
+        rules = argument_table.read(table["version"], table["calls"], table["host"])
+    except argument_table.ArgumentTableError as e:
+        raise errors.InstallationError(f"arguments.toml: {e}") from e
+    for call in sorted({*rules.rules, *rules.refused_on_host} - syscall_names()):
+        raise errors.InstallationError(f"arguments.toml: `{call}` is no system call")
+    return rules
+
+
+@functools.cache
 def profile_names() -> tuple[str, ...]:
     """The names of the built-in profiles, sorted."""
     found = resources.files(__name__).joinpath("profiles").iterdir()
@@ -115,10 +152,16 @@ def profile(name: str) -> Profile:
     """
     if name not in profile_names():
         raise KeyError(name)
-    path = f"profiles/{name}.toml"
-    table = _load(path, {"version": int, "calls": dict})
-    reasons = _reasons(path, table["calls"], _CALL)
-    return Profile(name, table["version"], frozenset(reasons), reasons)
+    return _profile(f"profiles/{name}.toml", name)
+
+
+def _profile(path: str, name: str) -> Profile:
+    table = _load(path, {"version": int, "calls": dict, "kept": dict})
+    traced, kept = (_reasons(path, table[key], _CALL) for key in ("calls", "kept"))
+    for call in sorted(set(traced) & set(kept)):
+        raise errors.InstallationError(f"{path}: `{call}` stands in both tables")
+    reasons = MappingProxyType(dict(sorted({**traced, **kept}.items())))
+    return Profile(name, table["version"], frozenset(reasons), reasons, frozenset(kept))
 
 
 @functools.cache
@@ -129,10 +172,7 @@ def addition(name: str) -> Profile:
     """
     if name not in ("executables", "network"):
         raise KeyError(name)
-    path = f"additions/{name}.toml"
-    table = _load(path, {"version": int, "calls": dict})
-    reasons = _reasons(path, table["calls"], _CALL)
-    return Profile(name, table["version"], frozenset(reasons), reasons)
+    return _profile(f"additions/{name}.toml", name)
 
 
 @functools.cache
@@ -158,7 +198,11 @@ def never_grantable() -> NeverGrantable:
 
 @functools.cache
 def roles() -> Roles:
-    """The built-in roles with their computed order."""
+    """The built-in roles with their computed order.
+
+    Raises:
+        errors.InstallationError: the data file is not as this program was shipped with.
+    """
     table = _load("roles.toml", {"version": int, "roles": dict})
     for name in table["roles"]:
         if not _NAME.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What the versioned data files hold, as frozen values: profiles, the deny list, numbers, never-grantable paths."""
+"""What the versioned data files hold, as frozen values: profiles, deny list, numbers, argument rules, paths."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 class Profile:
     """A named set of system calls that a runtime needs, one reason a name.
 
-    ``version`` counts up with every change of ``names``; the policy digest covers the names themselves.
+    ``version`` counts up with every change; the policy digest covers the names themselves. ``kept`` are
+    those that no trace of ours shows; their reason says which code path needs them.
     """
 
     name: str
     version: int
     names: frozenset[str]
     reasons: Mapping[str, str] = field(compare=False, repr=False)
+    kept: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,56 @@ class SyscallTable:
     version: int
     linux: str
     numbers: Mapping[str, int] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``arguments[argument] & mask == value``, on all 64 bits."""
+
+    argument: int
+    mask: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Conditions that must all hold, each on another argument; ``when`` names a grant that it hangs on, or is None."""
+
+    conditions: tuple[Condition, ...]
+    when: str | None = None
+    reason: str = field(default="", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentRule:
+    """What a granted ``call`` may be asked for: one of ``allow`` must hold."""
+
+    call: str
+    reason: str = field(compare=False, repr=False)
+    allow: tuple[Alternative, ...]
+
+    def under(self, *, network: bool) -> tuple[Alternative, ...]:
+        """The alternatives that hold under these grants; none of them means that the call is refused."""
+        return tuple(one for one in self.allow if one.when is None or (network and one.when == "network"))
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentRules:
+    """The rules over arguments by call; a call that is not among ``rules`` has none.
+
+    ``refused_on_host`` and ``rest_on_host`` are trusted-local's: alternatives that are refused although the call is
+    allowed, and the calls of which all is refused that their rule does not allow.
+    """
+
+    version: int
+    rules: Mapping[str, ArgumentRule]
+    refused_on_host: Mapping[str, tuple[Alternative, ...]]
+    rest_on_host: tuple[str, ...]
+
+    def alternatives(self, call: str, *, network: bool) -> tuple[Alternative, ...] | None:
+        """The alternatives of ``call`` under these grants; None when it has no rule, empty when none holds."""
+        rule = self.rules.get(call)
+        return None if rule is None else rule.under(network=network)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,11 @@ _SHOWN = 6  # how many grants of the ceiling a hint lists
 
 
 def role_subset(case: Case) -> None:
-    """(3) If a role is named: subset of its ceiling, or equal."""
+    """(3) If a role is named: subset of its ceiling, or equal.
+
+    Raises:
+        errors.RoleViolation: the role is not known, or its ceiling lacks a grant.
+    """
     name = case.manifest.agent.role
     if name is None:
         return
@@ -29,7 +33,11 @@ def role_subset(case: Case) -> None:
 
 def parent_intersection(case: Case) -> None:
     """(4) Effective is the meet of the parent's effective grants and the child's; the excess is refused unless the
-    spawn request asked to be narrowed."""
+    spawn request asked to be narrowed.
+
+    Raises:
+        errors.ParentViolation: another parent than the statement names, one without time left, or less than is asked.
+    """
     statement, parent, outcome = case.statement, case.parent, case.delegation
     pinned = None if statement is None else statement.parent_digest
     if pinned is not None and (parent is None or pinned != parent.payload_digest):

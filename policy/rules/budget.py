@@ -9,7 +9,11 @@ from policy.rules.parent import Drawn, Parent
 
 
 def spawn_budget(case: Case) -> None:
-    """(5) Reserved on every ancestor at once: two spawns that race for the last place must not both win."""
+    """(5) Reserved on every ancestor at once: two spawns that race for the last place must not both win.
+
+    Raises:
+        errors.SpawnBudgetViolation: an ancestor allows no further level or descendant, or a sum exceeds the parent's.
+    """
     parent = case.parent
     if parent is None:
         return
@@ -48,7 +52,11 @@ def _check_sums(case: Case, parent: Parent) -> None:
 
 
 def resource_availability(case: Case) -> None:
-    """(6) Ceilings that this host could never give are refused now, not found out by an out-of-memory kill."""
+    """(6) Ceilings that this host could never give are refused now, not found out by an out-of-memory kill.
+
+    Raises:
+        errors.ResourceViolation: this host has less than is asked for.
+    """
     for name, wanted, available, unit in _needs(case):
         if wanted > available:
             raise errors.ResourceViolation(

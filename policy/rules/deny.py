@@ -8,7 +8,12 @@ from policy.rules.case import Case
 
 
 def check(case: Case) -> None:
-    """(7) Nothing denied in what is allowed, however it came there: by name, by profile, or by another grant."""
+    """(7) Nothing denied in what is allowed, however it came there: by name, by profile, or by another grant.
+
+    Raises:
+        errors.UnknownSyscallError: a name is in no table.
+        errors.DenyListViolation: a denied call is allowed.
+    """
     table = case.manifest.permissions.syscalls
     known = data.syscall_names()
     for key in ("allow", "deny"):

@@ -1,15 +1,18 @@
 """What a manifest demands and this version, or this host, cannot hold under linux-gvisor. Not one of the nine rules.
 
 A demand that cannot be enforced is refused with the grant, the missing thing and the mend; nothing is weakened or
-skipped in silence (design.md, Refusal). ``_NOT_YET`` is the closed table of what is not built: whoever builds one
-takes its line out. trusted-local has a check of its own (sandbox.trusted_local).
+skipped in silence (design.md, Refusal). What is not built compiles all the same, so that it can be looked at and
+proved; a run asks here first. ``NOT_YET`` is the closed table of it: whoever builds one takes its line out.
+trusted-local has a check of its own (sandbox.trusted_local).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from policy import errors
+from policy.grants.effective import RUNTIME_PROFILES
 from policy.host import HostFacts
 from policy.manifest import text
 from policy.manifest.agent import Manifest
@@ -30,9 +33,9 @@ def check(manifest: Manifest, host: HostFacts) -> None:
 
 def findings(manifest: Manifest, host: HostFacts) -> Iterator[errors.MachineError]:
     """Every demand that cannot be held, what is not built first."""
-    for key, demand, mend in _not_yet(manifest):
+    for key, demand, why, mend in _not_yet(manifest):
         yield errors.NotYetEnforceableError(
-            f"{demand} cannot be enforced yet", hint=mend, where=manifest.where(key), grant=key
+            f"{demand} cannot be enforced yet: {why}", hint=mend, where=manifest.where(key), grant=key
         )
     for key, demand, lacking, mend in _unable(manifest, host):
         yield errors.NotEnforceableError(
@@ -40,36 +43,58 @@ def findings(manifest: Manifest, host: HostFacts) -> Iterator[errors.MachineErro
         )
 
 
-# Dotted key -> what it demands when its value is more than nothing, and the mend. A value is more than nothing when
-# it is true as Python sees it.
-_NOT_YET: dict[str, tuple[str, str]] = {
-    "permissions.credentials.grants": ("credential {0}", "take it out of grants"),
-    "permissions.skills.allow": ("skill {0}", "take it out of allow"),
-    "permissions.skills.side_effects": ("side effect {0}", "take it out of side_effects"),
-    "spawn.allowed": ("spawning agents", "write allowed = false"),
-    "sandbox.standby": ("standby {0}", "write standby = 0"),
-    "resources.cpu_time_ms": ("cpu_time_ms {0}", "take it out: cpu_ms_per_task and cpu_millis bound it together"),
-    "resources.io_read_bps": ("io_read_bps {0}", "take it out"),
-    "resources.io_write_bps": ("io_write_bps {0}", "take it out"),
-    "resources.io_read_iops": ("io_read_iops {0}", "take it out"),
-    "resources.io_write_iops": ("io_write_iops {0}", "take it out"),
-    "resources.net_bps": ("net_bps {0}", "take it out"),
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a key demands (``{0}`` is its value), what is missing, and the mend.
+
+    ``unless`` are the values that demand nothing, beside whatever is false as Python sees it.
+    """
+
+    demand: str
+    why: str
+    mend: str
+    unless: tuple[str, ...] = ()
+
+
+RUNTIMES = tuple(RUNTIME_PROFILES)
+_NO_GATEWAY = "no gateway namespace is made for a run yet"
+_NO_VAULT = "no vault gives a run its secrets yet"
+_NO_TOOLS = "tools do not run in sandboxes of their own yet"
+_NO_TREE = "the supervisor starts no run for another yet"
+_NO_IO = "no run's device is known to io.max yet"
+_TAKE_OUT = "take it out"
+NOT_YET: dict[str, Demand] = {
+    "agent.runtime": Demand(
+        "runtime {0}", "it is no process of this machine", "use python3, node or rust-bin", RUNTIMES
+    ),
+    "resources.network": Demand("network {0} under gVisor", _NO_GATEWAY, 'write network = "off"', ("off",)),
+    "permissions.credentials.grants": Demand("credential {0}", _NO_VAULT, "take it out of grants"),
+    "permissions.skills.allow": Demand("skill {0}", _NO_TOOLS, "take it out of allow"),
+    "permissions.skills.side_effects": Demand("side effect {0}", _NO_TOOLS, "take it out of side_effects"),
+    "spawn.allowed": Demand("spawning agents", _NO_TREE, "write allowed = false"),
+    "spawn.on_parent_exit": Demand("on_parent_exit {0}", _NO_TREE, 'write "terminate"', ("terminate",)),
+    "sandbox.standby": Demand("standby {0}", "no instance is started ahead of its task yet", "write standby = 0"),
+    "lifetime.on_expiry": Demand(
+        "on_expiry {0}", "no run is frozen and thawed yet", 'write on_expiry = "terminate"', ("terminate",)
+    ),
+    "resources.cpu_time_ms": Demand(
+        "cpu_time_ms {0}",
+        "the run's processor time is not read while it runs",
+        "take it out: cpu_ms_per_task and cpu_millis bound it together",
+    ),
+    "resources.io_read_bps": Demand("io_read_bps {0}", _NO_IO, _TAKE_OUT),
+    "resources.io_write_bps": Demand("io_write_bps {0}", _NO_IO, _TAKE_OUT),
+    "resources.io_read_iops": Demand("io_read_iops {0}", _NO_IO, _TAKE_OUT),
+    "resources.io_write_iops": Demand("io_write_iops {0}", _NO_IO, _TAKE_OUT),
+    "resources.net_bps": Demand("net_bps {0}", _NO_GATEWAY, _TAKE_OUT),
 }
+_IO = tuple(key for key in NOT_YET if key.startswith("resources.io_"))
 
 
-def _not_yet(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
-    if manifest.agent.runtime == "hermes":
-        yield "agent.runtime", "runtime `hermes`", "use python3, node or rust-bin"
-    if manifest.resources.network != "off":
-        yield "resources.network", f"network `{manifest.resources.network}` under gVisor", 'write network = "off"'
-    for key, (demand, mend) in _NOT_YET.items():
-        value = _value(manifest, key)
-        for at, one in _each(key, value):
-            yield at, demand.format(text.quote(one)), mend
-    if manifest.lifetime.on_expiry == "suspend":
-        yield "lifetime.on_expiry", "on_expiry `suspend`", 'write on_expiry = "terminate"'
-    if manifest.spawn.on_parent_exit != "terminate":
-        yield "spawn.on_parent_exit", f"on_parent_exit `{manifest.spawn.on_parent_exit}`", 'write "terminate"'
+def _not_yet(manifest: Manifest) -> Iterator[tuple[str, str, str, str]]:
+    for key, entry in NOT_YET.items():
+        for at, one in _demanded(key, entry, _value(manifest, key)):
+            yield at, entry.demand.format(text.quote(one)), entry.why, entry.mend
 
 
 def _value(manifest: Manifest, dotted: str) -> object:
@@ -79,11 +104,11 @@ def _value(manifest: Manifest, dotted: str) -> object:
     return value
 
 
-def _each(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """The items of a list with their places, or the one value when it is more than nothing."""
+def _demanded(key: str, entry: Demand, value: object) -> Iterator[tuple[str, object]]:
+    """The items of a list with their places, or the one value when it demands something."""
     if isinstance(value, tuple):
         yield from ((f"{key}[{i}]", one) for i, one in enumerate(value))
-    elif value:
+    elif value and value not in entry.unless:
         yield key, value
 
 
@@ -117,6 +142,16 @@ def _cgroups(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield "resources.swap_mb", f"swap_mb `{manifest.resources.swap_mb}`", "swap accounting", mend
 
 
+def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    """Version 1 counts what a process itself reads and writes; what the kernel writes for it later escapes."""
+    for key in _IO:
+        value = _value(manifest, key)
+        if value is not None and host.cgroup.version == 1:
+            yield key, f"{key.removeprefix('resources.')} `{value}`", "cgroup version 2", "take it out"
+        elif value is not None and "io" not in host.cgroup.controllers:
+            yield key, f"{key.removeprefix('resources.')} `{value}`", "the cgroup controller `io`", "take it out"
+
+
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     for i, path in enumerate(manifest.permissions.filesystem.write):
         if not host.project_quota:
@@ -125,4 +160,4 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"write path {text.quote(path)}", "a project quota", mend
 
 
-_LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (_runsc, _runtime, _cgroups, _writes)
+_LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (_runsc, _runtime, _cgroups, _io, _writes)

@@ -8,7 +8,7 @@
     (6) resources       this host has what is asked
     (7) deny list       no permanently denied system call in the allow set, and no unknown one
     (8) identity        the agent id belongs to one package
-    (9) lifetime        one without end was approved by the operator who signed
+    (9) lifetime        one without end was approved by an operator who signed and whose scope allows that
 
 Each rule stands alone: it takes the whole case, looks at nothing that another rule has done, and raises its own
 class with the rule's number, the dotted key, the place and the mend. Source: seeds/octantos-capability-manifests.txt,
@@ -18,6 +18,7 @@ class with the rule's number, the dotted key, the place and the mend. Source: se
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from policy import data, errors
 from policy.data.types import DenyList, NeverGrantable
@@ -34,7 +35,7 @@ from policy.rules.parent import OnExcess, Parent
 from policy.signing import trust
 from policy.signing.trust import TrustedPackage
 
-__all__ = ["RULES", "Case", "Owner", "Parent", "Unsigned", "Verdict", "check", "decide", "requested"]
+__all__ = ["RULES", "Case", "Owner", "Parent", "Unsigned", "Verdict", "check", "decide", "requested", "verdict"]
 
 
 def requested(manifest: Manifest, *, roles: Roles, profiles: Mapping[str, source.Calls] | None = None) -> Effective:
@@ -48,7 +49,7 @@ def requested(manifest: Manifest, *, roles: Roles, profiles: Mapping[str, source
     )
 
 
-def check(
+def verdict(
     trusted: TrustedPackage | Unsigned,
     manifest: Manifest,
     *,
@@ -64,8 +65,8 @@ def check(
     package_name: str = "",
     never: NeverGrantable | None = None,
     extra_never: Mapping[str, str] | None = None,
-) -> Effective:
-    """The effective grants, when all nine rules agree; the arguments are those of ``Case``.
+) -> Verdict:
+    """The effective grants and what a delegation took, when all nine rules agree; arguments as those of ``Case``.
 
     ``wanted`` replaces what the manifest asks for in a delegation that asks for less: it must lie within the
     manifest's own grants, which are the ones that were signed.
@@ -91,7 +92,12 @@ def check(
         package_name=package_name,
         extra_never=extra_never or {},
     )
-    return decide(case).effective
+    return decide(case)
+
+
+def check(trusted: TrustedPackage | Unsigned, manifest: Manifest, **case: Any) -> Effective:
+    """The effective grants alone. Arguments and errors as ``verdict``."""
+    return verdict(trusted, manifest, **case).effective
 
 
 def decide(case: Case) -> Verdict:
@@ -102,7 +108,11 @@ def decide(case: Case) -> Verdict:
 
 
 def signature(case: Case) -> None:
-    """(2) The bytes were verified by ``trust.verify``, which alone makes a TrustedPackage; here: for this manifest."""
+    """(2) The bytes were verified by ``trust.verify``, which alone makes a TrustedPackage; here: for this manifest.
+
+    Raises:
+        errors.SignatureError: it is not signed, has ended, or its signers may not sign this agent, role or operator.
+    """
     trusted, manifest = case.trusted, case.manifest
     if isinstance(trusted, Unsigned):
         if manifest.sandbox.required or manifest.sandbox.backend != "trusted-local" or not trusted.allowed:
@@ -115,11 +125,18 @@ def signature(case: Case) -> None:
 
 
 def identity_uniqueness(case: Case) -> None:
-    """(8) An agent id belongs to one package; live runs of it are told apart by run id (decisions.md, Serials)."""
+    """(8) An agent id belongs to one package; live runs of it are told apart by run id (decisions.md, Serials).
+
+    Raises:
+        errors.IdentityViolation: another package has the id.
+    """
     agent_id = case.manifest.agent.id
+    owners = case.identities.get(agent_id, ())
+    if not owners:
+        return  # the place of a refusal takes a scan of the file, which nobody asks for here
     mine = case.trusted.payload_digest if isinstance(case.trusted, TrustedPackage) else None
     refuse_other_owners(
-        case.identities.get(agent_id, ()),
+        owners,
         agent_id,
         payload_digest=mine,
         package_name=case.package_name or None,
@@ -147,15 +164,25 @@ def refuse_other_owners(
 
 
 def lifetime_approval(case: Case) -> None:
-    """(9) Asked of what the manifest requests: a parent that happens to end does not replace the approval."""
-    approved = case.statement is not None and case.statement.approve_unlimited
-    if case.requested.lifetime.unlimited and not approved:
-        raise errors.LifetimeViolation(
-            "an unlimited lifetime is not approved",
-            grant="lifetime.unlimited",
-            hint="covenant manifest sign --approve-unlimited, or write ttl_seconds",
-            where=case.where("lifetime.unlimited"),
-        )
+    """(9) Asked of what the manifest requests: a parent that happens to end does not replace the approval.
+
+    Raises:
+        errors.LifetimeViolation: it asks for no end, and nobody who may approve that did.
+    """
+    signed = case.trusted if isinstance(case.trusted, TrustedPackage) else None
+    if not case.requested.lifetime.unlimited:
+        return
+    if signed is not None and trust.approves_unlimited(signed, role=case.manifest.agent.role):
+        return
+    said = signed is not None and signed.statement.approve_unlimited
+    raise errors.LifetimeViolation(
+        "no signer may approve an unlimited lifetime" if said else "an unlimited lifetime is not approved",
+        grant="lifetime.unlimited",
+        hint="let a key with approve_unlimited in the trust root sign as well, or write ttl_seconds"
+        if said
+        else "covenant manifest sign --approve-unlimited, or write ttl_seconds",
+        where=case.where("lifetime.unlimited"),
+    )
 
 
 # INVARIANT: the order of the seed; a rule's number is its place here plus one.

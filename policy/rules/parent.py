@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from policy.compile.artefacts import Artefacts
 from policy.grants.domain import Domain
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.spawning import Spawning
@@ -45,7 +46,8 @@ class Parent:
     """The run that asks for a child.
 
     ``effective`` is what the parent has, never what its manifest asked for; ``remaining_seconds`` what is left of its
-    life (None without an end); ``ancestors`` all runs above the child from the root down, the parent last.
+    life (None without an end); ``ancestors`` all runs above the child from the root down, the parent last;
+    ``artefacts`` what it runs under, which the child's are shown to lie within. A rule alone needs none.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class Parent:
     remaining_seconds: int | None
     drawn: Drawn
     ancestors: tuple[Ancestor, ...]
+    artefacts: Artefacts | None = None
 
     def __post_init__(self) -> None:
         # INVARIANT: rule 5 asks every ancestor; a parent that is not among them would have no budget at all.

@@ -7,6 +7,7 @@ from typing import Any
 from policy import data
 from policy.compile import plan
 from policy.compile.artefacts import Artefacts
+from policy.grants.effective import Effective
 from policy.host import CgroupFacts, Closure, ClosureFile, GrantedPath, HostFacts, RunscFacts
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
@@ -31,11 +32,23 @@ filesystem = "{filesystem}"
 
 
 def manifest(
-    *, more: str = "", resources: str = "", filesystem: str = "ephemeral", runtime: str = "python3"
+    *,
+    more: str = "",
+    resources: str = "",
+    filesystem: str = "ephemeral",
+    runtime: str = "python3",
+    network: str = "off",
 ) -> Manifest:
     """A manifest; ``more`` is appended."""
     text = TOML.format(more=more, resources=resources, filesystem=filesystem, runtime=runtime)
+    text = text.replace('network = "off"', f'network = "{network}"', 1)
     return parse.parse(text.encode())
+
+
+def entries(*listed: tuple[str, str, str]) -> str:
+    """``[[permissions.network]]`` of each (host, ports as TOML, protocol)."""
+    table = '[[permissions.network]]\nhost = "{}"\nports = {}\nprotocol = "{}"\n'
+    return "".join(table.format(*one) for one in listed)
 
 
 def closure(name: str, entry: str) -> Closure:
@@ -71,7 +84,9 @@ def host(**changes: Any) -> HostFacts:
     return HostFacts(**{**facts, **changes})
 
 
-def compiled(found: Manifest, facts: HostFacts | None = None) -> Artefacts:
-    """The artefacts of a manifest that needs no signature."""
+def compiled(found: Manifest, facts: HostFacts | None = None, *, ceiling: Effective | None = None) -> Artefacts:
+    """The artefacts of a manifest that needs no signature, below a parent's ``ceiling`` when there is one."""
     effective = nine.requested(found, roles=data.roles())
-    return plan.compile(effective, found, facts or host(), package_digest="d" * 64)
+    if ceiling is not None:
+        effective = ceiling.meet(effective)
+    return plan.compile(effective, found, facts or host(), package_digest="d" * 64, parent=ceiling)

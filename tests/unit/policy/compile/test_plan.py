@@ -11,7 +11,8 @@ import pytest
 
 from policy import errors, explain
 from policy.compile import bundle, oci, plan
-from policy.compile.artefacts import NAMES, Artefacts
+from policy.compile.artefacts import NAMES, Artefacts, Cause, Provenance, canonical
+from policy.manifest import parse
 from tests.unit.policy.compile import sample
 
 FULL = """
@@ -21,6 +22,17 @@ read = {read}
 allow = {calls}
 [permissions.executables]
 allow = {programs}
+"""
+HERMES = """\
+[agent]
+id = "h"
+name = "h"
+version = "1"
+runtime = "hermes"
+[resources]
+network = "off"
+[sandbox]
+backend = "linux-gvisor"
 """
 READ = ["/usr/share/doc", "/opt/a", "/opt/b", "/srv/data"]
 CALLS = ["getcpu", "sched_yield", "sync"]
@@ -128,6 +140,12 @@ def test_no_runsc_and_no_runtime_are_refused() -> None:
             sample.compiled(sample.manifest(), sample.host(**changes))
 
 
+def test_a_runtime_that_is_no_process_here_is_refused_with_its_line() -> None:
+    with pytest.raises(errors.NotEnforceableError, match="nothing to confine") as caught:
+        sample.compiled(parse.parse(HERMES.encode()))
+    assert caught.value.where == "agent.toml:5"
+
+
 def test_a_run_fills_in_its_uid_and_run_id_and_nothing_else() -> None:
     artefacts = sample.compiled(sample.manifest())
     run_id = "01234567-89ab-cdef-0123-456789abcdef"
@@ -183,7 +201,17 @@ TAMPERED: dict[str, Any] = {
     "a cgroup file more": ("cgroup.json", lambda d: d["v2"].append({"file": "x", "value": "1", "required": True})),
     "a cgroup file less": ("cgroup.json", lambda d: d["v2"].pop()),
     "a flag more": ("runtime.json", lambda d: d["flags"].update({"--debug": "true"})),
-    "a network rule": ("network.json", lambda d: d["rules"].append("accept")),
+    "a network grant": ("network.json", lambda d: d["grants"].append({"id": "g_0"})),
+    "another gateway": ("network.json", lambda d: d.update(gateway={"agent": "eth1"})),
+    "network rules": ("network.json", lambda d: d.update(rules=["accept"])),
+    "a gate": ("gates.json", lambda d: d.update(socks={})),
+    "a credential": ("credentials.json", lambda d: d["names"].append("db")),
+    "a tool": ("supervision.json", lambda d: d["skills"]["allow"].append("x")),
+    "a right of the supervisor's": ("supervision.json", lambda d: d["spawn"].update(shell=True)),
+    "a section of the supervisor's": ("supervision.json", lambda d: d.update(x=1)),
+    "a mount point more": ("mounts.json", lambda d: d["root"]["mount_points"].append({"path": "/x", "kind": "dir"})),
+    "a closure more": ("mounts.json", lambda d: d["root"]["closures"].append(dict(d["root"]["closures"][0], name="x"))),
+    "a cause of another form": ("provenance.json", lambda d: next(iter(d["rules"].values())).update(x="1")),
     "a cause less": ("provenance.json", lambda d: d["rules"].popitem()),
     "a cause more": ("provenance.json", lambda d: d["rules"].update({"x:y": {"kind": "built-in", "key": "k"}})),
 }
@@ -240,3 +268,17 @@ def test_runsc_gets_each_flag_stated() -> None:
 )
 def test_what_a_mount_would_hide_is_found_by_component(directory: str, found: str | None) -> None:
     assert sample.closure("python3", "/usr/bin/python3.11").below(directory) == found
+
+
+def test_the_provenance_is_written_as_any_other_document() -> None:
+    provenance = Provenance()
+    shared = Cause("manifest", "resources.memory_mb", 'a "reason" with é and \\', "asked for more")
+    for rule in ('x:"quoted"', "a:b", "x:é\n\u2028", "a:a"):
+        provenance.add(rule, shared)
+    provenance.add("b:b", Cause("default", "k"))
+    provenance.add("b:b", shared)
+    rules = {rule: cause.document() for rule, cause in provenance.causes.items()}
+    assert rules["b:b"] == {"kind": "default", "key": "k"}
+    assert provenance.encoded() == canonical({"version": 2, "rules": rules})
+    found = sample.compiled(sample.manifest()).files["provenance.json"]
+    assert found == canonical(json.loads(found))

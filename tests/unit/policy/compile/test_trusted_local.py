@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policy import data, errors
-from policy.compile import trusted_local
+from policy.compile import seccomp, trusted_local
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 
@@ -111,6 +111,18 @@ def test_limits_come_from_the_manifest_or_its_defaults() -> None:
     default = compiled()
     assert (default.memory_bytes, default.file_bytes, default.processes) == (512 * mib, 100 * mib, 64)
     assert default.scratch_bytes == 0  # read-only-package has no writable directory
+
+
+def test_the_filter_bounds_arguments_on_the_hosts_kernel() -> None:
+    checks: dict[str, list[seccomp.ArgumentCheck | None]] = {}
+    for rule in compiled().filter.rules:
+        checks.setdefault(rule.name, []).append(rule.check)
+    assert {check.value for check in checks["ioctl"] if check} == {0x5412, 0x541C, 0x5423}
+    assert {check.mask for check in checks["ioctl"] if check} == {0xFFFFFFFF}
+    for allowed in (0, 0xFFFFFFFF):
+        assert not any(check is None or allowed & check.mask == check.value for check in checks["personality"])
+    for refused in (0x0040000, 0x0400000, 1, 0x80000000, 0xFFFFFFFE):
+        assert any(check and refused & check.mask == check.value for check in checks["personality"])
 
 
 def test_the_filter_holds_the_whole_deny_list_and_the_manifests_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyseccomp
 import pytest
 
-from policy import data
+from policy import data, errors
 
 ARCHES = {"x86_64": pyseccomp.Arch.X86_64, "aarch64": pyseccomp.Arch.AARCH64}
 # libseccomp 2.5.4 ends with Linux 5.17: what came later has to come from the kernel alone.
@@ -96,3 +96,18 @@ def test_an_addition_holds_nothing_denied(name: str) -> None:
 def test_there_is_no_other_addition() -> None:
     with pytest.raises(KeyError):
         data.addition("../deny")
+
+
+@pytest.mark.parametrize("source", [*data.profiles().values(), *data.additions().values()], ids=lambda p: p.name)
+def test_each_call_has_a_reason_and_was_traced_or_is_kept_for_one(source: data.Profile) -> None:
+    assert source.version >= 2
+    assert set(source.reasons) == source.names
+    assert source.kept < source.names
+    assert {"read", "write", "futex", "mmap"} <= source.names - source.kept or source.name in data.additions()
+
+
+def test_a_call_in_both_tables_is_a_damaged_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"version": 1, "calls": {"read": "input"}, "kept": {"read": "input"}}
+    monkeypatch.setattr(data, "_load", lambda path, keys: tables)
+    with pytest.raises(errors.InstallationError, match="`read` stands in both tables"):
+        data._profile("profiles/x.toml", "x")

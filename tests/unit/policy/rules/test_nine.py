@@ -114,7 +114,7 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
         2, errors.UnknownKeyError, "", "", "no signer may sign for role `observer`",
         lambda: kit.case(
             kit.text(READER),
-            root=signing_kit.root(signing_kit.operator(scope={"agents": ["*"], "roles": ["writer"]})),
+            root=signing_kit.root(signing_kit.operator(scope=signing_kit.scope(roles=("writer",)))),
         ),
     ),
     "statement-of-another-agent": (
@@ -290,6 +290,14 @@ CASES: dict[str, tuple[int, type[errors.CovenantError], str, str, str, kit.Build
         9, errors.LifetimeViolation, "lifetime.unlimited", "unlimited", "an unlimited lifetime is not approved",
         lambda: kit.case(kit.text(more="\n[lifetime]\nunlimited = true\n")),
     ),
+    "unlimited-by-a-signer-who-may-not": (
+        9, errors.LifetimeViolation, "lifetime.unlimited", "unlimited", "no signer may approve an unlimited lifetime",
+        lambda: kit.case(
+            kit.text(more="\n[lifetime]\nunlimited = true\n"),
+            statement={"approve_unlimited": True},
+            root=signing_kit.root(signing_kit.operator(scope=signing_kit.scope(unlimited=False))),
+        ),
+    ),
     "unlimited-and-unsigned": (
         9, errors.LifetimeViolation, "lifetime.unlimited", "unlimited", "an unlimited lifetime is not approved",
         lambda: unsigned(UNSIGNED_TEXT + "\n[lifetime]\nunlimited = true\n"),
@@ -438,11 +446,11 @@ def test_check_gives_the_effective_grants_and_asks_for_no_more_than_was_signed()
     made = kit.case()
     assert not isinstance(made.trusted, Unsigned)
     common = {"host": kit.HOST, "roles": data.roles(), "deny": data.deny(), "now_ms": kit.NOW}
-    effective = nine.check(made.trusted, made.manifest, **common)  # type: ignore[arg-type]
+    effective = nine.check(made.trusted, made.manifest, **common)
     assert effective == made.requested
-    assert nine.check(made.trusted, made.manifest, wanted=Effective.top(), **common) == effective  # type: ignore[arg-type]
+    assert nine.check(made.trusted, made.manifest, wanted=Effective.top(), **common) == effective
     less = dataclasses.replace(effective, resources=dataclasses.replace(effective.resources, memory_mb=64))
-    assert nine.check(made.trusted, made.manifest, wanted=less, **common).resources.memory_mb == 64  # type: ignore[arg-type]
+    assert nine.check(made.trusted, made.manifest, wanted=less, **common).resources.memory_mb == 64
 
 
 def test_what_is_left_of_a_budget_is_told() -> None:

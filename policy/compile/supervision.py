@@ -1,0 +1,54 @@
+"""supervision.json: what the supervisor holds by its own acts, since no mechanism of the kernel does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policy.compile.artefacts import Cause, Provenance
+from policy.compile.causes import Origins
+from policy.grants.effective import Effective
+
+# Place in the document -> domain and name of the value, and the key of the manifest.
+_VALUES = {
+    "spawn/max_depth": ("spawning", "max_depth", "spawn.max_depth"),
+    "spawn/max_descendants": ("spawning", "max_descendants", "spawn.max_descendants"),
+    "spawn/on_parent_exit": ("spawning", "on_parent_exit", "spawn.on_parent_exit"),
+    "lifetime/on_expiry": ("lifetime", "on_expiry", "lifetime.on_expiry"),
+    "task/wall_ms": ("resources", "cpu_ms_per_task", "resources.cpu_ms_per_task"),
+    "task/cpu_time_ms": ("resources", "cpu_time_ms", "resources.cpu_time_ms"),
+}
+
+
+def compile(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    """supervision.json.
+
+    Raises:
+        errors.UnexplainedError: the manifest does not list a tool or a class of side effects, ``*`` among them.
+    """
+    document: dict[str, Any] = {"version": 1, "roles": effective.identity.roles.listing()}
+    provenance.add("supervision.json:roles", _role(effective, origins))
+    for place, (domain, name, key) in _VALUES.items():
+        section, _, field = place.partition("/")
+        document.setdefault(section, {})[field] = getattr(getattr(effective, domain), name)
+        provenance.add(f"supervision.json:{place}", origins.value(domain, name, key))
+    document["lifetime"]["ttl_seconds"] = effective.lifetime.ttl_seconds
+    unlimited = origins.manifest.lifetime.unlimited
+    key = "lifetime.unlimited" if unlimited else "lifetime.ttl_seconds"
+    provenance.add("supervision.json:lifetime/ttl_seconds", origins.value("lifetime", "ttl_seconds", key))
+    document["skills"] = {}
+    for name in ("allow", "side_effects"):
+        listed = getattr(effective.skills, name).listing()
+        document["skills"][name] = listed
+        written = getattr(origins.manifest.permissions.skills, name)
+        for one in listed:
+            cause = origins.item(f"permissions.skills.{name}", written, one)
+            provenance.add(f"supervision.json:skills/{name}/{one}", cause)
+    return document
+
+
+def _role(effective: Effective, origins: Origins) -> Cause:
+    narrowed = origins.requested is not None and origins.requested.identity != effective.identity
+    parent = "asked for more roles" if narrowed else ""
+    if origins.manifest.wrote("agent.role"):
+        return Cause("manifest", "agent.role", parent=parent)
+    return Cause("default", "agent.role", "absent: under no role's ceiling", parent)
