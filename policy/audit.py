@@ -41,6 +41,10 @@ _KINDS: dict[tuple[File, Change], str] = {
 }
 
 
+# Indices up to here, and up to this many times the records that are there, are read as records that were lost.
+_LOST_AT_LEAST, _LOST_TIMES = 65_536, 10
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One thing that is wrong. ``index`` counts records from 0; None where no single record is meant."""
@@ -209,11 +213,15 @@ def _without_reference(log: _Log, head: ledger.Head | None) -> list[Failure]:
 def _broken_links(log: _Log) -> list[Failure]:
     """What the chain file says against itself: entries out of order, and links that do not follow."""
     readable = [a for a in log.anchors if a]
+    # Beyond that an index is made up, and listing what lies between would only cost memory.
+    most = _LOST_AT_LEAST + _LOST_TIMES * (len(log.anchors) + len(log.hashes))
+    failures = [_failure("chain", "changed", i) for i, a in enumerate(log.anchors) if a and a.index > most]
+    readable = [a for a in readable if a.index <= most]
     if not readable:
-        return []
+        return failures
     # Entries carry their own index, so lines removed or swapped without making the chain anew still show it.
     found = differences([a.index for a in readable], range(max(a.index for a in readable) + 1))
-    failures = [_failure("both", *item) for item in found]
+    failures += [_failure("both", *item) for item in found]
     previous: ledger.Anchor | None = None
     for anchor in readable:
         expected = previous.chain_hash_hex if previous else ledger.GENESIS

@@ -1,31 +1,34 @@
-"""The whole decision in one place: verify, parse, nine rules, effective, compile. Pure; every input is an argument.
+"""The whole decision in one place: verify, parse, nine rules, effective, compile, prove. Pure; every input is an
+argument.
 
     (1) verify the envelope and the bytes                     policy.signing.trust.verify
     (2) parse agent.toml from those same bytes                policy.manifest.parse
     (3) what this version cannot enforce is refused           policy.rules.enforceable
     (4) the nine rules, which give the effective grants       policy.rules.nine
     (5) compile the effective grants                          policy.compile.plan
+    (6) read the artefacts back: they are those grants        policy.prove
+    (7) of a child: they lie within those of its parent       policy.prove.within
 
 The supervisor probes the host between (2) and (3), because which files a manifest names is known only then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policy import data, errors
+from policy import data, errors, prove
 from policy.compile import plan
 from policy.compile.artefacts import Artefacts
+from policy.compile.cache import Cache
 from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from policy.rules import enforceable, nine
-from policy.rules.case import Owner, Unsigned
-from policy.rules.parent import Parent
+from policy.rules.case import Unsigned, Verdict
+from policy.rules.parent import Delegation, Parent
 from policy.signing import trust
 
 MANIFEST = "agent.toml"
@@ -33,12 +36,18 @@ MANIFEST = "agent.toml"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What may start. ``trusted`` is None only for a look without a signature (``policy compile``)."""
+    """What may start. ``trusted`` is None only for a look without a signature (``policy compile``).
+
+    ``refusals`` is what a run would refuse, for such a look; a decision that may start has none. ``delegation`` is
+    what rule 4 took where there is a parent: requested, granted and removed by domain.
+    """
 
     trusted: trust.TrustedPackage | None
     manifest: Manifest
     effective: Effective
     artefacts: Artefacts
+    refusals: tuple[errors.MachineError, ...] = ()
+    delegation: Delegation | None = None
 
     @property
     def policy_digest(self) -> str:
@@ -60,58 +69,88 @@ def manifest_of(package: Package) -> Manifest:
 
 
 def rules(
+    trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, *, host: HostFacts, now_ms: int, **case: Any
+) -> Verdict:
+    """(4) The nine rules with this program's tables; ``case`` as the arguments of ``policy.rules.nine.verdict``.
+
+    Raises:
+        errors.RuleViolation, errors.SignatureError: with the rule's number
+    """
+    return nine.verdict(trusted, manifest, host=host, roles=data.roles(), deny=data.deny(), now_ms=now_ms, **case)
+
+
+def _proved(
+    effective: Effective, manifest: Manifest, host: HostFacts, package_digest: str, artefacts: Artefacts
+) -> None:
+    """(6)"""
+    prove.prove(effective, artefacts, known=prove.Facts.of(manifest, host, package_digest))
+
+
+class Policies:
+    """Compiled and proved policies, kept for the life of whoever decides more than once: (5) and (6)."""
+
+    def __init__(self) -> None:
+        self._cache = Cache(_proved)
+
+    def compile(self, effective: Effective, manifest: Manifest, host: HostFacts, **rest: Any) -> Artefacts:
+        """As ``plan.compile``, and proved. Raises as ``authorise`` for (5) and (6)."""
+        return self._cache.compile(effective, manifest, host, **rest)
+
+
+def authorise(
     trusted: trust.TrustedPackage | Unsigned,
     manifest: Manifest,
     *,
     host: HostFacts,
     now_ms: int,
-    identities: Mapping[str, Collection[Owner]] | None = None,
-    parent: Parent | None = None,
-    package_name: str = "",
-    extra_never: Mapping[str, str] | None = None,
-) -> Effective:
-    """(4) The nine rules with this program's tables; the arguments are those of ``policy.rules.case.Case``.
-
-    Raises:
-        errors.RuleViolation, errors.SignatureError: with the rule's number
-    """
-    return nine.check(
-        trusted,
-        manifest,
-        host=host,
-        roles=data.roles(),
-        deny=data.deny(),
-        parent=parent,
-        identities=identities,
-        now_ms=now_ms,
-        package_name=package_name,
-        extra_never=extra_never,
-    )
-
-
-def authorise(
-    trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, *, host: HostFacts, now_ms: int, **case: Any
+    policies: Policies | None = None,
+    **case: Any,
 ) -> Decision:
-    """(3) to (5) for the linux-gvisor backend; ``case`` as for ``rules``.
+    """(3) to (7) for the linux-gvisor backend; ``case`` as for ``rules``.
+
+    ``policies`` spares (5) and (6) what was compiled and proved from the same before; (3) and (4) are asked each time.
 
     Raises:
         errors.NotYetEnforceableError, errors.NotEnforceableError: (3), (5)
         errors.RuleViolation, errors.SignatureError: (4), with the rule's number
+        errors.ProofError, errors.ArtefactError: (6), (7), a fault of this program
     """
     if isinstance(trusted, Unsigned):
         raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE --key NAME")
     enforceable.check(manifest, host)
-    effective = rules(trusted, manifest, host=host, now_ms=now_ms, **case)
-    artefacts = plan.compile(effective, manifest, host, package_digest=trusted.package.digest)
-    return Decision(trusted, manifest, effective, artefacts)
+    verdict = rules(trusted, manifest, host=host, now_ms=now_ms, **case)
+    effective = verdict.effective
+    parent: Parent | None = case.get("parent")
+    artefacts = (policies or Policies()).compile(
+        effective,
+        manifest,
+        host,
+        package_digest=trusted.package.digest,
+        parent=None if parent is None else parent.ceiling,
+    )
+    if parent is not None:
+        _within(artefacts, parent)
+    return Decision(trusted, manifest, effective, artefacts, delegation=verdict.delegation)
 
 
-def compile_unsigned(package: Package, manifest: Manifest, *, host: HostFacts) -> Decision:
-    """(3) and (5) without a signature: for people who look, never for a run.
+def _within(artefacts: Artefacts, parent: Parent) -> None:
+    """(7) Rule 4 decided on grants; this shows it of what the kernel gets."""
+    if parent.artefacts is None:
+        raise ValueError(f"run {parent.run_id} has no artefacts: it cannot start agents")
+    prove.within(artefacts, parent.artefacts, remaining_seconds=parent.remaining_seconds)
+
+
+def compile_unsigned(
+    package: Package, manifest: Manifest, *, host: HostFacts, ceiling: Effective | None = None
+) -> Decision:
+    """(5) and (6) without a signature: for people who look, never for a run. What (3) finds is told, and not raised.
+
+    ``ceiling`` is what a parent would leave: the grants are narrowed to it, as a spawn that asks for it would be.
 
     Raises:
         errors.BackendError: the package is for trusted-local, which these artefacts would not confine.
-        errors.NotYetEnforceableError, errors.NotEnforceableError: as ``authorise``.
+        errors.NotEnforceableError: this host lacks what the artefacts are made of: a runsc, a program, a path.
+        errors.ProofError, errors.ArtefactError: (6), a fault of this program
     """
     if manifest.sandbox.backend != "linux-gvisor":
         raise errors.BackendError(
@@ -119,6 +158,9 @@ def compile_unsigned(package: Package, manifest: Manifest, *, host: HostFacts) -
             hint='write backend = "linux-gvisor"; covenant run says what trusted-local does not enforce',
             where=manifest.where("sandbox.backend"),
         )
-    enforceable.check(manifest, host)
     effective = nine.requested(manifest, roles=data.roles())
-    return Decision(None, manifest, effective, plan.compile(effective, manifest, host, package_digest=package.digest))
+    if ceiling is not None:
+        effective = ceiling.meet(effective)
+    artefacts = plan.compile(effective, manifest, host, package_digest=package.digest, parent=ceiling)
+    _proved(effective, manifest, host, package.digest, artefacts)
+    return Decision(None, manifest, effective, artefacts, tuple(enforceable.findings(manifest, host)))

@@ -88,6 +88,12 @@ class ManifestSyntaxError(ManifestError):
     code = "manifest_syntax"
 
 
+class ToolsError(ManifestError):
+    """The tool manifest (tools.json), or what ``tools pin`` recorded of it, cannot be accepted as it is written."""
+
+    code = "tools_invalid"
+
+
 class UnknownSyscallError(ManifestError):
     """A system call is named that no supported architecture has."""
 
@@ -143,6 +149,12 @@ class KeyFileError(OperatorError):
     code = "key_file"
 
 
+class AgentError(OperatorError):
+    """The ssh-agent is not there, has no such Ed25519 key, did not sign, or answered with something else."""
+
+    code = "ssh_agent"
+
+
 class TrustError(OperatorError):
     """The trust root is missing, malformed, expired, or does not allow what was asked."""
 
@@ -165,6 +177,12 @@ class UnknownKeyError(SignatureError):
     """No signature was made by a key that the trust root lists for this agent."""
 
     code = "unknown_key"
+
+
+class RevokedError(SignatureError):
+    """The trust root has revoked the key that signed, this signed manifest, or the agent's serials up to this one."""
+
+    code = "revoked"
 
 
 class ExpiredError(SignatureError):
@@ -229,6 +247,10 @@ class ParentViolation(RuleViolation):
 
     code = "rule_4_parent"
     rule = 4
+
+    def to_json(self) -> dict[str, Any]:
+        """The error document, with what was requested, granted and removed in ``domains``; empty for other causes."""
+        return {**super().to_json(), "domains": dict(self.details.get("domains", {}))}
 
 
 class SpawnBudgetViolation(RuleViolation):
@@ -335,6 +357,16 @@ class BackendError(OperatorError):
     code = "backend_refused"
 
 
+class LossError(OperatorError):
+    """The target of a compilation would allow more than the manifest, and the loss was not accepted by its id."""
+
+    code = "restriction_lost"
+
+    def to_json(self) -> dict[str, Any]:
+        """The error document, with every loss of this manifest on the target in ``losses``."""
+        return {**super().to_json(), "losses": list(self.details.get("losses", ()))}
+
+
 class LedgerError(MachineError):
     """The audit log cannot be written or does not hold together."""
 
@@ -357,6 +389,12 @@ class ArtefactError(MachineError):
     """A compiled artefact cannot be read back, so that nothing can be said about what it allows."""
 
     code = "artefact_unreadable"
+
+
+class ProofError(MachineError):
+    """The artefacts allow more or less than the effective grants: read back, they are not what was decided."""
+
+    code = "proof_failed"
 
 
 class UnexplainedError(MachineError):

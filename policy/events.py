@@ -119,12 +119,23 @@ KINDS: dict[str, dict[str, str]] = {
     "denied": {**_RUN, "layer": "text", "target": "text", "count": "int"},
     "drift": {**_RUN, "layer": "text", "expected": "text", "found": "text"},
     "self_test": {"run_id": "text?", "operator": "text?", "name": "text", "passed": "bool", "detail": "text"},
+    # A target of `policy compile` would allow more than the manifest, and the operator said so by these ids.
+    "loss_accepted": {
+        "run_id": "text?",
+        "operator": "text?",
+        "agent_id": "text",
+        "target": "text",
+        "package_digest": "digest",
+        "losses": "texts",
+    },
+    # Durable before the version holds; `changes` in the words that whoever signed it was shown.
     "trust_changed": {
         "operator": "text?",
         "version_from": "int?",
         "version_to": "int",
         "digest": "digest",
         "signers": "texts",
+        "changes": "texts",
     },
 }
 

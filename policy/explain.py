@@ -12,27 +12,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policy import data, errors
+from policy import data, errors, explain_documents
 from policy.compile.artefacts import Artefacts
 from policy.compile.oci import TEMPLATE_UID
-from policy.decompile import bpf
+from policy.decompile import calls, conditions, oci_seccomp
+from policy.explain_documents import closed
 
 # The closed set of places in config.json; anything else there is a rule that nobody explained.
 _CONFIG_KEYS = {"ociVersion", "hostname", "root", "process", "mounts", "linux"}
 _PROCESS_KEYS = {"terminal", "user", "args", "env", "cwd", "capabilities", "noNewPrivileges", "rlimits"}
-# What an action of either form says of a call; the second is whether it hangs on arguments.
-_EPERM, _ENOSYS = 0x00050001, 0x00050026
-_SAYS: dict[tuple[str | int, bool], str] = {
-    ("SCMP_ACT_ALLOW", False): "allow",
-    ("SCMP_ACT_ALLOW", True): "allow, within its argument rule",
-    ("SCMP_ACT_TRACE", False): "errno ENOSYS",
-    (bpf.ALLOW, False): "allow",
-    (_ENOSYS, False): "errno ENOSYS",
-}
-# linux/audit.h
-_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LINUX_KEYS = {"namespaces", "resources", "seccomp"}
 _ROOT_KEYS = {"path", "readonly"}
+_CAUSE_KEYS = {"kind", "key", "reason", "parent"}
+_RUNTIME_KEYS = {"version", "runsc", "flags"}
+_CGROUP_KEYS = {"version", "overhead", "v1", "v2", "oci"}
+_CGROUP_FILE_KEYS = {"controller", "file", "value", "required"}
+_CLOSURE_KEYS = {"name", "entry", "digest", "sha256"}
+_MOUNT_KEYS = {"destination", "type", "source", "kind", "options"}
 # What is filled in for each run: anything else there would be a user that the explanation does not tell of.
 _USER = {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID}
 
@@ -42,7 +38,7 @@ class Explained:
     """One emitted rule: where it stands, what it says, and why it is there.
 
     ``kind`` is manifest, default or built-in; ``key`` the manifest key or the built-in's name; ``where`` the line
-    of the manifest for a key that was written, else empty.
+    of the manifest for a key that was written, else empty; ``parent`` what a parent's ceiling took of it, else empty.
     """
 
     artefact: str
@@ -52,6 +48,7 @@ class Explained:
     key: str
     where: str
     reason: str
+    parent: str = ""
 
     def document(self) -> dict[str, str]:
         """As ``policy explain --json`` prints it."""
@@ -63,6 +60,7 @@ def explain(artefacts: Artefacts, *, where: Callable[[str], str]) -> tuple[Expla
 
     Raises:
         errors.UnexplainedError: a rule has no cause, a cause has no rule, or two artefacts contradict each other.
+        errors.ArtefactError: a filter cannot be read.
     """
     causes: Mapping[str, Mapping[str, str]] = artefacts.json("provenance.json")["rules"]
     rows, seen = [], set()
@@ -72,8 +70,11 @@ def explain(artefacts: Artefacts, *, where: Callable[[str], str]) -> tuple[Expla
             raise errors.UnexplainedError(f"rule `{rule}` ({says}) has no cause", where=rule)
         seen.add(rule)
         artefact, _, place = rule.partition(":")
+        if not {"kind", "key"} <= set(cause) <= _CAUSE_KEYS:
+            raise errors.UnexplainedError(f"the cause of `{rule}` has another form", where="provenance.json")
         line = where(cause["key"]) if cause["kind"] == "manifest" else ""
-        rows.append(Explained(artefact, place, says, cause["kind"], cause["key"], line, cause.get("reason", "")))
+        reason, parent = cause.get("reason", ""), cause.get("parent", "")
+        rows.append(Explained(artefact, place, says, cause["kind"], cause["key"], line, reason, parent))
     if orphans := sorted(set(causes) - seen):
         raise errors.UnexplainedError(f"provenance names `{orphans[0]}`, which no artefact holds", where=orphans[0])
     return tuple(rows)
@@ -83,17 +84,27 @@ def rules(artefacts: Artefacts) -> Iterator[tuple[str, str]]:
     """Every rule that the artefacts hold, as (``artefact:place``, what it says)."""
     yield from _config(artefacts.json("config.json"), artefacts.json("mounts.json"), artefacts.json("seccomp.json"))
     yield from _filter(artefacts)
+    yield from _cgroup(artefacts.json("cgroup.json"))
+    yield from _mounts(artefacts.json("mounts.json"))
+    yield from explain_documents.network(artefacts.json("network.json"))
+    yield from explain_documents.ruleset(artefacts)
+    yield from explain_documents.gates(artefacts.json("gates.json"))
+    yield from explain_documents.credentials(artefacts.json("credentials.json"))
+    yield from explain_documents.supervision(artefacts.json("supervision.json"))
+    runtime = artefacts.json("runtime.json")
+    closed("runtime.json", runtime, _RUNTIME_KEYS)
+    for flag, value in runtime["flags"].items():
+        yield f"runtime.json:{flag}", value
+
+
+def _cgroup(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    closed("cgroup.json", document, _CGROUP_KEYS)
     for version in ("v1", "v2"):
-        for entry in artefacts.json("cgroup.json")[version]:
+        # None: this version cannot hold what is granted.
+        for entry in document[version] or ():
+            closed("a file of cgroup.json", entry, _CGROUP_FILE_KEYS)
             need = "" if entry["required"] else " where it exists"
             yield f"cgroup.json:{version}/{entry['file']}", f"{entry['value']}{need}"
-    yield from _mounts(artefacts.json("mounts.json"))
-    network = artefacts.json("network.json")
-    yield "network.json:mode", f"{network['mode']}, interfaces {', '.join(network['interfaces'])}"
-    for index, rule in enumerate(network["rules"]):
-        yield f"network.json:rule/{index}", str(rule)
-    for flag, value in artefacts.json("runtime.json")["flags"].items():
-        yield f"runtime.json:{flag}", value
 
 
 def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -147,51 +158,34 @@ def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> N
 
 
 def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    closed("mounts.json", plan, {"version", "root", "mounts"})
+    closed("root of mounts.json", plan["root"], {"readonly", "closures", "mount_points"})
+    points = [{"path": mount["destination"], "kind": mount["kind"]} for mount in plan["mounts"]]
+    if plan["root"]["mount_points"] != points:
+        raise errors.UnexplainedError("the mount points are not those of the mounts", where="mounts.json")
     for closure in plan["root"]["closures"]:
-        says = f"files with digest {closure['digest'][:16]}, start {closure['entry']}"
+        closed("a closure of mounts.json", {"sha256": "", **closure}, _CLOSURE_KEYS)
+        pinned = f", program {closure['sha256'][:16]}" if "sha256" in closure else ""
+        says = f"files with digest {closure['digest'][:16]}, start {closure['entry']}{pinned}"
         yield f"mounts.json:closure/{closure['name']}", says
     for mount in plan["mounts"]:
+        closed("a mount of mounts.json", mount, _MOUNT_KEYS)
         options = ",".join(mount["options"])
         yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}"
 
 
 def _filter(artefacts: Artefacts) -> Iterator[tuple[str, str]]:
-    read = _decisions(artefacts.files["seccomp.bpf"], artefacts.json("effective.json")["arch"])
-    listed: dict[str, str] = {}
-    for entry in artefacts.json("seccomp.json")["syscalls"]:
-        for name in entry["names"]:
-            listed[name] = _SAYS[entry["action"], bool(entry.get("args"))]
-    if difference := sorted(set(read.items()) ^ set(listed.items())):
-        name, says = difference[0]
-        raise errors.UnexplainedError(f"seccomp.bpf and seccomp.json differ in `{name}` ({says})", where="seccomp.bpf")
-    yield "seccomp.bpf:default", "errno EPERM"
-    for name in sorted(read):
-        yield f"seccomp.bpf:{name}", read[name]
-
-
-def _decisions(program: bytes, arch: str) -> dict[str, str]:
-    """What the filter says of each call that it does not refuse with EPERM, read out of its instructions."""
-    tag = _AUDIT_ARCH[arch]
-    names = {number: name for name, number in data.syscalls(arch).numbers.items()}
-    found: dict[str, str] = {}
-    refused: set[int] = set()
-    for region in bpf.regions(program):
-        if region.action == _EPERM:
-            refused.update(
-                n for low, high in region.ranges(bpf.NUMBER) if high - low < 4096 for n in range(low, high + 1)
-            )
-            continue
-        if region.ranges(bpf.ARCH) != ((tag, tag),):
-            raise errors.UnexplainedError("the filter decides about calls of another architecture", where="seccomp.bpf")
-        for low, high in region.ranges(bpf.NUMBER):
-            for number in range(low, min(high, low + 4096) + 1):
-                if number not in names:
-                    raise errors.UnexplainedError(
-                        f"the filter lets call {number} by, which has no name", where="seccomp.bpf"
-                    )
-                found[names[number]] = _SAYS.get((region.action, False), f"action {region.action:#x}")
-    # A call that is allowed on one path and refused on another hangs on its arguments.
-    return {
-        name: f"{says}, within its argument rule" if data.syscalls(arch).numbers[name] in refused else says
-        for name, says in found.items()
+    arch = artefacts.json("effective.json")["arch"]
+    numbers = data.syscalls(arch).numbers
+    read = calls.read_bpf(artefacts.files["seccomp.bpf"], arch, {number: name for name, number in numbers.items()})
+    listed = oci_seccomp.read(artefacts.json("seccomp.json"), arch, numbers)
+    for difference in calls.differences(read, listed):
+        raise errors.UnexplainedError(difference.describe("seccomp.bpf", "seccomp.json"), where="seccomp.bpf")
+    says = {
+        name: "allow" if condition == conditions.ALWAYS else "allow, within its argument rule"
+        for name, condition in read.allowed.items()
     }
+    says |= dict.fromkeys(read.missing, "errno ENOSYS")
+    yield "seccomp.bpf:default", "errno EPERM"
+    for name in sorted(says):
+        yield f"seccomp.bpf:{name}", says[name]

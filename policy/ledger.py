@@ -173,7 +173,10 @@ def read_public_key(raw: bytes) -> Ed25519PublicKey:
         errors.LedgerError: it is not one line with 64 hex digits.
     """
     try:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(raw.decode("ascii").strip()))
+        text = raw.decode("ascii").strip()
+        if len(text) != 2 * 32:  # bytes.fromhex passes over blanks within
+            raise ValueError(text)
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
     except ValueError as e:
         raise errors.LedgerError("the log's public key file is not one line of 64 hex digits") from e
 

@@ -1,0 +1,170 @@
+"""config.json and runtime.json read back: the OCI configuration that runsc is given, and runsc's own flags.
+
+Both are closed. runsc only logs a key that it does not know, and some keys (hooks, annotations, devices) grant, so a
+key that is not in the tables below is refused. What is the same in every policy is held to its one value; what
+varies is returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policy.decompile import documents
+from policy.decompile.documents import Files, closed, fixed, refuse, shown
+
+MIB: Final = 1 << 20
+CONFIG = "config.json"
+RUNTIME = "runtime.json"
+# Machine -> the name that OCI has for it.
+ARCHES: Final = {"SCMP_ARCH_X86_64": "x86_64", "SCMP_ARCH_AARCH64": "aarch64"}
+_CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
+_NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
+# A uid of its own is filled in for each run; the template stands for it. Never 0 (sandbox-facts: "never run as uid 0").
+_USER = {"gid": 65534, "uid": 65534}
+_RUN_ID = "COVENANT_RUN_ID=00000000-0000-0000-0000-000000000000"
+_FIXED_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_MEMLOCK": 65536, "RLIMIT_NOFILE": 1024}
+_OWN_LIMITS = ("RLIMIT_FSIZE", "RLIMIT_NPROC")
+# runsc's flags: what each must say, and in a word what another value would open.
+FLAGS: Final = {
+    "--allow-flag-override": "false",  # annotations would set flags
+    "--host-fifo": "none",  # named pipes of granted directories
+    "--host-uds": "none",  # every unix socket in a granted directory
+    "--network": "none",  # without a network; else the one of a network namespace
+    "--ignore-cgroups": "true",  # the supervisor's leaf holds the limits; runsc writes none to one that exists
+    "--oci-seccomp": "true",  # without it the filter is dead text
+    "--overlay2": "none",  # a writable layer that no limit bounds
+    "--platform": "systrap",
+}
+_NETWORK_FLAG = {"off": "none", "outbound-https-only": "sandbox", "full": "sandbox"}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What varies from one config.json to another."""
+
+    args: tuple[str, ...]
+    scratch: bool  # whether HOME and TMPDIR say that /tmp can be written
+    pids_max: int
+    disk_bytes: int
+    mounts: list[Any]
+    resources: dict[str, Any]
+    seccomp: Any
+
+
+def read(files: Files) -> Config:
+    """The configuration of the sandbox.
+
+    Raises:
+        errors.ArtefactError: config.json is not exactly of the form that a policy of this backend has.
+    """
+    whole = closed(
+        documents.load(files, CONFIG),
+        CONFIG,
+        {
+            "hostname": str,
+            "linux": dict,
+            "mounts": list,
+            "ociVersion": str,
+            "process": dict,
+            "root": dict,
+        },
+    )
+    fixed(whole["hostname"], f"{CONFIG}:hostname", "agent")
+    fixed(whole["ociVersion"], f"{CONFIG}:ociVersion", "1.0.2")
+    fixed(whole["root"], f"{CONFIG}:root", {"path": "rootfs", "readonly": True})
+    linux = closed(whole["linux"], f"{CONFIG}:linux", {"namespaces": list, "resources": dict, "seccomp": dict})
+    # A namespace with a path would be another's; one that is not listed is the host's.
+    fixed(linux["namespaces"], f"{CONFIG}:linux/namespaces", [{"type": name} for name in _NAMESPACES])
+    args, scratch, limits = _process(whole["process"])
+    return Config(
+        args,
+        scratch,
+        limits["RLIMIT_NPROC"],
+        limits["RLIMIT_FSIZE"],
+        whole["mounts"],
+        linux["resources"],
+        linux["seccomp"],
+    )
+
+
+def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], bool, dict[str, int]]:
+    """Arguments, whether there is scratch, and the rlimits that vary."""
+    where = f"{CONFIG}:process"
+    process = closed(
+        value,
+        where,
+        {
+            "args": list,
+            "capabilities": dict,
+            "cwd": str,
+            "env": list,
+            "noNewPrivileges": bool,
+            "rlimits": list,
+            "terminal": bool,
+            "user": dict,
+        },
+    )
+    fixed(process["capabilities"], f"{where}/capabilities", {name: [] for name in _CAPABILITY_SETS})
+    fixed(process["cwd"], f"{where}/cwd", "/workspace")
+    fixed(process["noNewPrivileges"], f"{where}/noNewPrivileges", True)
+    fixed(process["terminal"], f"{where}/terminal", False)
+    fixed(process["user"], f"{where}/user", _USER)
+    args = documents.listed(process["args"], f"{where}/args", str)
+    return tuple(args), _environment(process["env"], f"{where}/env"), _limits(process["rlimits"], f"{where}/rlimits")
+
+
+def _environment(value: list[Any], where: str) -> bool:
+    scratch = "TMPDIR=/tmp" in value
+    home = ["HOME=/tmp"] if scratch else ["HOME=/workspace"]
+    expected = [_RUN_ID, *home, "LANG=C.UTF-8", "PATH=/usr/bin:/bin", *(["TMPDIR=/tmp"] if scratch else [])]
+    fixed(value, where, expected)
+    return scratch
+
+
+def _limits(value: list[Any], where: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for item in value:
+        limit = closed(item, where, {"hard": int, "soft": int, "type": str})
+        if limit["hard"] != limit["soft"] or limit["type"] in found:
+            raise refuse(where, f"limit {shown(limit)} is doubled, or its soft and hard values differ")
+        found[limit["type"]] = documents.whole(limit["hard"], where)
+    if found.keys() != {*_FIXED_LIMITS, *_OWN_LIMITS} or list(found) != sorted(found):
+        raise refuse(where, f"the limits are {shown(sorted(found))}")
+    for name, expected in _FIXED_LIMITS.items():
+        fixed(found[name], f"{where}/{name}", expected)
+    return {name: found[name] for name in _OWN_LIMITS}
+
+
+@dataclass(frozen=True, slots=True)
+class Runsc:
+    """The runsc binary that the policy is bound to; ``sha256`` is hex."""
+
+    version: str
+    sha256: str
+
+
+def runtime(files: Files, *, mode: str) -> Runsc:
+    """runtime.json, with the flags that a policy of this network mode must have and no other.
+
+    Raises:
+        errors.ArtefactError: a flag is missing, unknown or has another value than its safe one.
+    """
+    whole = closed(documents.load(files, RUNTIME), RUNTIME, {"flags": dict, "runsc": dict, "version": int})
+    fixed(whole["version"], f"{RUNTIME}:version", 1)
+    flags = closed(whole["flags"], f"{RUNTIME}:flags", dict.fromkeys(FLAGS, str))
+    for name, value in (FLAGS | {"--network": _NETWORK_FLAG[mode]}).items():
+        fixed(flags[name], f"{RUNTIME}:{name}", value)
+    runsc = closed(whole["runsc"], f"{RUNTIME}:runsc", {"sha256": str, "version": str})
+    return Runsc(runsc["version"], digest(runsc["sha256"], f"{RUNTIME}:runsc"))
+
+
+def digest(value: str, where: str) -> str:
+    """``value`` as a hex SHA-256.
+
+    Raises:
+        errors.ArtefactError: it is none.
+    """
+    if len(value) != 64 or value.strip("0123456789abcdef"):
+        raise refuse(where, f"{shown(value)} is no SHA-256")
+    return value

@@ -1,0 +1,252 @@
+"""mounts.json read back: what the agent sees, what it can write, and which programs it can start.
+
+Every mount must be one of the kinds below, to the option. A mount that is none of them is refused rather than
+passed on, since an option that is not understood may be one that opens something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policy import errors
+from policy.decompile import config, documents
+from policy.decompile.documents import Files, closed, fixed, refuse, shown
+from policy.grants import paths
+from policy.grants.executables import Executables
+from policy.grants.paths import Filesystem
+
+MOUNTS = "mounts.json"
+VERSION = 2
+_HELD = ("nosuid", "nodev", "noexec")
+_MASK = ("ro", *_HELD, "mode=0555", "size=4k")
+_READ = ("ro", *_HELD)
+_WRITE = ("rw", *_HELD, "nosymfollow")
+_PROC = _HELD
+# The package of a program of its own has to be executable; everything in it but the entry is 0444.
+_PACKAGE = {"script": _READ, "program": ("ro", "nosuid", "nodev")}
+_SCRATCH_HEAD = (*_HELD, "mode=1777")
+WORKSPACE: Final = "/workspace"
+SCRATCH: Final = "/tmp"  # noqa: S108 (the agent's own)
+# gVisor mounts these itself, writable, or shows the host in them: each policy covers them (docs/adr/0005).
+MASKS: Final = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 (they are covered)
+# Runtimes whose interpreter lies in a closure, and the one that starts a program of the package.
+_INTERPRETERS = ("node", "python3")
+_PROGRAM = "rust-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """Files that one program needs, by digest: the runtime (a word) or a granted program (its path).
+
+    ``sha256`` is that of the file at ``entry``; empty for a program that lies in the package.
+    """
+
+    name: str
+    entry: str
+    digest: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an agent's root holds.
+
+    ``scratch_mb`` is the size of the writable tmpfs, None when there is none; ``mounted`` are all places in order,
+    ``granted`` those of the host, with ``file`` or ``dir``.
+    """
+
+    filesystem: Filesystem
+    executables: Executables
+    runtime: Closure
+    programs: tuple[Closure, ...]
+    scratch_mb: int | None
+    mounted: tuple[str, ...]
+    granted: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    destination: str
+    kind: str
+    options: tuple[str, ...]
+    source: str
+    type: str
+
+
+def read(files: Files, oci: config.Config) -> Seen:
+    """The root of the agent, of which config.json must say the same.
+
+    Raises:
+        errors.ArtefactError: a mount is of no known kind, a cover is missing, or the two files differ.
+    """
+    whole = closed(documents.load(files, MOUNTS), MOUNTS, {"mounts": list, "root": dict, "version": int})
+    fixed(whole["version"], f"{MOUNTS}:version", VERSION)
+    root = closed(whole["root"], f"{MOUNTS}:root", {"closures": list, "mount_points": list, "readonly": bool})
+    fixed(root["readonly"], f"{MOUNTS}:root/readonly", True)
+    mounts = tuple(_mount(item) for item in whole["mounts"])
+    _in_order(mounts)
+    fixed(
+        root["mount_points"],
+        f"{MOUNTS}:root/mount_points",
+        [{"kind": mount.kind, "path": mount.destination} for mount in mounts],
+    )
+    fixed(oci.mounts, f"{config.CONFIG}:mounts", [_configured(index, mount) for index, mount in enumerate(mounts)])
+    runtime, programs = _closures(root["closures"], oci.args)
+    _from_closures(runtime, programs, mounts)
+    return _seen(mounts, oci, runtime, programs)
+
+
+def _mount(value: object) -> _Mount:
+    item = closed(
+        value, f"{MOUNTS}:mounts", {"destination": str, "kind": str, "options": list, "source": str, "type": str}
+    )
+    where = f"{MOUNTS}:{shown(item['destination'])}"
+    documents.one_of(item["kind"], where, ("dir", "file"))
+    options = documents.listed(item["options"], where, str)
+    return _Mount(_path(item["destination"], where), item["kind"], tuple(options), item["source"], item["type"])
+
+
+def _path(value: str, where: str) -> str:
+    try:
+        # A lone surrogate is another character to runsc than to the supervisor.
+        value.encode()
+        return paths.check_normalised(value)
+    except (errors.ManifestError, UnicodeEncodeError):
+        raise refuse(where, f"{shown(value)} is not absolute and normalised") from None
+
+
+def _in_order(mounts: Sequence[_Mount]) -> None:
+    """Nothing is mounted twice or over what was mounted before it: a later mount would hide, or show, something."""
+    before: list[str] = []
+    for mount in mounts:
+        prefix = mount.destination.rstrip("/") + "/"
+        if hidden := [p for p in before if (p + "/").startswith(prefix)]:
+            raise refuse(f"{MOUNTS}:{shown(mount.destination)}", f"it would be mounted over {shown(hidden[0])}")
+        before.append(mount.destination)
+
+
+def _configured(index: int, mount: _Mount) -> dict[str, Any]:
+    """The mount as runsc is told of it: the supervisor binds the source of that number there beforehand."""
+    bind = mount.type == "bind"
+    return {
+        "destination": mount.destination,
+        "options": [*(["bind"] if bind else []), *mount.options],
+        "source": f"mounts/{index}" if bind else mount.source,
+        "type": mount.type,
+    }
+
+
+def _closures(value: list[Any], args: tuple[str, ...]) -> tuple[Closure, tuple[Closure, ...]]:
+    """The runtime's closure, which the arguments must start, and those of the granted programs."""
+    where = f"{MOUNTS}:root/closures"
+    shape = {"digest": str, "entry": str, "name": str, "sha256": str}
+    found: list[Closure] = []
+    for item in value:
+        own = closed(item, where, shape if type(item) is dict and "sha256" in item else _without(shape, "sha256"))
+        place = f"{where}/{shown(own['name'])}"
+        sha256 = config.digest(own["sha256"], place) if "sha256" in own else ""
+        found.append(Closure(own["name"], own["entry"], config.digest(own["digest"], place), sha256))
+    if not found or len({c.name for c in found}) != len(found):
+        raise refuse(where, "there is no closure, or one stands twice")
+    runtime, *programs = found
+    for program in programs:
+        _path(program.name, where)
+        _path(program.entry, where)
+        if not program.sha256:
+            raise refuse(where, f"program {shown(program.name)} is not bound to its content")
+    _started(runtime, args)
+    return runtime, tuple(programs)
+
+
+def _from_closures(runtime: Closure, programs: Sequence[Closure], mounts: Sequence[_Mount]) -> None:
+    """What is started lies in the root, which is made of closures, and not in anything that is mounted there."""
+    for closure in (*([runtime] if runtime.name in _INTERPRETERS else []), *programs):
+        for mount in mounts:
+            if (closure.entry + "/").startswith(mount.destination.rstrip("/") + "/"):
+                message = f"program {shown(closure.entry)} lies in the mount at {shown(mount.destination)}"
+                raise refuse(f"{MOUNTS}:root/closures", message)
+
+
+def _without(shape: Mapping[str, type], key: str) -> dict[str, type]:
+    return {name: kind for name, kind in shape.items() if name != key}
+
+
+def _started(runtime: Closure, args: tuple[str, ...]) -> None:
+    """The first process is the runtime's interpreter with one file of the package, or that file itself."""
+    where = f"{config.CONFIG}:process/args"
+    if runtime.name in _INTERPRETERS:
+        fixed(list(args[:1]), where, [_path(runtime.entry, where)])
+        entry = args[1:]
+    elif runtime.name == _PROGRAM and args:
+        entry = (args[0].removeprefix(f"{WORKSPACE}/"), *args[1:])
+        if runtime.entry not in ("", args[0]) or not args[0].startswith(f"{WORKSPACE}/"):
+            raise refuse(where, f"it starts {shown(args[0])}, which is not the program of the package")
+    else:
+        raise refuse(where, f"{shown(runtime.name)} is no runtime")
+    # One argument, a path inside the package: not an option (`-c`), and nothing outside (`../`, `/`).
+    if len(entry) != 1 or entry[0].startswith(("-", "/")):
+        raise refuse(where, f"the arguments are {shown(list(args))}")
+    _path(f"{WORKSPACE}/{entry[0]}", where)
+
+
+def _seen(mounts: Sequence[_Mount], oci: config.Config, runtime: Closure, programs: tuple[Closure, ...]) -> Seen:
+    kinds = {mount.destination: kind for mount, kind in zip(mounts, _kinds(mounts, runtime), strict=True)}
+    if missing := [place for place in (*MASKS, "/proc", SCRATCH, WORKSPACE) if place not in kinds]:
+        raise refuse(MOUNTS, f"there is no mount at {shown(missing[0])}")
+    scratch = next((_size(m) for m in mounts if kinds[m.destination] == "scratch"), None)
+    if (scratch is not None) != oci.scratch:
+        raise refuse(MOUNTS, "the environment and the mounts differ in whether /tmp can be written")
+    write = [place for place, kind in kinds.items() if kind == "write"]
+    mode: paths.Mode = "host" if write else "read-only-package" if scratch is None else "ephemeral"
+    if write and scratch is None:
+        raise refuse(MOUNTS, "a writable path without a /tmp of its own")
+    return Seen(
+        Filesystem.of(mode, (place for place, kind in kinds.items() if kind == "read"), write),
+        Executables.of((program.name, program.sha256) for program in programs),
+        runtime,
+        programs,
+        scratch,
+        tuple(kinds),
+        {mount.destination: mount.kind for mount in mounts if kinds[mount.destination] in ("read", "write")},
+    )
+
+
+def _kinds(mounts: Sequence[_Mount], runtime: Closure) -> Iterator[str]:
+    """What each mount is; the table of everything that a mount may be."""
+    package = _PACKAGE["program" if runtime.name == _PROGRAM else "script"]
+    for mount in mounts:
+        place = mount.destination
+        known: dict[tuple[str, str, tuple[str, ...]], str]
+        if place in MASKS:
+            known = {("tmpfs", "tmpfs", _MASK): "mask"}
+        elif place == "/proc":
+            known = {("proc", "proc", _PROC): "proc"}
+        elif place == WORKSPACE:
+            known = {("bind", "package", package): "package"}
+        elif place == SCRATCH:
+            known = {
+                ("tmpfs", "tmpfs", _MASK): "mask",
+                ("tmpfs", "tmpfs", (*_SCRATCH_HEAD, _size_of(mount))): "scratch",
+            }
+        else:
+            known = {("bind", place, _READ): "read", ("bind", place, _WRITE): "write"}
+        kind = known.get((mount.type, mount.source, mount.options))
+        if kind is None or (mount.kind == "file" and kind not in ("read", "write")):
+            raise refuse(f"{MOUNTS}:{shown(place)}", f"no mount of a known kind: {shown([mount.type, *mount.options])}")
+        yield kind
+
+
+def _size_of(mount: _Mount) -> str:
+    """The size option of a mount, which must be its last; an impossible one when there is none."""
+    return mount.options[-1] if mount.options and mount.options[-1].startswith("size=") else "size="
+
+
+def _size(mount: _Mount) -> int:
+    """The size of a scratch tmpfs in MiB. A size of 0 would be no limit at all (tmpfs(5))."""
+    where = f"{MOUNTS}:{shown(mount.destination)}"
+    text = mount.options[-1].removeprefix("size=")
+    if not text.endswith("m") or not text[:-1].isdecimal() or not text.isascii() or text[0] == "0" or len(text) > 12:
+        raise refuse(where, f"{shown(mount.options[-1])} is no size in MiB")
+    return int(text[:-1])

@@ -1,0 +1,163 @@
+"""Compiled artefacts read back into grants: what they allow, whoever made them and from whatever.
+
+Only the artefacts that something enforces are read: the OCI configuration, both forms of the filter, cgroups, mounts,
+network, gates, credentials, supervision and runsc's flags. effective.json and provenance.json say what was meant, and
+policy.prove compares. Everything read is held to be hostile: what is not understood is an ArtefactError, and no
+other exception leaves ``read``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from policy import data
+from policy.decompile import calls, cgroup, config, documents, mounts, network, oci_seccomp, supervision
+from policy.decompile.calls import Calls
+from policy.decompile.documents import Files, fixed, refuse
+from policy.grants.credentials import Credentials
+from policy.grants.domain import Domain
+from policy.grants.effective import DOMAINS
+from policy.grants.executables import Executables
+from policy.grants.identity import Identity
+from policy.grants.lifetime import Lifetime
+from policy.grants.network import Network
+from policy.grants.paths import Filesystem
+from policy.grants.resources import Resources
+from policy.grants.skills import Skills
+from policy.grants.spawning import Spawning
+from policy.grants.syscalls import Syscalls
+
+SECCOMP = "seccomp.json"
+BPF = "seccomp.bpf"
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The ten domains as they were found.
+
+    INVARIANT: not an ``Effective``. That type takes execve away where no program is granted; a reader that
+    made one would not see an artefact that leaves it in.
+    """
+
+    identity: Identity
+    filesystem: Filesystem
+    network: Network
+    syscalls: Syscalls
+    executables: Executables
+    resources: Resources
+    credentials: Credentials
+    skills: Skills
+    spawning: Spawning
+    lifetime: Lifetime
+
+    def domains(self) -> tuple[tuple[str, Domain], ...]:
+        """Name and value of each domain, in the order of ``DOMAINS``."""
+        return tuple((name, getattr(self, name)) for name in DOMAINS)
+
+    def canonical(self) -> dict[str, Any]:
+        """The grants as JSON would hold them."""
+        return {name: mine.canonical() for name, mine in self.domains()}
+
+
+@dataclass(frozen=True, slots=True)
+class Decompiled:
+    """What the artefacts allow.
+
+    ``calls`` holds the system calls with the arguments that pass, as both filters have them; ``limits`` the resource
+    ceilings by what holds them (``v2``, ``v1`` where version 1 can, ``oci``), of which ``grants`` has those of ``v2``;
+    ``seen`` and ``reached`` what mounts and network say in more detail than grants have.
+    """
+
+    grants: Grants
+    arch: str
+    calls: Calls
+    limits: tuple[tuple[str, Resources], ...]
+    cgroup_files: tuple[tuple[str, tuple[str, ...]], ...]
+    seen: mounts.Seen
+    args: tuple[str, ...]
+    runsc: config.Runsc
+    reached: network.Reached
+
+
+def read(files: Files) -> Decompiled:
+    """The grants that these artefacts amount to.
+
+    Raises:
+        errors.ArtefactError: an artefact is missing, malformed, holds what is not understood, or two of them
+            contradict each other.
+    """
+    oci = config.read(files)
+    arch, found = _filters(files, oci)
+    seen = mounts.read(files, oci)
+    reached = network.read(files)
+    held = supervision.read(files)
+    disk, odd = divmod(oci.disk_bytes, config.MIB)
+    if odd or (seen.scratch_mb is not None and seen.scratch_mb != disk):
+        raise refuse(config.CONFIG, f"a file may have {oci.disk_bytes} bytes and /tmp {seen.scratch_mb} MiB")
+    limits = cgroup.read(files, oci.resources, pids_max=oci.pids_max, scratch_mb=seen.scratch_mb or 0)
+    common = Resources(
+        cpu_ms_per_task=held.wall_ms,
+        cpu_time_ms=held.cpu_time_ms,
+        disk_mb=disk,
+        net_bps=reached.net_bps,
+    )
+    by_version = {
+        name: _resources(common, limit, f"{cgroup.CGROUP}:{name}", oci.pids_max)
+        for name, limit in (("v2", limits.v2), ("v1", limits.v1), ("oci", limits.oci))
+        if limit is not None
+    }
+    return Decompiled(
+        Grants(
+            identity=held.identity,
+            filesystem=seen.filesystem,
+            network=reached.network,
+            syscalls=Syscalls(frozenset(found.allowed)),
+            executables=seen.executables,
+            resources=by_version["v2"],
+            credentials=supervision.credentials(files),
+            skills=held.skills,
+            spawning=held.spawning,
+            lifetime=held.lifetime,
+        ),
+        arch,
+        found,
+        tuple(by_version.items()),
+        limits.files,
+        seen,
+        oci.args,
+        config.runtime(files, mode=reached.mode),
+        reached,
+    )
+
+
+def _filters(files: Files, oci: config.Config) -> tuple[str, Calls]:
+    """The machine and the calls that pass, of which all three filters must say the same."""
+    document = documents.load(files, SECCOMP)
+    fixed(oci.seccomp, f"{config.CONFIG}:linux/seccomp", document)
+    architectures = document.get("architectures") if type(document) is dict else None
+    named = architectures[0] if type(architectures) is list and architectures else None
+    arch = config.ARCHES.get(named) if type(named) is str else None
+    if arch is None:
+        raise refuse(SECCOMP, f"{documents.shown(architectures)} is no machine")
+    numbers = data.syscalls(arch).numbers
+    program = documents.raw(files, BPF)
+    read_bpf = calls.read_bpf(program, arch, {number: name for name, number in numbers.items()})
+    read_oci = oci_seccomp.read(document, arch, numbers)
+    for difference in calls.differences(read_bpf, read_oci):
+        raise refuse(BPF, difference.describe(BPF, SECCOMP))
+    return arch, read_bpf
+
+
+def _resources(common: Resources, limit: cgroup.Limits, where: str, pids_max: int) -> Resources:
+    if limit.pids_max != pids_max:
+        raise refuse(where, f"the wall around tasks is that of {limit.pids_max} processes, not of {pids_max}")
+    return replace(
+        common,
+        memory_mb=limit.memory_mb,
+        swap_mb=limit.swap_mb,
+        pids_max=pids_max,
+        cpu_millis=limit.cpu_millis,
+        cpu_weight=limit.cpu_weight,
+        **dict(limit.io),
+    )

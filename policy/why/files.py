@@ -1,0 +1,199 @@
+"""Questions about files: may the agent open this path, may it start this program?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policy import data, errors
+from policy.decompile import conditions
+from policy.decompile.read import Grants
+from policy.grants import paths
+from policy.grants.effective import Effective
+from policy.host import Closure
+from policy.manifest import text
+from policy.rules import never
+from policy.why.ask import Seen, Sight, toml
+
+WORKSPACE, SCRATCH = "/workspace", "/tmp"  # noqa: S108 - of the agent's own root
+# What gVisor shows in every sandbox, with nothing of the host in it; and what of it an agent can write, as a
+# sandbox was seen to have it (tests/kernel/test_why_and_the_sandbox.py).
+_OWN = {"/proc": "gVisor's own processes", "/dev": "gVisor's own devices"}
+_OWN_WRITABLE = re.compile(
+    r"/dev/(full|fuse|null|ptmx|random|std(in|out|err)|tty|urandom|zero|(fd|pts)/[0-9]+)"
+    r"|/proc/(self|thread-self|[0-9]+)/(task/[0-9]+/)?(comm|oom_score_adj|[ug]id_map|fd/[0-9]+)"
+)
+_COVERED = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 - of the agent's own root
+_LINKS = 40  # MAXSYMLINKS of linux/namei.h
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open a path of the agent's root, which for granted paths is that of the host."""
+
+    path: str
+    write: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            paths.check_normalised(self.path)
+        except errors.ManifestError as e:
+            raise errors.UsageError(e.message, hint=e.hint) from None
+
+    def describe(self) -> str:
+        """The path, and how."""
+        return f"open {text.visible(self.path)} to {'write' if self.write else 'read'}"
+
+    def seen(self, sight: Sight) -> Seen:
+        """By the mount that the path lies on; the innermost decides, as in the kernel."""
+        real = Open(_resolved(self.path, sight), self.write)
+        place, allowed, what = max(real._mounts(sight), key=lambda mount: len(mount[0]))
+        return Seen(allowed, what, f"mounts.json:{place}")
+
+    def _mounts(self, sight: Sight) -> Iterator[tuple[str, bool, str]]:
+        """Each mount that holds the path: its place, whether the path can be opened so, and why."""
+        grants, read = sight.found.grants.filesystem, not self.write
+        yield "/", *self._in_root(sight)
+        for place, what in _OWN.items():
+            if _within(self.path, place):
+                held = read or _OWN_WRITABLE.fullmatch(self.path) is not None
+                yield place, held, f"{place} shows {what}, and nothing of the host" + ("" if held else ", read-only")
+        for place in _COVERED:
+            if _within(self.path, place):
+                # The mount itself is there to be opened, and nothing is in it.
+                yield place, read and self.path == place, f"{place} is covered by an empty mount"
+        if _within(self.path, WORKSPACE):
+            yield WORKSPACE, *self._in_package(sight)
+        if _within(self.path, SCRATCH):
+            size = sight.found.seen.scratch_mb
+            held = size is not None or (read and self.path == SCRATCH)
+            yield SCRATCH, held, _scratch(size)
+        for place in grants.read:
+            if _within(self.path, place):
+                yield place, read, f"{text.visible(place)} is mounted read-only"
+        for place in grants.write:
+            if _within(self.path, place):
+                yield place, True, f"{text.visible(place)} is mounted to read and write"
+
+    def _in_root(self, sight: Sight) -> tuple[bool, str]:
+        read = not self.write
+        for closure in _closures(sight):
+            if closure.below(self.path) is not None or any(f.path == self.path for f in closure.files):
+                return read, f"it belongs to the closure of {text.visible(closure.name)}, in a read-only root"
+        below = next((place for place in sight.found.seen.mounted if _within(place, self.path)), None)
+        if below is not None:
+            return read, f"it is an empty directory of a read-only root, but for what leads to {text.visible(below)}"
+        return False, "it is not in the agent's root, so it does not exist there"
+
+    def _in_package(self, sight: Sight) -> tuple[bool, str]:
+        name = self.path.removeprefix(WORKSPACE).lstrip("/")
+        if self.write:
+            return False, "the package is mounted read-only"
+        held = not name or any(_within(f"/{file}", f"/{name}") for file in sight.files)
+        return held, "the package is mounted there" if held else "the package has no such file"
+
+    def granted(self, grants: Grants | Effective) -> bool:
+        """By the filesystem domain."""
+        held = grants.filesystem.write if self.write else grants.filesystem.readable()
+        return held.covers(self.path)
+
+    def mend(self, sight: Sight) -> tuple[str, ...]:
+        """The list of the path, with the mode that writing needs."""
+        if not self.write:
+            return "[permissions.filesystem]", f"read = [{toml(self.path)}]"
+        mode = sight.found.grants.filesystem.mode
+        if _within(self.path, SCRATCH):
+            return "[sandbox]", 'filesystem = "ephemeral"'
+        change = () if mode == "host" else ("[sandbox]", 'filesystem = "host"')
+        return (*change, "[permissions.filesystem]", f"write = [{toml(self.path)}]")
+
+    def never(self, sight: Sight) -> str:
+        """The data file's trees, those of this host, and what is the agent's own place."""
+        if _within(self.path, WORKSPACE):
+            return "a package is what was signed: nothing writes to it" if self.write else ""
+        refusal = never.refusal(self.path, data.never_grantable(), sight.never or {}, write=self.write)
+        return "" if refusal is None else refusal.message
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Start a program file."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        Open(self.path)
+
+    def describe(self) -> str:
+        """The program."""
+        return f"start {text.visible(self.path)}"
+
+    def seen(self, sight: Sight) -> Seen:
+        """By the filter, and by which files of the root can be started."""
+        if sight.found.calls.condition("execve") == conditions.NEVER:
+            return Seen(False, "the filter refuses execve: no program can be started", "seccomp.bpf:default")
+        seen, real = sight.found.seen, _resolved(self.path, sight)
+        for program in seen.programs:
+            if self.path == program.name or real == program.entry:
+                rule = f"mounts.json:closure/{program.name}"
+                return Seen(True, f"it is granted, with content sha256:{program.sha256}", rule)
+        if real in (seen.runtime.entry, sight.found.args[0]):
+            because = "it is the runtime of the agent, which can be started again beside a granted program"
+            return Seen(True, because, f"mounts.json:closure/{seen.runtime.name}")
+        return Seen(False, "nothing else in the root is executable", "mounts.json:closure")
+
+    def granted(self, grants: Grants | Effective) -> bool:
+        """By the executables domain, with any content."""
+        return grants.executables.any or self.path in grants.executables.paths
+
+    def mend(self, sight: Sight) -> tuple[str, ...]:
+        """The list of programs."""
+        return "[permissions.executables]", f"allow = [{toml(self.path)}]"
+
+    def never(self, sight: Sight) -> str:
+        """What may not even be read may not be started; the package's own files are never granted programs."""
+        if _within(self.path, WORKSPACE):
+            return "a file of the package is started as the entry, or not at all"
+        return Open(self.path).never(sight)
+
+
+def _closures(sight: Sight) -> Iterator[Closure]:
+    """Those that are in the agent's root, of all that this host has."""
+    seen = sight.found.seen
+    names = {seen.runtime.name, *(program.name for program in seen.programs)}
+    return (closure for closure in sight.closures if closure.name in names)
+
+
+def _resolved(path: str, sight: Sight) -> str:
+    """The path with the links of the agent's root followed, such as ``/bin`` to ``/usr/bin``."""
+    links = {file.path: file.target for one in _closures(sight) for file in one.files if file.kind == "symlink"}
+    for _ in range(_LINKS):
+        parts = path.split("/")
+        at = next((i for i in range(2, len(parts) + 1) if "/".join(parts[:i]) in links), None)
+        if at is None:
+            break
+        target = links["/".join(parts[:at])]
+        path = _normalised(("" if target.startswith("/") else "/".join(parts[: at - 1])), target, *parts[at:])
+    return path
+
+
+def _normalised(*pieces: str) -> str:
+    kept: list[str] = []
+    for part in "/".join(pieces).split("/"):
+        if part == "..":
+            kept = kept[:-1]
+        elif part not in ("", "."):
+            kept.append(part)
+    return "/" + "/".join(kept)
+
+
+def _within(path: str, directory: str) -> bool:
+    """Whether ``path`` is ``directory`` or lies below it, by component."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _scratch(size_mb: int | None) -> str:
+    if size_mb is None:
+        return f"{SCRATCH} is covered by an empty mount"
+    return f"{SCRATCH} is a scratch of {size_mb} MiB, thrown away with the run"

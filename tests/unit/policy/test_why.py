@@ -1,0 +1,200 @@
+"""``policy why``: answers come from compiled artefacts, and what to add makes the answer yes."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from policy import errors
+from policy.decompile import read
+from policy.grants.effective import Effective
+from policy.grants.network import Network
+from policy.grants.paths import Filesystem
+from policy.grants.syscalls import Syscalls
+from policy.host import Closure, ClosureFile, GrantedPath
+from policy.manifest import parse
+from policy.why import ask, files, kernel
+from tests.unit.policy.compile import sample
+
+GRANTS = """
+[permissions.filesystem]
+read = ["/srv/data"]
+[permissions.syscalls]
+allow = ["getcpu"]
+[permissions.executables]
+allow = ["/usr/bin/grep"]
+[permissions.credentials]
+grants = ["key"]
+"""
+CLOSURE = Closure(
+    "python3",
+    "/usr/bin/python3.11",
+    (
+        ClosureFile("/lib", "symlink", target="usr/lib/../lib/python3.11"),
+        ClosureFile("/usr/bin/python3", "symlink", target="python3.11"),
+        ClosureFile("/usr/lib/python3.11/os.py", "file"),
+    ),
+)
+
+
+def sight(more: str = "", *, filesystem: str = "ephemeral", **given: object) -> ask.Sight:
+    compiled = sample.compiled(sample.manifest(more=more, filesystem=filesystem))
+    return ask.Sight(read.read(compiled.files), ("main.py", "lib/a.py"), (CLOSURE,), **given)  # type: ignore[arg-type]
+
+
+MUCH = sight(GRANTS)
+LEAST = sight(filesystem="read-only-package")
+
+
+@pytest.mark.parametrize(
+    ("question", "yes", "because"),
+    [
+        (files.Open("/srv/data/x"), True, "/srv/data is mounted read-only"),
+        (files.Open("/srv/data", write=True), False, "/srv/data is mounted read-only"),
+        (files.Open("/srv/data2"), False, "does not exist there"),
+        (files.Open("/workspace/lib/a.py"), True, "the package is mounted there"),
+        (files.Open("/workspace/lib"), True, "the package is mounted there"),
+        (files.Open("/workspace/li"), False, "the package has no such file"),
+        (files.Open("/workspace/main.py", write=True), False, "the package is mounted read-only"),
+        (files.Open("/tmp/x", write=True), True, "a scratch of"),
+        (files.Open("/usr/lib/python3.11/os.py"), True, "closure of python3"),
+        (files.Open("/usr/lib/python3.11/os.py", write=True), False, "read-only root"),
+        (files.Open("/usr/lib/python3.11/os"), False, "does not exist there"),
+        (files.Open("/etc/passwd"), False, "does not exist there"),
+        (files.Open("/proc/self/status"), True, "nothing of the host"),
+        (files.Open("/dev/null"), True, "nothing of the host"),
+        (files.Open("/dev/null", write=True), True, "nothing of the host"),
+        (files.Open("/dev/kmsg", write=True), False, "read-only"),
+        (files.Open("/proc/self/comm", write=True), True, "nothing of the host"),
+        (files.Open("/proc/sys/kernel/hostname", write=True), False, "read-only"),
+        (files.Open("/srv"), True, "what leads to /srv/data"),
+        (files.Open("/"), True, "read-only root"),
+        (files.Open("/srv", write=True), False, "read-only root"),
+        (files.Open("/lib/os.py"), True, "closure of python3"),
+        (files.Open("/lib/etc/os.py"), False, "does not exist there"),
+        (files.Open("/sys"), True, "empty mount"),
+        (files.Open("/sys", write=True), False, "empty mount"),
+        (files.Open("/dev/net/tun"), False, "empty mount"),
+        (files.Execute("/usr/bin/python3.11"), True, "started again"),
+        (files.Execute("/usr/bin/python3"), True, "started again"),
+        (files.Open("/sys/kernel"), False, "empty mount"),
+        (files.Execute("/usr/bin/grep"), True, "with content sha256:"),
+        (files.Execute("/usr/bin/cat"), False, "nothing else in the root"),
+        (kernel.Call("getcpu"), True, "the filter allows it"),
+        (kernel.Call("clone"), True, "argument 0 & 0x7e020000 is 0x0"),
+        (kernel.Call("clone3"), False, "ENOSYS"),
+        (kernel.Call("ptrace"), False, "EPERM"),
+        (kernel.Credential("key"), True, "covers it"),
+        (kernel.Credential("other"), False, "does not cover it"),
+        (kernel.Connect("example.org", 443), False, "loopback"),
+        (kernel.Connect("2001:db8::1", 53, "udp"), False, "loopback"),
+    ],
+)
+def test_the_artefacts_answer(question: ask.Question, yes: bool, because: str) -> None:
+    answer = ask.ask(question, MUCH)
+    assert (answer.allowed, because in answer.because) == (yes, True), answer
+
+
+@pytest.mark.parametrize(
+    ("question", "never"),
+    [
+        (files.Open("/proc/1/mem", write=True), "/proc"),
+        (files.Open("/etc/shadow"), "/etc/shadow"),
+        (files.Open("/etc/hosts", write=True), "/etc"),
+        (files.Open("/workspace/main.py", write=True), "signed"),
+        (files.Execute("/workspace/main.py"), "entry"),
+        (files.Open("/srv/home/x"), "Covenant's own"),
+        (kernel.Call("ptrace"), "another process"),
+        (kernel.Call("clone3"), "pointer"),
+        (kernel.Connect("224.0.0.1", 53), "no single destination"),
+        (kernel.Connect("localhost", 80), "single label"),
+        (kernel.Connect("www.localhost", 80), "this machine"),
+    ],
+)
+def test_what_nobody_can_be_granted_says_why(question: ask.Question, never: str) -> None:
+    answer = ask.ask(question, replace(LEAST, never={"/srv/home": "it is Covenant's own"}))
+    assert not answer.allowed
+    assert never in answer.never
+    assert answer.add == ()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        files.Open("/srv/data/x"),
+        files.Open("/tmp/x", write=True),
+        files.Execute("/usr/bin/grep"),
+        kernel.Call("getcpu"),
+        kernel.Credential("key"),
+        kernel.Connect("example.org", 443),
+        kernel.Connect("192.0.2.7", 8080),
+        kernel.Connect("2001:db8::1", 53, "udp"),
+        kernel.Connect("::ffff:10.0.0.1", 80),
+        kernel.Connect("2001:0DB8::1", 80),
+    ],
+)
+def test_what_it_says_to_add_makes_the_answer_yes(question: ask.Question) -> None:
+    denied = ask.ask(question, LEAST)
+    assert not denied.allowed
+    tables = tomllib.loads("\n".join(denied.add))
+    mode = tables.get("sandbox", {}).get("filesystem", "read-only-package")
+    network = tables.get("resources", {}).get("network", "off")
+    changes = ("[sandbox]", "filesystem =", "[resources]", "network =")
+    more = "\n".join(line for line in denied.add if not line.startswith(changes))
+    filled = sample.TOML.format(more=more, resources="", filesystem=mode, runtime="python3")
+    manifest = parse.parse(filled.replace('network = "off"', f'network = "{network}"').encode())
+    host = sample.host(granted={"/srv/data/x": GrantedPath("/srv/data/x", "file")})
+    found = read.read(sample.compiled(manifest, host).files)
+    assert ask.ask(question, ask.Sight(found)).allowed
+
+
+def test_who_is_above_is_asked_the_same() -> None:
+    parent = replace(Effective.bottom(), network=Network.of([("*.example.org", [(443, 443)], "tls")]))
+    bounds = {"parent `boss`": parent, "role `all`": Effective.top()}
+    for host, by_parent in (("a.example.org", True), ("example.org", False)):
+        answer = ask.ask(kernel.Connect(host, 443), replace(LEAST, bounds=bounds))
+        assert answer.bounds == {"parent `boss`": by_parent, "role `all`": True}
+
+
+@pytest.mark.parametrize(
+    ("question", "grants"),
+    [
+        (files.Open("/a/b", write=True), {"filesystem": Filesystem.of("host", write=["/a"])}),
+        (files.Open("/a/b"), {"filesystem": Filesystem.of("host", write=["/a"])}),
+        (kernel.Call("read"), {"syscalls": Syscalls.of(["read"])}),
+    ],
+)
+def test_a_set_of_grants_is_asked_by_its_domain(question: ask.Question, grants: dict[str, object]) -> None:
+    assert question.granted(replace(Effective.bottom(), **grants))  # type: ignore[arg-type]
+    assert not question.granted(Effective.bottom())
+
+
+@pytest.mark.parametrize("path", ["relative", "/a/../b", "/a/", "//a", "", "/a\0b"])
+def test_a_path_is_asked_in_its_one_spelling(path: str) -> None:
+    with pytest.raises(errors.UsageError):
+        files.Open(path)
+    with pytest.raises(errors.UsageError):
+        files.Execute(path)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("*.example.org", 1), ("10.0.0.0/8", 1), ("a b", 1), ("a.org", 0), ("a.org", 65536)]
+)
+def test_one_destination_is_asked_about(host: str, port: int) -> None:
+    with pytest.raises(errors.UsageError):
+        ask.ask(kernel.Connect(host, port), LEAST)
+
+
+def test_what_is_allowed_is_not_called_never_grantable() -> None:
+    # Without a table every name is resolved, also one that no entry could name.
+    compiled = sample.compiled(sample.manifest(network="full"))
+    answer = ask.ask(kernel.Connect("localhost", 443), ask.Sight(read.read(compiled.files)))
+    assert (answer.allowed, answer.never) == (True, "")
+
+
+def test_a_misspelt_call_is_named() -> None:
+    with pytest.raises(errors.UnknownSyscallError) as caught:
+        ask.ask(kernel.Call("opneat"), LEAST)
+    assert "openat" in caught.value.hint
