@@ -89,7 +89,12 @@ class Builder:
             self.files.update({p: f for p, f in found.items() if f.kind != "file"})
 
     def read(self, real: str) -> bytes:
-        """A regular file's bytes, refused when an ordinary user could not read them."""
+        """A regular file's bytes, refused when an ordinary user could not read them.
+
+        Raises:
+            errors.HostError: that, or it is larger than a file of a closure may be.
+            OSError: it cannot be opened or read.
+        """
         if real not in self._data:
             fd = os.open(self.root + real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(fd, "rb") as stream:

@@ -17,6 +17,7 @@ from typing import Any
 import pydantic
 
 from policy import errors
+from policy.manifest import text
 
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
 _MAX_BYTES = 64 * 1024
@@ -104,18 +105,22 @@ def load(state: Path) -> Config:
 
 
 def parse(raw: bytes, *, file: str, state: Path) -> Config:
-    """The configuration in these bytes; ``file`` stands in errors."""
+    """The configuration in these bytes; ``file`` stands in errors.
+
+    Raises:
+        errors.ConfigError: they are no configuration.
+    """
     try:
         document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
-        raise errors.ConfigError(f"configuration is not valid TOML: {e}", where=file) from e
+    except (ValueError, RecursionError) as e:  # an integer of thousands of digits is no TOMLDecodeError
+        raise errors.ConfigError(f"configuration is not valid TOML: {text.visible(str(e))}", where=file) from e
     if "state" in document:
         raise errors.ConfigError("`state` cannot be configured", hint="set COVENANT_STATE", where=file)
     try:
         return Config(**document, state=state)
     except pydantic.ValidationError as e:
         first = e.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = text.visible(".".join(str(part) for part in first["loc"]))
         message = first["msg"].removeprefix("Value error, ").lower()
         raise errors.ConfigError(f"configuration key `{key}`: {message}", where=file) from e
 

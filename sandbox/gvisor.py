@@ -22,6 +22,7 @@ from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
 from sandbox.uids import UidLease
 
 _ATTRIBUTES = {
+    "rw": 0,
     "ro": libc.MOUNT_ATTR_RDONLY,
     "nosuid": libc.MOUNT_ATTR_NOSUID,
     "nodev": libc.MOUNT_ATTR_NODEV,
@@ -99,7 +100,9 @@ def recover(
 
 
 def _limits(artefacts: Artefacts, version: int) -> list[cgroupfs.Limit]:
-    entries: Sequence[Mapping[str, Any]] = artefacts.json("cgroup.json")[f"v{version}"]
+    entries: Sequence[Mapping[str, Any]] | None = artefacts.json("cgroup.json")[f"v{version}"]
+    if entries is None:
+        raise errors.NotEnforceableError(f"cgroup version {version} cannot hold the limits that were granted")
     return [cgroupfs.Limit(e["controller"], e["file"], e["value"], e["required"]) for e in entries]
 
 

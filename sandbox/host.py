@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from policy import data, errors
+from policy.grants.effective import Effective
 from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, RunscFacts
 from policy.manifest.agent import Manifest
 from sandbox import closure, granted, ldso, memo
@@ -59,11 +60,13 @@ def for_manifest(
     config: Config,
     package: Mapping[str, bytes] | None = None,
     extra_never: Sequence[str] = (),
+    effective: Effective | None = None,
 ) -> HostFacts:
     """The facts with what this manifest asks about: its runtime, its granted executables, its granted paths.
 
     ``package`` maps the package's file names to their verified bytes (for a rust-bin entry); ``extra_never`` are
-    paths never granted on this host beside those of the data file, such as COVENANT_HOME.
+    paths never granted on this host beside those of the data file, such as COVENANT_HOME; ``effective`` is what a
+    parent left of the manifest, whose paths may lie below the manifest's own.
 
     Raises:
         errors.GrantedPathError, errors.ProgramError: something granted is not to be had here.
@@ -73,8 +76,11 @@ def for_manifest(
     permissions = manifest.permissions
     found: dict[str, GrantedPath] = {}
     for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
-        for i, path in enumerate(getattr(permissions.filesystem, table)):
-            where = manifest.where(f"permissions.filesystem.{table}[{i}]")
+        asked = {path: f"[{i}]" for i, path in enumerate(getattr(permissions.filesystem, table))}
+        if effective is not None:
+            asked = {path: asked.get(path, "") for path in getattr(effective.filesystem, table)}
+        for path, index in asked.items():
+            where = manifest.where(f"permissions.filesystem.{table}{index}")
             found[path] = granted.look_up(path, owners=config.path_owners, never=trees, where=where)
     programs: dict[str, Closure] = {}
     for i, entry in enumerate(permissions.executables.allow):

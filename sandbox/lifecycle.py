@@ -79,6 +79,7 @@ class Means:
     ledger: Ledger
     state: State
     never_granted: tuple[str, ...]
+    policies: decide.Policies
 
 
 class Run:
@@ -155,7 +156,7 @@ class Run:
             )
         facts = self._look(manifest)
         self._lap("host")
-        decision = decide.authorise(trusted, manifest, host=facts, **self._case())
+        decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case())
         self._lap("decide")
         self._prove(facts)
         deadline = self._deadline(trusted, manifest)

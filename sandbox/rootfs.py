@@ -81,7 +81,11 @@ class Skeletons:
 
     @contextlib.contextmanager
     def hold(self, closures: Sequence[Closure], mount_points: Sequence[MountPoint]) -> Iterator[Path]:
-        """As ``get``, and ``collect`` leaves the directory alone for as long as the block runs."""
+        """As ``get``, and ``collect`` leaves the directory alone for as long as the block runs.
+
+        Raises:
+            errors.HostError: as ``get``, or it is removed each time before it can be held.
+        """
         for _ in range(8):
             root = self.get(closures, mount_points)
             fd = _lock(root.parent, fcntl.LOCK_SH | fcntl.LOCK_NB)

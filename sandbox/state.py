@@ -2,7 +2,7 @@
 
     trust/root-00000001.json    every version of the trust root; the highest is the one that holds
     serials/<hash>.json         the highest accepted serial of each agent id, and its payload digest
-    clock.json                  the greatest time at which something was accepted
+    clock.json                  the greatest time at which something was accepted, and the greatest root version
     dev/<hash>/                 the same again for each agent id that ``covenant dev`` runs
     lock                        writers take turns
 
@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Literal, Self, TypeVar
@@ -54,9 +54,13 @@ class _SerialRecord(_Closed):
 class _ClockRecord(_Closed):
     kind: Literal["covenant-clock"]
     greatest_time_ms: statements.TimeMs
+    greatest_root_version: Annotated[int, pydantic.Field(ge=1, le=2**31)]
 
 
 _Record = TypeVar("_Record", bound=_Closed)
+
+# Called under the lock with the root that is about to hold: the log's line is durable before the root is.
+BeforeRoot = Callable[[trust.TrustRoot], None]
 
 
 class _MissingError(errors.StateError):
@@ -91,8 +95,12 @@ class State:
     # --- the trust root ---------------------------------------------------------------------------
 
     def has_root(self) -> bool:
-        """Whether a trust root was ever installed here."""
+        """Whether a trust root is installed here."""
         return self.root_version() > 0
+
+    def began(self) -> bool:
+        """Whether a trust root is here, or was about to be and is gone: nothing else stands for it then."""
+        return self.has_root() or self._clock(has_root=False) is not None
 
     def trust_root(self, now_ms: int) -> trust.TrustRoot:
         """The trust root that holds, checked at ``now_ms``.
@@ -108,20 +116,26 @@ class State:
         """The trust root of the highest version, even if it has ended: to show it, or to replace it.
 
         Raises:
-            errors.TrustError: there is none, or it is malformed or not self-signed.
+            errors.TrustError: there is none, it is malformed or not self-signed, or a later one was taken away.
+            errors.StateError: the record of versions is damaged or gone.
         """
         version = self.root_version()
+        record = self._clock(has_root=version > 0)
+        if record is not None and version < record.greatest_root_version:
+            raise _taken_away(record, self.path)
         if not version:
             raise errors.TrustError(
                 "no trust root is installed", hint="covenant trust init --key NAME", where=str(self.path)
             )
-        root = trust.TrustRoot.parse(self._root_bytes(version))
+        root = trust.TrustRoot.parse(self.root_bytes(version))
         if root.version != version:
             raise errors.TrustError(f"trust root {version} says that it is version {root.version}")
         return root
 
-    def init_root(self, raw: bytes, now_ms: int) -> trust.TrustRoot:
+    def init_root(self, raw: bytes, now_ms: int, *, before: BeforeRoot | None = None) -> trust.TrustRoot:
         """Install version 1, where there is none. Its place makes it trusted: only our uid can write here.
+
+        ``before`` is told the root when only the disk can still refuse it, and nothing is changed if it raises.
 
         Raises:
             errors.TrustError: there is a root already, or this is not a valid version 1.
@@ -136,23 +150,32 @@ class State:
                     hint="it is replaced by version N + 1, signed by the keys of version N",
                     where=str(self.path),
                 )
+            record = self._clock(has_root=False)
+            if record is not None and record.greatest_root_version > 1:
+                raise _taken_away(record, self.path)
+            if before is not None:
+                before(root)
             # INVARIANT: where a root is, the ratchet's files are; one that is missing later was taken away.
             with self._directory("serials", make=True):
                 pass
-            self._write_clock(now_ms)
+            self._write_clock(max(now_ms, record.greatest_time_ms if record else 0), 1)
             self._install(raw, 1)
         return root
 
-    def replace_root(self, raw: bytes, now_ms: int) -> trust.TrustRoot:
-        """Install version N + 1, signed by the thresholds of N and of N + 1.
+    def replace_root(self, raw: bytes, now_ms: int, *, before: BeforeRoot | None = None) -> trust.TrustRoot:
+        """Install version N + 1, signed by the thresholds of N and of N + 1; ``before`` as for ``init_root``.
 
         Raises:
             errors.TrustError: there is no version N, or this cannot follow it.
         """
         with self._locked():
             present = self.present_root()
-            root = present.successor(raw, max(now_ms, self.greatest_time_ms()))
+            greatest_time_ms = self.greatest_time_ms()
+            root = present.successor(raw, max(now_ms, greatest_time_ms))
+            if before is not None:
+                before(root)
             self._install(raw, root.version)
+            self._write_clock(greatest_time_ms, root.version)
         return root
 
     # --- the ratchet ------------------------------------------------------------------------------
@@ -180,38 +203,49 @@ class State:
         Raises:
             errors.StateError: the record is damaged or gone.
         """
-        raw = durable.read(
-            self._dir,
-            "clock.json",
-            max_bytes=_MAX_RECORD_BYTES,
-            where=str(self.path),
-            error=errors.StateError,
-        )
+        record = self._clock(has_root=self.has_root())
+        return 0 if record is None else record.greatest_time_ms
+
+    def _clock(self, *, has_root: bool) -> _ClockRecord | None:
+        where = str(self.path)
+        raw = durable.read(self._dir, "clock.json", max_bytes=_MAX_RECORD_BYTES, where=where, error=errors.StateError)
         if raw is None:
-            if self.has_root():
-                raise errors.StateError("the clock record is gone", where=str(self.path / "clock.json"))
-            return 0
-        return _parse(_ClockRecord, raw, f"{self.path}/clock.json").greatest_time_ms
+            if has_root:
+                raise errors.StateError("the clock record is gone", where=f"{where}/clock.json")
+            return None
+        return _parse(_ClockRecord, raw, f"{where}/clock.json")
 
     def accept(self, trusted: trust.TrustedPackage, *, now_ms: int) -> None:
         """Record durably that this payload was accepted; called before anything of it starts.
 
-        The ratchet is asked again under the lock: two runs that verified at once must not both win.
+        Under the lock it is asked again whether the root still holds, since its next version may revoke this very
+        payload, and what the ratchet says, since two runs that verified at once must not both win.
 
         Raises:
+            errors.TrustError: the trust root was replaced in between.
             errors.SerialError: another payload was accepted in between.
             errors.StateError: the record is damaged or cannot be written.
         """
         statement = trusted.statement
         new = trust.Accepted(statement.serial, trusted.payload_digest)
         with self._locked():
+            version = self.root_version()
+            if trusted.root_version != version:
+                raise errors.TrustError(
+                    f"the package was verified under trust root version {trusted.root_version}, {version} holds now",
+                    hint="run it again",
+                    where=str(self.path),
+                )
             last = self.accepted(statement.agent_id)
             trust.check_rollback(statement.agent_id, new.serial, new.payload_digest, last)
             try:
                 if last != new:
                     self._write_serial(statement.agent_id, new)
-                if now_ms >= self.greatest_time_ms() + CLOCK_STEP_MS:
-                    self._write_clock(now_ms)
+                record = self._clock(has_root=True)
+                late = record is not None and now_ms >= record.greatest_time_ms + CLOCK_STEP_MS
+                # A replacement that was killed halfway left its root, and the record of the one before.
+                if record is not None and (late or record.greatest_root_version < version):
+                    self._write_clock(now_ms if late else record.greatest_time_ms, version)
             except OSError as e:
                 raise errors.StateError(f"the serial cannot be recorded: {e.strerror}", where=str(self.path)) from e
 
@@ -234,14 +268,19 @@ class State:
             return 0
         return max((int(m[1]) for m in found if m), default=0)
 
-    def _root_bytes(self, version: int) -> bytes:
+    def root_bytes(self, version: int) -> bytes:
+        """A version of the trust root as it was installed.
+
+        Raises:
+            errors.TrustError: it was never installed here, or its file cannot be read.
+        """
         where = str(self.path / "trust")
         with self._directory("trust", make=False) as directory:
             raw = durable.read(
                 directory, _root_name(version), max_bytes=roots.MAX_BYTES, where=where, error=errors.TrustError
             )
         if raw is None:
-            raise errors.TrustError("the trust root went away", where=where)
+            raise errors.TrustError(f"trust root version {version} is not here", where=where)
         return raw
 
     def _install(self, raw: bytes, version: int) -> None:
@@ -258,8 +297,8 @@ class State:
         with self._directory("serials", make=False) as directory:
             durable.replace(directory, _record_name(agent_id), _encode(record))
 
-    def _write_clock(self, now_ms: int) -> None:
-        record = _ClockRecord(kind="covenant-clock", greatest_time_ms=now_ms)
+    def _write_clock(self, now_ms: int, root_version: int) -> None:
+        record = _ClockRecord(kind="covenant-clock", greatest_time_ms=now_ms, greatest_root_version=root_version)
         durable.replace(self._dir, "clock.json", _encode(record))
 
     @contextlib.contextmanager
@@ -274,6 +313,16 @@ class State:
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
         return durable.locked(self._dir, where=str(self.path), error=errors.StateError)
+
+
+def _taken_away(record: _ClockRecord, path: Path) -> errors.TrustError:
+    # An older root would be without the revocations of the later: what a folder put back must not do.
+    return errors.TrustError(
+        f"trust root version {record.greatest_root_version} was installed and is gone",
+        hint="restore it from a backup; without it nothing is run"
+        + (", and where init was killed, repeat it" if record.greatest_root_version == 1 else ""),
+        where=str(path / "trust"),
+    )
 
 
 def _record_name(agent_id: str) -> str:

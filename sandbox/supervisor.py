@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from policy import errors, events
+from policy import decide, errors, events
 from sandbox import config as configuration
 from sandbox import gvisor, lifecycle, rows, surroundings
 from sandbox.ledger import Ledger
@@ -43,6 +43,7 @@ class Supervisor:
         self.path = state
         self.config = configuration.load(state)
         self.never_granted = never_granted
+        self.policies = decide.Policies()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Supervisor:
@@ -79,7 +80,7 @@ class Supervisor:
         """
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            means = lifecycle.Means(self.path, self.config, self.ledger, state, self.never_granted)
+            means = lifecycle.Means(self.path, self.config, self.ledger, state, self.never_granted, self.policies)
             one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
             try:
                 return one.go()

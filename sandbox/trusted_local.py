@@ -15,8 +15,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from policy import errors
+from policy import errors, prove_local
 from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
@@ -57,11 +58,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run that may start: what the manifest compiled to, who it runs as, and what starts it."""
+    """A run that may start: what the manifest compiled to, who it runs as, what starts it, and what must be refused."""
 
     policy: compiler.LocalPolicy
     identity: Identity
     program: str
+    demand: prove_local.Demand
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
@@ -86,7 +88,8 @@ def plan(manifest: Manifest, *, config: configuration.Config, user: str | None, 
     identity = identify(user or config.trusted_local_user, config)
     interpreter = {"python3": config.python3, "node": config.node}.get(policy.runtime)
     own = f"{WORKSPACE}/{policy.entry}"
-    return Plan(policy, identity, own if interpreter is None else str(configuration.trusted_binary(interpreter)))
+    program = own if interpreter is None else str(configuration.trusted_binary(interpreter))
+    return Plan(policy, identity, program, prove_local.demanded(manifest))
 
 
 def identify(name: str, config: configuration.Config) -> Identity:
@@ -143,14 +146,17 @@ def run(
 
     Raises:
         errors.PrivilegeError: not root.
+        errors.ProofError: the filter that would be loaded is not what the manifest demands; nothing was started.
         errors.MachineError: a step of the confinement failed; nothing of the agent ran.
     """
     _need_root()
+    # Built here, where a failure still has a place to go; the child only loads it.
+    filter_ = _proved_filter(plan)
     executable = plan.policy.entry if plan.policy.runtime == "rust-bin" else ""
     copy = PackageStore(state / "packages").put(package, executable=executable)
     with contextlib.ExitStack() as stack:
         mount = _package_mount(copy, executable=bool(executable), stack=stack)
-        confinement = _confinement(plan, (str(state), *hidden))
+        confinement = _confinement(plan, (str(state), *hidden), filter_)
         launch = process.Launch(
             program=plan.program,
             arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
@@ -196,7 +202,19 @@ def _environment(plan: Plan, run_id: str) -> dict[str, str]:
     }
 
 
-def _confinement(plan: Plan, hidden: Sequence[str]) -> confine.Confinement:
+def _proved_filter(plan: Plan) -> Any:
+    """The filter that the child will load, after its program was read back (policy.prove_local).
+
+    Raises:
+        errors.ProofError: it refuses more or less than the manifest demands.
+        errors.HostError: libseccomp cannot make it.
+    """
+    prepared = seccomp_loader.prepare(plan.policy.filter)
+    prove_local.prove(seccomp_loader.export(prepared), plan.demand, arch=host.architecture())
+    return prepared
+
+
+def _confinement(plan: Plan, hidden: Sequence[str], filter_: Any) -> confine.Confinement:
     policy = plan.policy
     return confine.Confinement(
         uid=plan.identity.uid,
@@ -212,8 +230,7 @@ def _confinement(plan: Plan, hidden: Sequence[str]) -> confine.Confinement:
             (resource.RLIMIT_NPROC, policy.processes),
             (resource.RLIMIT_AS, policy.memory_bytes),
         ),
-        # Built here, where a failure still has a place to go; the child only loads it.
-        filter=seccomp_loader.prepare(policy.filter),
+        filter=filter_,
     )
 
 

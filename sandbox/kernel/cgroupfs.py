@@ -206,7 +206,11 @@ class Leaf:
                 (self.paths["freezer"] / "freezer.state").write_text(state)
 
     def remove(self, deadline_seconds: float = 5.0) -> None:
-        """Remove the leaf's directories; a zombie may hold one for a moment."""
+        """Remove the leaf's directories; a zombie may hold one for a moment.
+
+        Raises:
+            errors.KernelError: one is still there after ``deadline_seconds``.
+        """
         until = time.monotonic() + deadline_seconds
         for path in set(self.paths.values()):
             while True:

@@ -1,13 +1,14 @@
 """Loads a deny filter into the calling process, through libseccomp (pyseccomp).
 
-For trusted-local alone: under gVisor the filter is the sandbox's (policy.compile.seccomp). `prepare` is for the
-parent, where an error still has a place to go; `load` acts on the calling thread and cannot be undone, so it is
-for a forked child with one thread.
+For trusted-local alone: under gVisor the filter is the sandbox's (policy.compile.seccomp). `prepare` and `export` are
+for the parent, where an error still has a place to go; `load` acts on the calling thread and cannot be undone, so it
+is for a forked child with one thread.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING, Any
 
 from policy import errors
@@ -62,6 +63,24 @@ def _argument(pyseccomp: Any, check: seccomp.ArgumentCheck) -> Any:
         return pyseccomp.Arg(check.argument, pyseccomp.MASKED_EQ, check.mask, check.value)
     operator = {"==": pyseccomp.EQ, ">=": pyseccomp.GE}[check.operator]
     return pyseccomp.Arg(check.argument, operator, check.value)
+
+
+def export(prepared: Any) -> bytes:
+    """The BPF that `enter` will load from this `prepare`d filter: an array of struct sock_filter.
+
+    libseccomp makes the program anew for each export and load, from the same rules in the same order
+    (tests/kernel/test_seccomp_host.py reads it back from the kernel and compares).
+
+    Raises:
+        errors.HostError: libseccomp could not write it.
+    """
+    with open(os.memfd_create("seccomp", os.MFD_CLOEXEC), "w+b") as file:
+        try:
+            prepared.export_bpf(file)
+        except OSError as error:
+            raise errors.HostError(f"libseccomp cannot export the filter: {error.strerror}") from error
+        file.seek(0)
+        return file.read()
 
 
 def load(description: seccomp.DenyFilter) -> None:

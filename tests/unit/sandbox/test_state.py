@@ -13,10 +13,12 @@ import pytest
 from policy import errors
 from policy.signing import trust
 from sandbox import durable
+from sandbox.ledger import Ledger
 from sandbox.state import CLOCK_STEP_MS, State
 from tests import signing_kit as kit
 
 NOW = kit.NOW
+ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 ROOT = kit.root_bytes(kit.root_document(), 1)
 
 
@@ -116,6 +118,78 @@ def test_a_root_under_the_name_of_another_version_is_refused(state: State, path:
     (path / "trust" / "root-00000002.json").chmod(0o600)
     with pytest.raises(errors.TrustError, match="says that it is version 1"):
         state.trust_root(NOW)
+
+
+def test_a_state_that_lost_its_roots_is_not_begun_again(state: State, path: Path) -> None:
+    state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW)
+    for file in (path / "trust").iterdir():
+        file.unlink()
+    for attempt in (state.present_root, lambda: state.init_root(ROOT, NOW)):
+        with pytest.raises(errors.TrustError, match="version 2 was installed and is gone"):
+            attempt()
+
+
+def test_an_init_that_was_killed_can_be_repeated_and_sets_no_clock_back(state: State, path: Path) -> None:
+    (path / "trust" / "root-00000001.json").unlink()
+    state.init_root(ROOT, NOW - 5 * kit.DAY)
+    assert state.greatest_time_ms() == NOW
+    assert state.trust_root(NOW).version == 1
+
+
+def test_what_is_accepted_later_keeps_the_version_in_the_record(state: State, path: Path) -> None:
+    state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW)
+    state.accept(_trusted(state, 10), now_ms=NOW + kit.DAY)
+    (path / "trust" / "root-00000002.json").unlink()
+    with pytest.raises(errors.TrustError, match="version 2 was installed and is gone"):
+        state.present_root()
+
+
+def test_a_root_that_came_in_between_is_asked_before_anything_starts(state: State) -> None:
+    verified = _trusted(state, 10)
+    entry = {"payload_digest": verified.payload_digest, "at": NOW, "reason": "it leaks"}
+    taken_back = kit.root_document(version=2, revoked=kit.revoked(manifests=[entry]))
+    state.replace_root(kit.root_bytes(taken_back, 1), NOW)
+    with pytest.raises(errors.TrustError, match="version 1, 2 holds now"):
+        state.accept(verified, now_ms=NOW)
+    assert state.accepted("hello") is None
+    state.accept(_trusted(state, 11), now_ms=NOW)
+
+
+def test_a_replacement_that_was_killed_halfway_is_missed_as_well_once_anything_was_accepted(
+    state: State, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(State, "_write_clock", killed)
+        with pytest.raises(KeyboardInterrupt):
+            state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW)
+    assert state.present_root().version == 2
+    state.accept(_trusted(state, 10), now_ms=NOW)
+    assert state.greatest_time_ms() == NOW
+    (path / "trust" / "root-00000002.json").unlink()
+    with pytest.raises(errors.TrustError, match="version 2 was installed and is gone"):
+        state.present_root()
+
+
+def test_what_is_told_before_a_root_holds_can_stop_it_and_is_not_told_of_one_that_cannot(state: State) -> None:
+    told: list[int] = []
+    second = kit.root_bytes(kit.root_document(version=2), 1)
+
+    def refuse(root: trust.TrustRoot) -> None:
+        told.append(state.root_version())
+        raise errors.LedgerError("the log is full")
+
+    with pytest.raises(errors.LedgerError):
+        state.replace_root(second, NOW, before=refuse)
+    assert (told, state.root_version()) == ([1], 1)
+    state.replace_root(second, NOW)
+    with pytest.raises(errors.TrustError, match="cannot follow 2"):
+        state.replace_root(second, NOW, before=refuse)
+    with pytest.raises(errors.TrustError, match="installed already"):
+        state.init_root(ROOT, NOW, before=refuse)
+    assert told == [1]
 
 
 # --- the ratchet ----------------------------------------------------------------------------------
@@ -360,6 +434,47 @@ def test_a_crash_while_the_root_is_installed_leaves_none_or_a_whole_one(tmp_path
         if status == 0:
             break
     assert died >= 6
+
+
+def test_a_crash_while_a_root_is_replaced_leaves_the_old_one_or_the_new_one_with_its_line(tmp_path: Path) -> None:
+    line = {"operator": "op1", "version_from": 1, "version_to": 2, "digest": "0" * 64, "signers": [], "changes": []}
+    revoked = kit.revoked(serials=[{"agent_id": "hello", "serial_at_most": 5, "at": NOW, "reason": "old"}])
+    second = kit.root_bytes(kit.root_document(version=2, revoked=revoked), 1)
+
+    def log(place: Path) -> Ledger:
+        return Ledger.open(place / "audit", head=place / "audit-head" / "head.json")
+
+    def replace(place: Path) -> int:
+        def told(root: trust.TrustRoot) -> None:
+            with log(place) as ledger:
+                ledger.append("trust_changed", line, issuer=ISSUER, now_ms=NOW)
+
+        with State(place) as made:
+            made.replace_root(second, NOW, before=told)
+        return 0
+
+    ends = []
+    for step in range(60):
+        place = tmp_path / str(step)
+        place.mkdir(mode=0o700)
+        with State(place) as made:
+            made.init_root(ROOT, NOW)
+        log(place).close()
+        status = _crash(lambda p=place: replace(p), step, torn=True)  # type: ignore[misc]
+        with State(place) as after, log(place) as ledger:
+            version = after.present_root().version
+            assert (version, ledger.count) in {(1, 0), (1, 1), (2, 1)}
+            # Whatever was left, the same step goes through, and what it revoked is not accepted on the way.
+            if version == 1:
+                after.replace_root(second, NOW)
+            with pytest.raises(errors.RevokedError):
+                _trusted(after, 5)
+        ends.append((version, status))
+        if status == 0:
+            break
+    assert ends[-1] == (2, 0)
+    # Both sides of the moment at which the new one holds were visited.
+    assert {(1, 9), (2, 9)} < set(ends)
 
 
 def test_what_is_written_is_synced_before_and_after_it_gets_its_name(

@@ -96,7 +96,9 @@ def test_what_the_caller_ignores_the_child_does_not() -> None:
     try:
         with process.spawn(process.Launch("/bin/grep", ["grep", "SigIgn", "/proc/self/status"], {})) as child:
             assert child.reap() == 0
-            assert int(os.read(child.stdout, 100).split()[1], 16) == 0
+            ignored = int(os.read(child.stdout, 100).split()[1], 16)
+        # 32 and 33 are glibc's own, which sigaction refuses to touch; make(1) hands them on ignored (nptl(7)).
+        assert ignored & ~(0b11 << 31) == 0
         ours = Path("/proc/self/status").read_text()
         assert int(ours.split("SigIgn:")[1].split()[0], 16) & 1 << (signal.SIGQUIT - 1)
     finally:
