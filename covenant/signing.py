@@ -17,9 +17,9 @@ from policy import package as packages
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.signing import envelope as envelopes
+from policy.signing import proposal, revocation
 from policy.signing import root as roots
 from policy.signing import statement as statements
-from policy.signing import strict_json
 from sandbox import durable
 from sandbox.state import State
 
@@ -81,13 +81,21 @@ def statement(package: packages.Package, manifest: Manifest, terms: Terms, *, no
 
 
 def sign(statement: statements.Statement, key: Ed25519PrivateKey) -> bytes:
-    """The envelope's bytes.
+    """The envelope's bytes, with one signature.
 
     Raises:
         errors.PackageError: so many or so long names that no verifier would read it.
     """
-    # A second signature will be made here: same payload, `signatures` of the envelope beside the new one.
-    raw = envelopes.sign(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, [key]).encode()
+    return encoded(envelopes.sign(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, [key]))
+
+
+def encoded(envelope: envelopes.Envelope) -> bytes:
+    """The envelope's bytes.
+
+    Raises:
+        errors.PackageError: as ``sign``.
+    """
+    raw = envelope.encode()
     packages.check_envelope_size(len(raw))
     return raw
 
@@ -130,42 +138,64 @@ def discard_unfinished(directory: int) -> None:
         os.unlink(durable.temporary_name(packages.ENVELOPE_NAME), dir_fd=directory)
 
 
-def new_root(
+def new_root(name: str, key: Ed25519PrivateKey, *, now_ms: int, **options: Any) -> bytes:
+    """Version 1 of a trust root with one key, signed by it; ``options`` are those of ``first_root``.
+
+    Raises:
+        errors.TrustError: the name, a pattern or a time is not acceptable.
+    """
+    made = first_root(name, envelopes.PublicKey.of(key), now_ms=now_ms, **options)
+    return made.signed_by(made.envelope.sign(key)).encode()
+
+
+def first_root(
     name: str,
-    key: Ed25519PrivateKey,
+    key: envelopes.PublicKey,
     *,
     now_ms: int,
     lifetime_ms: int = DEFAULT_ROOT_LIFETIME_MS,
     agents: tuple[str, ...] = ("*",),
     roles: tuple[str, ...] = ("*",),
-) -> bytes:
-    """Version 1 of a trust root with one key, signed by it.
+    approve_unlimited: bool = True,
+    version: int = 1,
+) -> proposal.Proposal:
+    """A trust root with one key, which signs it and its successor; nobody signed it yet.
 
     Raises:
         errors.TrustError: the name, a pattern or a time is not acceptable.
     """
-    return _root(name, key, version=1, now_ms=now_ms, lifetime_ms=lifetime_ms, agents=agents, roles=roles)
+    bounds = {"not_before": max(now_ms - BACKDATE_MS, 0), "expires_at": now_ms + lifetime_ms}
+    entry = {
+        "name": name,
+        "public": key.raw.hex(),
+        "scope": {"agents": agents, "roles": roles, "approve_unlimited": approve_unlimited},
+        "root": True,
+        "threshold": 1,
+        **bounds,
+    }
+    revoked = revocation.NONE.model_dump()
+    return proposal.make({"version": version, "threshold": 1, "keys": (entry,), "revoked": revoked, **bounds})
 
 
-def check_first_root(raw: bytes, wanted: bytes) -> None:
-    """Refuse a working copy that says anything else than ``wanted``, a root made now by ``new_root``, but for its date.
+def check_first_root(raw: bytes, wanted: roots.RootDocument) -> None:
+    """Refuse a working copy that says anything else than ``wanted``, which was made now, but for its date.
 
     Another key, a key more, a wider scope or a longer life would be installed without a word.
 
     Raises:
         errors.TrustError: it does.
     """
-    if _without_date(raw) != _without_date(wanted):
-        key = roots.TrustRoot.parse(wanted).keys[0]
+    if _without_date(roots.TrustRoot.parse(raw).document) != _without_date(wanted):
         raise errors.TrustError(
-            f"the working copy of the trust root is not version 1 with the key `{key.name}` and these options",
+            "the working copy of the trust root is not version 1 "
+            f"with the key `{wanted.keys[0].name}` and these options",
             hint="init with the key and the options that it lists, or move $COVENANT_HOME/trust aside",
         )
 
 
-def _without_date(raw: bytes) -> dict[str, Any]:
+def _without_date(root: roots.RootDocument) -> dict[str, Any]:
     """A root's document with every time counted from its start."""
-    document = roots.TrustRoot.parse(raw).document.model_dump()
+    document = root.model_dump()
     start = document["not_before"]
     for part in (document, *document["keys"]):
         part["not_before"], part["expires_at"] = part["not_before"] - start, part["expires_at"] - start
@@ -212,43 +242,8 @@ def _ensure_dev_root(state: State, key: Ed25519PrivateKey, agent_id: str, now_ms
         with contextlib.suppress(errors.TrustError):
             state.trust_root(now_ms + DEV_LIFETIME_MS)
             return
-    raw = _root(
-        DEV_NAME,
-        key,
-        version=version + 1,
-        now_ms=now_ms,
-        lifetime_ms=DEFAULT_ROOT_LIFETIME_MS,
-        agents=(agent_id,),
-        roles=("*",),
-    )
+    raw = new_root(DEV_NAME, key, now_ms=now_ms, version=version + 1, agents=(agent_id,))
     if version:
         state.replace_root(raw, now_ms)
     else:
         state.init_root(raw, now_ms)
-
-
-def _root(
-    name: str,
-    key: Ed25519PrivateKey,
-    *,
-    version: int,
-    now_ms: int,
-    lifetime_ms: int,
-    agents: tuple[str, ...],
-    roles: tuple[str, ...],
-) -> bytes:
-    bounds = {"not_before": max(now_ms - BACKDATE_MS, 0), "expires_at": now_ms + lifetime_ms}
-    entry = {
-        "name": name,
-        "public": envelopes.PublicKey.of(key).raw.hex(),
-        "scope": {"agents": agents, "roles": roles},
-        "threshold": 1,
-        **bounds,
-    }
-    try:
-        document = strict_json.validate(
-            roots.RootDocument, {"version": version, "threshold": 1, "keys": (entry,), **bounds}
-        )
-    except strict_json.MalformedError as e:
-        raise errors.TrustError(f"the trust root cannot be made: {e}") from None
-    return envelopes.sign(document.encode(), roots.PAYLOAD_TYPE, [key]).encode()

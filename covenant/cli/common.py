@@ -11,11 +11,14 @@ import stat
 import sys
 import unicodedata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.doors import Door
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NO = 0, 1, 2, 3
 
@@ -155,7 +158,24 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
             return _non_empty(stream.readline(4096), file)
     if not sys.stdin.isatty():
         raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE")
-    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm)).encode()
+    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)).encode()
+
+
+def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Door:
+    """What signs: the key file of ``--key``, or the key of ``--ssh-agent``.
+
+    Raises:
+        errors.UsageError: neither is given, or both.
+        errors.KeyFileError, errors.AgentError: there is no such key.
+    """
+    from covenant import doors
+
+    if (name is None) == (agent is None):
+        raise errors.UsageError("a key to sign with is needed, and one only", hint="give --key NAME or --ssh-agent KEY")
+    if agent is not None:
+        return doors.agent_key(agent)
+    assert name is not None
+    return doors.key_file(home(), name, lambda: read_passphrase(passphrase_file))
 
 
 def _non_empty(line: bytes, source: str) -> bytes:

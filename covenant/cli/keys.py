@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import click
 
 from covenant.cli import common
+
+if TYPE_CHECKING:
+    from covenant.ssh_agent import Identity
 
 
 @click.group()
@@ -37,18 +43,37 @@ def new(name: str, no_passphrase: bool, passphrase_file: str | None, as_json: bo
 @keys.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_keys(as_json: bool) -> None:
-    """List the keys by name, with their ids."""
+    """List the keys by name, with their ids, and the Ed25519 keys of ssh-agent where there is one."""
     from covenant import keystore
 
     entries = keystore.entries(common.home())
+    agent = _agent_keys()
     if as_json:
         rows = [{"name": e.name, "keyid": e.file.key.keyid, "passphrase": e.protected} for e in entries]
-        common.emit({"kind": "keys", "keys": rows})
+        held = [{"comment": i.comment, "keyid": i.key.keyid, "fingerprint": i.fingerprint} for i in agent]
+        common.emit({"kind": "keys", "keys": rows, "agent": held})
         return
     for e in entries:
         common.say(f"{e.file.key.keyid}  {e.name}  {'passphrase' if e.protected else 'plain'}")
-    if not entries:
+    for i in agent:
+        common.say(f"{i.key.keyid}  {common.visible(i.comment)}  ssh-agent {i.fingerprint}")
+    if not entries and not agent:
         common.say("no keys: covenant keys new NAME", err=True)
+
+
+def _agent_keys() -> tuple[Identity, ...]:
+    """Those of the agent that SSH_AUTH_SOCK names; one that does not answer is no reason to hide the key files."""
+    if not os.environ.get("SSH_AUTH_SOCK"):
+        return ()
+    from covenant import ssh_agent
+    from policy import errors
+
+    try:
+        with ssh_agent.Agent() as agent:
+            return agent.identities()
+    except errors.AgentError as e:
+        common.say(f"note: {common.visible(str(e))}", err=True)
+        return ()
 
 
 @keys.command()

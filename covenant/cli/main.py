@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "keys": ("covenant.cli.keys", "keys", "Make and list operator keys."),
     "trust": ("covenant.cli.trust", "trust", "The trust root: who may sign what."),
     "manifest": ("covenant.cli.manifest", "manifest", "Check, sign, verify and show a package's manifest."),
+    "tools": ("covenant.cli.tools", "tools", "List, verify and pin the tools of a package."),
     "policy": ("covenant.cli.policy", "policy", "See what a manifest compiles to, and why."),
     "run": ("covenant.cli.run", "run", "Run a signed package with an intent."),
     "dev": ("covenant.cli.run", "dev", "Edit loop: sign with a local key, run, say so."),

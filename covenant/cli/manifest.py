@@ -1,4 +1,4 @@
-"""``covenant manifest``: check, sign, verify and show a package's manifest. None of it needs root."""
+"""``covenant manifest``: make, check, sign, verify and show a package's manifest. None of it needs root."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
     from policy.manifest.permissions import NetworkEntry
     from policy.package import Package
+    from policy.signing.root import OperatorKey
     from policy.signing.statement import Statement
     from policy.signing.trust import Signer, TrustedPackage
 
@@ -28,11 +29,48 @@ def manifest() -> None:
 
 
 @manifest.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--runtime", type=click.Choice(("python3", "node", "rust-bin")), default="python3", show_default=True)
+@click.option("--id", "agent_id", metavar="ID", help="The agent's id; DIR's own name when left out.")
+@click.option("--binary", type=click.Path(path_type=Path), help="Copy this ELF program in, for rust-bin.")
+@_JSON
+def new(directory: Path, runtime: str, agent_id: str | None, binary: Path | None, as_json: bool) -> None:
+    """Make a package in DIR, new or empty, that checks, signs and runs."""
+    from covenant import scaffold
+
+    name = directory.absolute().name if agent_id is None else agent_id
+    made = scaffold.plan(name, runtime, binary=None if binary is None else scaffold.read_binary(binary))
+    scaffold.write(directory, made)
+    if as_json:
+        common.emit(
+            {
+                "kind": "manifest_created",
+                "package": str(directory),
+                "agent_id": made.agent_id,
+                "files": sorted(made.files),
+                "missing_entry": made.missing_entry or None,
+            }
+        )
+        return
+    shown = common.visible(str(directory))
+    common.say(f"made {shown}: {', '.join(sorted(made.files))}")
+    if made.missing_entry:
+        common.say(f"put the program at {shown}/{made.missing_entry}: src/main.rs says how to build one")
+    common.say("then:")
+    for step in ("manifest check {}", "manifest sign {} --key NAME", "run {} 'hello'"):
+        common.say(f"  covenant {step.format(shown)}")
+
+
+@manifest.command()
 @_PACKAGE
 @_JSON
 def check(package: Path, as_json: bool) -> None:
     """Check PACKAGE's files and agent.toml, without looking at signatures."""
+    from policy import data
+    from policy.manifest import names
+
     read, parsed = _read(package)
+    names.check(parsed, profiles=data.profile_names(), syscalls=data.syscall_names())
     notes = _notes(read, parsed)
     if as_json:
         common.emit(
@@ -57,51 +95,56 @@ def check(package: Path, as_json: bool) -> None:
 
 @manifest.command()
 @_PACKAGE
-@click.option("--key", "name", required=True, metavar="NAME", help="The operator key to sign with.")
+@click.option("--key", "name", metavar="NAME", help="The operator key to sign with.")
+@click.option("--ssh-agent", "agent", metavar="KEY", help="Sign with a key of ssh-agent: its comment or fingerprint.")
 @click.option("--serial", type=click.IntRange(0, 2**53 - 1), help="Default: the time in Unix milliseconds.")
-@click.option("--expires", default="90d", metavar="TIME", help="When the signature ends.  [default: 90d]")
+@click.option("--expires", metavar="TIME", help="When the signature ends.  [default: 90d]")
 @click.option("--audience", metavar="HOST", help="The one host that may run it; any when left out.")
 @click.option("--approve-unlimited", is_flag=True, help="Approve a lifetime without an end.")
+@click.option("--fresh", is_flag=True, help="Make a new statement, without the signatures that are there.")
 @click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
 @_JSON
 def sign(
     package: Path,
-    name: str,
+    name: str | None,
+    agent: str | None,
     serial: int | None,
-    expires: str,
+    expires: str | None,
     audience: str | None,
     approve_unlimited: bool,
+    fresh: bool,
     passphrase_file: str | None,
     as_json: bool,
 ) -> None:
-    """Sign every file of PACKAGE as it is now, and write agent.dsse.json beside the manifest."""
-    from covenant import keystore, signing
+    """Sign every file of PACKAGE as it is now, and write agent.dsse.json beside the manifest.
+
+    Where another operator signed these very files, the signature is added to the same statement.
+    """
+    from covenant import cosigning, signing
     from policy import package as packages
     from policy.signing import envelope
 
-    lifetime_ms = times.duration_ms(expires, option="--expires")
+    lifetime_ms = None if expires is None else times.duration_ms(expires, option="--expires")
+    wanted = cosigning.Wanted(serial, lifetime_ms, audience, approve_unlimited)
+    door = common.door(name, agent, passphrase_file)
     with signing.opened(package) as directory:
         signing.discard_unfinished(directory)
         read, parsed = _read(directory)
-        now_ms = times.now_ms()
-        terms = signing.Terms(
-            serial=now_ms if serial is None else serial,
-            lifetime_ms=lifetime_ms,
-            audience=audience,
-            approve_unlimited=approve_unlimited,
-        )
         # Everything that can be refused is refused before a passphrase is asked for.
-        statement = signing.statement(read, parsed, terms, now_ms=now_ms)
-        key = keystore.load(common.home(), name, lambda: common.read_passphrase(passphrase_file))
-        keyid = envelope.PublicKey.of(key).keyid
-        signing.write_envelope(directory, signing.sign(statement, key))
+        known = None if read.envelope is None else _known_keys()
+        plan = cosigning.plan(read, parsed, wanted, door.key, now_ms=times.now_ms(), fresh=fresh, known=known)
+        raw = plan.signed_by(door)
+        signing.write_envelope(directory, raw)
+    statement, count = plan.statement, len(envelope.decode(raw).signatures)
     if as_json:
         common.emit(
             {
                 "kind": "manifest_signed",
+                "how": plan.how,
+                "signatures": count,
                 "envelope": str(package / packages.ENVELOPE_NAME),
-                "key": name,
-                "keyid": keyid,
+                "key": door.name,
+                "keyid": door.key.keyid,
                 "package_digest": read.digest,
                 "statement": _statement(statement),
                 "grants": _grants(parsed),
@@ -109,10 +152,16 @@ def sign(
             }
         )
         return
-    common.say(f"signed {len(statement.subjects)} files of {statement.agent_id} with {name} {keyid}")
+    what = {"new": "signed", "added": "added a signature to", "replaced": "made a new statement and signed"}[plan.how]
+    signer = f"{common.visible(door.name)} {door.key.keyid}"
+    common.say(f"{what} {len(statement.subjects)} files of {statement.agent_id} with {signer}")
+    if plan.why:
+        common.say(f"  {plan.why}")
     for path in statement.subjects:
         common.say(f"  {statement.subjects[path][:16]}  {common.visible(path)}")
     common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {_audience(statement)}")
+    if statement.approve_unlimited:
+        common.say("approves an unlimited lifetime")
     _say_grants(parsed)
     _say_defaults(parsed)
 
@@ -122,7 +171,10 @@ def sign(
 @_JSON
 def verify(package: Path, as_json: bool) -> None:
     """Verify PACKAGE's signature, digests and manifest against the trust root, as `run` would."""
-    read, parsed, trusted, signers, source = _verify(package)
+    from sandbox import package as reader
+
+    read = reader.read(package)
+    parsed, trusted, signers, source = _verify(read)
     statement = trusted.statement
     if as_json:
         common.emit(
@@ -151,7 +203,8 @@ def show(package: Path, as_json: bool) -> None:
     read, parsed = _read(package)
     statement, refusal = None, None
     try:
-        _, _, trusted, signers, _ = _verify(package)
+        # INVARIANT: what is shown and what was verified are one reading of the files.
+        _, trusted, signers, _ = _verify(read)
         statement = trusted.statement
     except errors.OperatorError as e:
         signers, refusal = (), e
@@ -182,6 +235,24 @@ def show(package: Path, as_json: bool) -> None:
         common.say(f"not verified: {common.visible(str(refusal))} [{refusal.code}]")
 
 
+@manifest.command()
+@click.option("--statement", "which", flag_value="statement", help="Of the signed statement instead of agent.toml.")
+@click.option("--tools", "which", flag_value="tools", help="Of tools.json instead of agent.toml.")
+@_JSON
+def schema(which: str | None, as_json: bool) -> None:
+    """Print the JSON Schema of agent.toml, for editors and other programs."""
+    from policy.manifest import json_schema
+
+    make = {"statement": json_schema.for_statement, "tools": json_schema.for_tools}.get(
+        which or "", json_schema.for_agent
+    )
+    document = make()
+    if as_json:
+        common.emit({"kind": "manifest_schema", "schema": document})
+        return
+    common.say(json_schema.text(document).rstrip("\n"))
+
+
 def _read(path: Path | int) -> tuple[Package, Manifest]:
     from policy.manifest import parse
     from sandbox import package as reader
@@ -190,15 +261,24 @@ def _read(path: Path | int) -> tuple[Package, Manifest]:
     return read, parse.parse(read.manifest)
 
 
-def _verify(path: Path) -> tuple[Package, Manifest, TrustedPackage, tuple[Signer, ...], str]:
+def _known_keys() -> tuple[OperatorKey, ...] | None:
+    """The keys of the trust root at hand. Signing needs none, and says so where there is none to be read."""
+    from covenant.cli import trust_step
+
+    try:
+        with trust_step.opened() as held:
+            return held.root.keys
+    except errors.CovenantError:
+        return None
+
+
+def _verify(read: Package) -> tuple[Manifest, TrustedPackage, tuple[Signer, ...], str]:
     """Verify as `run` does, with the root, the serials and the clock of the state where it is ours to read."""
     from covenant.cli import trust as trust_cli
     from policy.manifest import parse
     from policy.signing import trust
     from sandbox import config
-    from sandbox import package as reader
 
-    read = reader.read(path)
     with trust_cli.opened() as held:
         host = config.load(held.state.path if held.state else common.home() / "supervisor").host
         trusted = trust.verify(
@@ -213,13 +293,14 @@ def _verify(path: Path) -> tuple[Package, Manifest, TrustedPackage, tuple[Signer
     # INVARIANT: parsed only after the bytes were verified, and from those bytes.
     parsed = parse.parse(trusted.manifest_bytes)
     signers = trust.authorise(trusted, agent_id=parsed.agent.id, role=parsed.agent.role, operator=parsed.agent.operator)
-    return read, parsed, trusted, signers, source
+    return parsed, trusted, signers, source
 
 
 def _notes(read: Package, parsed: Manifest) -> list[str]:
     """What is acceptable and still worth a word."""
+    from policy import data
     from policy import package as packages
-    from policy.manifest import parse
+    from policy.manifest import names, parse, tool_checks
 
     notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
     notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
@@ -229,6 +310,12 @@ def _notes(read: Package, parsed: Manifest) -> list[str]:
         notes.append(f"{e.message}; sign refuses that")
     if parsed.lifetime.unlimited:
         notes.append("the lifetime is unlimited; sign wants --approve-unlimited")
+    if parsed.agent.runtime != "hermes" and parsed.agent.entry not in read.files:
+        place = parsed.point("agent.entry")
+        notes.append(f"entry `{parsed.agent.entry}` is not a file of the package ({place}); run refuses that")
+    if role := names.unknown_role(parsed, data.roles().by_name):
+        notes.append(role)
+    notes += tool_checks.notes(read, parsed)
     return notes
 
 

@@ -1,20 +1,16 @@
-"""``covenant policy compile`` and ``explain``: what a manifest turns into, and why. Neither needs root."""
+"""``covenant policy``: what a manifest turns into, and why; ``policy_questions`` has what is asked about it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, looking, policy_questions, policy_target
 from policy import errors
-
-if TYPE_CHECKING:
-    from policy.compile.artefacts import Artefacts
-    from policy.manifest.agent import Manifest
 
 
 @click.group()
@@ -25,24 +21,29 @@ def policy() -> None:
 @policy.command("compile")
 @click.argument("package", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory to write; must not exist.")
+@click.option("--target", type=click.Choice(policy_target.TARGETS), default=policy_target.NATIVE, show_default=True)
+@click.option("--accept-loss", "accepted", multiple=True, metavar="ID", help="A restriction that the target may lose.")
+@click.option("--image", metavar="REF", help="Kubernetes: the image with package and runtime, NAME@sha256:DIGEST.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def compile_(package: Path, out: Path, as_json: bool) -> None:
-    """Compile PACKAGE for this host and write every artefact to a new directory."""
-    artefacts, manifest = _compile(package)
+def compile_(
+    package: Path, out: Path, target: str, accepted: tuple[str, ...], image: str | None, as_json: bool
+) -> None:
+    """Compile PACKAGE for this host, or another target, and write every artefact to a new directory."""
+    if target != policy_target.NATIVE:
+        policy_target.compile_for(
+            package, target, out=out, accepted=accepted, image=image, as_json=as_json, write=write_out
+        )
+        return
+    policy_target.refuse_options(accepted=accepted, image=image)
+    looked = looking.package(package)
+    artefacts = looked.artefacts
     write_out(out, {**artefacts.files, "digest": f"{artefacts.digest}\n".encode()})
     if as_json:
         files = {name: len(data) for name, data in sorted(artefacts.files.items())}
-        common.emit(
-            {
-                "kind": "policy_compiled",
-                "agent_id": manifest.agent.id,
-                "policy_digest": artefacts.digest,
-                "out": str(out),
-                "files": files,
-            }
-        )
+        common.emit({"kind": "policy_compiled", **looking.head(looked), "out": str(out), "files": files})
         return
-    common.say(f"{manifest.agent.id}: policy {artefacts.digest}")
+    looking.say_head(looked)
+    looking.say_refusals(looked)
     for name, data in sorted(artefacts.files.items()):
         common.say(f"  {common.visible(str(out / name))}  {len(data)} bytes")
 
@@ -72,14 +73,16 @@ def write_out(out: Path, files: Mapping[str, bytes]) -> None:
 
 @policy.command()
 @click.argument("package", type=click.Path(path_type=Path))
+@click.option("--parent", type=click.Path(path_type=Path), metavar="PACKAGE", help="As a child of this parent.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def explain(package: Path, as_json: bool) -> None:
-    """Say for every rule in PACKAGE's compiled artefacts which manifest line or default caused it."""
+def explain(package: Path, parent: Path | None, as_json: bool) -> None:
+    """Say for every rule in PACKAGE's artefacts which manifest line, default or ceiling of a parent caused it."""
     from policy import explain as explaining
     from policy.manifest import parse
 
-    artefacts, manifest = _compile(package)
-    rows = explaining.explain(artefacts, where=manifest.where)
+    looked = looking.package(package, parent=parent)
+    manifest = looked.manifest
+    rows = explaining.explain(looked.artefacts, where=manifest.where)
     defaults = [
         {"key": key, "value": value, "reason": reason} for key, value, reason in parse.defaults_applied(manifest)
     ]
@@ -87,14 +90,14 @@ def explain(package: Path, as_json: bool) -> None:
         common.emit(
             {
                 "kind": "policy_explained",
-                "agent_id": manifest.agent.id,
-                "policy_digest": artefacts.digest,
+                **looking.head(looked),
                 "rules": [row.document() for row in rows],
                 "defaults": defaults,
             }
         )
         return
-    common.say(f"{manifest.agent.id}: policy {artefacts.digest}")
+    looking.say_head(looked)
+    looking.say_refusals(looked)
     for line in _lines(rows):
         common.say(common.visible(line))
     common.say("defaults that apply:")
@@ -109,6 +112,7 @@ def _lines(rows: tuple[Any, ...]) -> list[str]:
     for row in rows:
         cause = f"{row.where} {row.key}" if row.where else f"{row.kind}: {row.key}"
         reason = f" ({row.reason})" if row.reason and row.reason != row.key else ""
+        reason += f" [narrowed by the parent: {row.parent}]" if row.parent else ""
         if row.artefact == "seccomp.bpf" and row.says == "allow":
             groups.setdefault((cause, reason), []).append(row.rule)
         else:
@@ -119,16 +123,5 @@ def _lines(rows: tuple[Any, ...]) -> list[str]:
     return out
 
 
-def _compile(path: Path) -> tuple[Artefacts, Manifest]:
-    """Compile as ``run`` would on this host; the signature is not needed to look."""
-    from policy import decide
-    from sandbox import config, host, package
-
-    read = package.read(path)
-    manifest = decide.manifest_of(read)
-    settings = config.load(common.readable_state())
-    # The state is ours or not: never grantable either way.
-    never = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
-    facts = host.for_manifest(host.probe(settings), manifest, config=settings, package=read.files, extra_never=never)
-    decision = decide.compile_unsigned(read, manifest, host=facts)
-    return decision.artefacts, manifest
+for command in (policy_questions.why, policy_questions.diff, policy_questions.prove):
+    policy.add_command(command)

@@ -27,7 +27,9 @@ def duration_ms(text: str, *, option: str) -> int:
     match = _FORM.fullmatch(text)
     value = int(match[1]) * _UNITS_MS[match[2]] if match else 0
     if not _UNITS_MS["s"] <= value <= _MAX_MS:
-        raise errors.UsageError(f"{option} `{text}` is no duration", hint="90d, 12h, 30m or 45s; at most 3650d")
+        from policy.manifest.text import quote
+
+        raise errors.UsageError(f"{option} {quote(text)} is no duration", hint="90d, 12h, 30m or 45s; at most 3650d")
     return value
 
 

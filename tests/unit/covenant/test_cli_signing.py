@@ -10,36 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from covenant.cli import times
-from covenant.cli.main import cli
 from policy import errors
+from policy.signing import envelope
 from sandbox.state import State
 from tests import signing_kit as kit
+from tests import ssh_agent_kit
+from tests.cli_kit import call, document, done, refused
 
 
-def call(*arguments: str | Path, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], input=stdin)
-
-
-def done(*arguments: str | Path, stdin: str | None = None) -> str:
-    result = call(*arguments, stdin=stdin)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
-
-
-def document(*arguments: str | Path) -> dict[str, Any]:
-    value = json.loads(done(*arguments, "--json"))
-    assert isinstance(value, dict)
-    return value
-
-
-def refused(code: str, *arguments: str | Path, stdin: str | None = None) -> errors.CovenantError:
-    result = call(*arguments, stdin=stdin)
-    assert isinstance(result.exception, errors.CovenantError), (result.output, result.exception)
-    assert result.exception.code == code, result.exception
-    return result.exception
+@pytest.fixture(autouse=True)
+def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
 
 
 @pytest.fixture
@@ -110,7 +93,7 @@ def test_trust_init_and_show(covenant_home: Path) -> None:
     assert (shown["version"], shown["threshold"], shown["expired"]) == (1, 1, False)
     (key,) = shown["keys"]
     assert (key["name"], key["keyid"]) == ("ann", keyid)
-    assert key["scope"] == {"agents": ["team-*"], "roles": ["reader"]}
+    assert key["scope"] == {"agents": ["team-*"], "roles": ["reader"], "approve_unlimited": True}
     assert 29 * kit.DAY < shown["expires_at"] - times.now_ms() <= 30 * kit.DAY
     assert "team-*" in done("trust", "show")
     assert (covenant_home / "trust" / "root.json").stat().st_mode & 0o777 == 0o600
@@ -120,13 +103,13 @@ def test_trust_init_and_show(covenant_home: Path) -> None:
 def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("keys", "new", "ann", "--no-passphrase")
     real = os.geteuid()
-    monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: False)
+    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: False)
     assert document("trust", "init", "--key", "ann")["state"] is None
     assert not (covenant_home / "supervisor").exists()
     assert document("trust", "show")["source"] == str(covenant_home / "trust" / "root.json")
     refused("trust_root", "trust", "init", "--key", "ann")
     # As root afterwards: the same document becomes the state's version 1.
-    monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: True)
+    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: True)
     done("keys", "new", "eve", "--no-passphrase")
     assert "not version 1 with the key `eve`" in refused("trust_root", "trust", "init", "--key", "eve").message
     for other in (["--agents", "a*"], ["--roles", "reader"], ["--expires", "1d"]):
@@ -145,14 +128,14 @@ def test_a_working_copy_with_a_key_that_nobody_asked_for_is_not_installed(
 ) -> None:
     # A root brings its own keys: one that lists ann and is signed by eve alone is well-formed.
     ann = bytes.fromhex(document("keys", "new", "ann", "--no-passphrase")["public"])
-    monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: False)
+    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: False)
     done("trust", "init", "--key", "ann")
     copy = covenant_home / "trust" / "root.json"
     honest = copy.read_bytes()
     eve = kit.operator(2, name="eve")
     for keys, signer in (([{**eve, "name": "ann", "public": ann.hex()}, eve], 2), ([{**eve, "name": "ann"}], 2)):
         copy.write_bytes(kit.root_bytes(kit.root_document(*keys), signer))
-        monkeypatch.setattr("covenant.cli.trust.running_as_root", lambda: True)
+        monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: True)
         assert "working copy" in refused("trust_root", "trust", "init", "--key", "ann").message
         with State(covenant_home / "supervisor") as state:
             assert not state.has_root()
@@ -309,7 +292,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "no envelope": ("unsigned", lambda p: (p / "agent.dsse.json").unlink()),
     "a broken envelope": ("rule_2_signature", lambda p: (p / "agent.dsse.json").write_bytes(b"{}")),
     "a symlink": ("package_invalid", lambda p: (p / "link").symlink_to("main.py")),
-    "an unknown key": ("unknown_key", lambda p: _sign(p, key="eve")),
+    "an unknown key": ("unknown_key", lambda p: _sign(p, "--fresh", key="eve")),
     "an audience": ("wrong_audience", lambda p: _sign(p, "--audience", "another-host")),
     "a serial from the future": ("serial_rollback", lambda p: _sign(p, "--serial", str(2**52))),
     "an operator who did not sign": ("rule_2_signature", lambda p: _sign_for_operator(p, b"bob")),
@@ -333,6 +316,94 @@ def test_verify_refuses_each_change_with_its_own_code(name: str, trusted: Path) 
     code, change = CHANGES[name]
     change(trusted)
     refused(code, "manifest", "verify", trusted)
+
+
+def test_show_says_of_one_reading_what_it_says_is_signed(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write the package shows one manifest and has another one verified, if it is read twice."""
+    from sandbox import package as reader
+
+    real, readings = reader.read, list[Any]()
+    signed = (trusted / "agent.toml").read_bytes()
+    (trusted / "agent.toml").write_bytes(signed.replace(b"0.1.0", b"9.9.9"))
+
+    def swapping(path: Any) -> Any:
+        made = real(path)
+        readings.append(made)
+        (trusted / "agent.toml").write_bytes(signed)
+        return made
+
+    monkeypatch.setattr(reader, "read", swapping)
+    shown = document("manifest", "show", trusted)
+    assert (shown["manifest"]["agent"]["version"], len(readings)) == ("9.9.9", 1)
+    assert shown["statement"] is None
+    assert (shown["signers"], shown["refusal"]["code"]) == ([], "digest_mismatch")
+    again = document("manifest", "show", trusted)
+    assert (again["manifest"]["agent"]["version"], again["signers"]) == ("0.1.0", ["ann"])
+
+
+def test_the_number_of_signatures_is_that_of_the_envelope(trusted: Path) -> None:
+    """A false one under the second key's id is replaced, not counted."""
+    done("keys", "new", "bob", "--no-passphrase")
+    bob = next(k["keyid"] for k in document("keys", "list")["keys"] if k["name"] == "bob")
+    file = trusted / "agent.dsse.json"
+    file.write_bytes(envelope.decode(file.read_bytes()).signed_by(envelope.Signature(bob, bytes(64))).encode())
+    assert document("manifest", "sign", trusted, "--key", "bob")["signatures"] == 2
+    assert len(envelope.decode(file.read_bytes()).signatures) == 2
+
+
+def test_a_second_operator_adds_a_signature_to_the_same_statement(trusted: Path) -> None:
+    before = document("manifest", "verify", trusted)
+    done("keys", "new", "bob", "--no-passphrase")
+    added = document("manifest", "sign", trusted, "--key", "bob")
+    assert (added["how"], added["signatures"]) == ("added", 2)
+    after = document("manifest", "verify", trusted)
+    assert after["payload_digest"] == before["payload_digest"]
+    assert after["statement"] == before["statement"] == added["statement"]
+    # Again by one of the two: nothing to add, and nobody's signature is thrown away.
+    for name in ("ann", "bob"):
+        error = refused("rule_2_signature", "manifest", "sign", trusted, "--key", name)
+        assert "have signed the package already" in error.message
+    assert document("manifest", "verify", trusted) == after
+    fresh = document("manifest", "sign", trusted, "--key", "bob", "--fresh")
+    assert (fresh["how"], fresh["signatures"]) == ("replaced", 1)
+    refused("unknown_key", "manifest", "verify", trusted)
+
+
+def test_sign_says_which_it_did(trusted: Path) -> None:
+    assert "this key alone had signed the one before" in done("manifest", "sign", trusted, "--key", "ann")
+    done("keys", "new", "bob", "--no-passphrase")
+    said = done("manifest", "sign", trusted, "--key", "bob")
+    assert said.startswith("added a signature to 3 files of hello with bob ")
+    assert "beside ann, over the same statement" in said
+    (trusted / "main.py").write_bytes(b"changed")
+    said = done("manifest", "sign", trusted, "--key", "ann")
+    assert "the files are not those that were signed" in said
+    assert said.startswith("made a new statement and signed 3 files")
+
+
+def test_a_key_of_ssh_agent_signs_as_a_key_file_does(
+    trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in ([], ["--key", "ann", "--ssh-agent", "bob"]):
+        refused("usage", "manifest", "sign", trusted, *arguments)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    refused("ssh_agent", "manifest", "sign", trusted, "--ssh-agent", "bob@laptop")
+    with ssh_agent_kit.running(tmp_path) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", agent.socket)
+        agent.add("bob@laptop")
+        signed = document("manifest", "sign", trusted, "--ssh-agent", "bob@laptop")
+        assert (signed["how"], signed["key"]) == ("added", "bob@laptop")
+        (listed,) = document("keys", "list")["agent"]
+        assert (listed["comment"], listed["keyid"]) == ("bob@laptop", signed["keyid"])
+        assert listed["fingerprint"] in agent.run("ssh-add", "-l")
+        text = done("keys", "list")
+        assert f"{listed['keyid']}  bob@laptop  ssh-agent {listed['fingerprint']}" in text
+        assert document("manifest", "sign", trusted, "--ssh-agent", listed["fingerprint"], "--fresh")["signatures"] == 1
+        refused("unknown_key", "manifest", "verify", trusted)
+    result = call("keys", "list")
+    assert result.exit_code == 0
+    assert "ssh-agent cannot be reached" in result.stderr
+    assert "ann" in result.stdout
 
 
 def test_the_operator_who_signed_is_accepted(trusted: Path) -> None:

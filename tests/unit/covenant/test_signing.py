@@ -146,7 +146,9 @@ def test_what_dev_signed_is_accepted_nowhere_else(state: State) -> None:
         with pytest.raises(errors.AudienceError):
             kit.verify(trusted.package, mine.trust_root(NOW), audience="host-b")
         # Even with the key: its root lists this id alone.
-        assert mine.trust_root(NOW).keys[0].scope == trust.Scope(agents=("hello",), roles=("*",))
+        assert mine.trust_root(NOW).keys[0].scope == trust.Scope(
+            agents=("hello",), roles=("*",), approve_unlimited=True
+        )
 
 
 def test_dev_goes_on_after_its_root_has_ended(state: State) -> None:

@@ -1,0 +1,212 @@
+"""A new agent package: the smallest one of each runtime that checks, signs and runs (``covenant manifest new``).
+
+Nothing is ever overwritten: the directory is new or empty, each file is made with O_EXCL below its descriptor, and
+what was made is taken away again when the rest cannot be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from policy import errors, package
+
+RUNTIMES = ("python3", "node", "rust-bin")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ID = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,128}")
+_ELF = b"\x7fELF"
+
+_MANIFEST = """\
+# What is not written here is not granted. `covenant manifest check` says what is wrong and where, docs/manifest.md
+# names every key, and agents/hello has them all written out.
+
+[agent]
+id = "{id}"
+name = "{id}"
+version = "0.1.0"
+runtime = "{runtime}"
+entry = "{entry}"{entry_note}
+role = "observer"                        # reads what it is granted and answers; see policy/data/roles.toml
+
+[resources]
+cpu_ms_per_task = 20000                  # milliseconds from the intent to the answer
+memory_mb = {memory_mb}
+network = "off"                          # the one limit that must be written
+
+[sandbox]
+required = true
+backend = "linux-gvisor"
+filesystem = "read-only-package"         # nothing is writable
+
+# [permissions.filesystem]
+# read = ["/usr/share/doc"]              # host paths, seen at the same place
+"""
+
+_PYTHON = '''\
+"""One JSON line in on stdin, one JSON line out on stdout, everything else to stderr."""
+
+import json
+import sys
+
+intent = json.loads(sys.stdin.readline())
+answer = {"text": f"You said: {intent['text']}", "sources": []}
+sys.stdout.write(json.dumps(answer) + "\\n")
+'''
+
+_NODE = """\
+// One JSON line in on stdin, one JSON line out on stdout, everything else to stderr.
+"use strict";
+
+const fs = require("node:fs");
+
+/** The first line of stdin: characters may lie across two reads, so bytes are joined before they become text. */
+function readLine() {
+  const chunks = [];
+  const chunk = Buffer.alloc(65536);
+  for (;;) {
+    const count = fs.readSync(0, chunk, 0, chunk.length, null);
+    const end = chunk.subarray(0, count).indexOf(0x0a);
+    chunks.push(Buffer.from(chunk.subarray(0, end < 0 ? count : end)));
+    if (count === 0 || end >= 0) return Buffer.concat(chunks).toString("utf8");
+  }
+}
+
+const intent = JSON.parse(readLine());
+fs.writeSync(1, JSON.stringify({ text: `You said: ${intent.text}`, sources: [] }) + "\\n");
+"""
+
+_RUST = """\
+// One JSON line in on stdin, one JSON line out on stdout, everything else to stderr.
+//
+//     rustc -O -C target-feature=+crt-static -o {entry} src/main.rs
+//
+// Any other ELF program does as well: what counts is the file at `entry` when the package is signed.
+
+use std::io::{{self, BufRead, Write}};
+
+fn main() -> io::Result<()> {{
+    let mut intent = String::new();
+    io::stdin().lock().read_line(&mut intent)?;
+    writeln!(io::stdout(), "{{{{\\"text\\": \\"I was sent {{}} bytes.\\", \\"sources\\": []}}}}", intent.len())
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """The files of a new package with their modes, and its agent id."""
+
+    agent_id: str
+    files: Mapping[str, tuple[bytes, int]]
+    missing_entry: str = ""  # what the author has still to put there
+
+
+def plan(agent_id: str, runtime: str, *, binary: bytes | None = None) -> Scaffold:
+    """The files of a new package; ``binary`` is the program of a rust-bin one, when the author has it.
+
+    Raises:
+        errors.UsageError: the id cannot be one, or a binary is given to another runtime or is no ELF file.
+    """
+    if not _ID.fullmatch(agent_id):
+        hint = "give one with --id: 1 to 128 of A-Z a-z 0-9 _ . -"
+        raise errors.UsageError(f"`{agent_id}` cannot be an agent id", hint=hint)
+    if binary is not None and runtime != "rust-bin":
+        raise errors.UsageError(f"--binary goes with --runtime rust-bin, not `{runtime}`")
+    if binary is not None and not binary.startswith(_ELF):
+        raise errors.UsageError("the binary is no ELF file", hint="give the program that the compiler made")
+    entry = {"python3": "main.py", "node": "main.js"}.get(runtime, f"bin/{agent_id}")
+    note = "" if runtime != "rust-bin" else "  # any ELF program; it must lie there before you sign"
+    manifest = _MANIFEST.format(
+        id=agent_id, runtime=runtime, entry=entry, entry_note=note, memory_mb=512 if runtime == "node" else 128
+    )
+    files: dict[str, tuple[bytes, int]] = {package.MANIFEST_NAME: (manifest.encode(), 0o644)}
+    if runtime != "rust-bin":
+        files[entry] = ({"python3": _PYTHON, "node": _NODE}[runtime].encode(), 0o644)
+    elif binary is not None:
+        files[entry] = (binary, 0o755)
+    else:
+        files["src/main.rs"] = (_RUST.format(entry=entry).encode(), 0o644)
+    return Scaffold(agent_id, files, "" if entry in files else entry)
+
+
+def read_binary(path: Path) -> bytes:
+    """The program to copy in, at most as large as a package may be.
+
+    Raises:
+        errors.PackageError: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(package.MAX_BYTES + 1)
+    except OSError as e:
+        raise errors.PackageError(f"`{path}` cannot be read: {e.strerror}", where=str(path)) from e
+    package.check_size(files=1, total_bytes=len(content))
+    return content
+
+
+def write(directory: Path, scaffold: Scaffold) -> None:
+    """Make the package's directory, which must not be there or be empty, and its files.
+
+    Raises:
+        errors.PackageError: it is something else, is not empty, or cannot be written; nothing of ours is left.
+    """
+    with contextlib.ExitStack() as held, contextlib.ExitStack() as undo:
+        try:
+            top = _open_new(directory, held, undo)
+            for path, (content, mode) in scaffold.files.items():
+                _write(top, path, content, mode, held, undo)
+            if scaffold.missing_entry:
+                _around(top, scaffold.missing_entry, held, undo)
+        except OSError as e:
+            raise errors.PackageError(f"`{directory}` cannot be written: {e.strerror}", where=str(directory)) from e
+        undo.pop_all()
+
+
+def _open_new(directory: Path, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> int:
+    """A descriptor of the directory, made or found empty."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o755)
+        undo.callback(_quietly, os.rmdir, directory)
+    try:
+        fd = os.open(directory, _DIRECTORY)
+    except OSError as e:
+        raise errors.PackageError(f"`{directory}` is no directory: {e.strerror}", where=str(directory)) from e
+    held.callback(os.close, fd)
+    if os.listdir(fd):
+        hint = "give a new directory: nothing is ever overwritten"
+        raise errors.PackageError(f"`{directory}` is not empty", hint=hint, where=str(directory))
+    return fd
+
+
+def _around(top: int, path: str, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> int:
+    """A descriptor of the directory around a file, which is made; no file of a scaffold lies deeper than one."""
+    parent = os.path.dirname(path)
+    if not parent:
+        return top
+    # What is there already came after the directory was found empty: it is somebody else's, and may be a link.
+    os.mkdir(parent, 0o755, dir_fd=top)
+    undo.callback(_quietly, os.rmdir, parent, dir_fd=top)
+    fd = os.open(parent, _DIRECTORY, dir_fd=top)
+    held.callback(os.close, fd)
+    return fd
+
+
+def _write(
+    top: int, path: str, content: bytes, mode: int, held: contextlib.ExitStack, undo: contextlib.ExitStack
+) -> None:
+    around, name = _around(top, path, held, undo), os.path.basename(path)
+    # O_EXCL: a file that somebody put there meanwhile is theirs, and so is a symlink.
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=around)
+    undo.callback(_quietly, os.unlink, name, dir_fd=around)
+    with os.fdopen(fd, "wb") as stream:
+        stream.write(content)
+
+
+def _quietly(remove: Callable[..., None], path: str | Path, **where: int) -> None:
+    """Take back what was made; what cannot be taken back must not hide why."""
+    with contextlib.suppress(OSError):
+        remove(path, **where)

@@ -1,0 +1,64 @@
+"""``covenant manifest check``: a finding stands at its line and column, with what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from covenant.cli.main import cli
+from policy import errors
+from tests import signing_kit as kit
+
+MANIFEST = kit.MANIFEST.decode()
+
+
+def check(package: Path, manifest: str, *arguments: str) -> Result:
+    package.mkdir(exist_ok=True)
+    (package / "agent.toml").write_text(manifest)
+    (package / "main.py").write_bytes(b"print('hi')\n")
+    return CliRunner().invoke(cli, ["manifest", "check", str(package), *arguments])
+
+
+# What the author wrote instead of what, the text at which the finding points, and the name that is suggested.
+SLIPS = [
+    ('network = "off"', 'netwrok = "off"', "netwrok", "network"),
+    ("[sandbox]", "[sandbxo]", "sandbxo", "[sandbox]"),
+    ('network = "off"', 'network = "of"', '"of"', "off"),
+    ('runtime = "python3"', 'runtime = "pyhton3"', '"pyhton3"', "python3"),
+    ('runtime = "python3"', 'runtime = "nodejs"', '"nodejs"', "node"),
+    ('backend = "linux-gvisor"', 'backend = "linux-givsor"', '"linux-givsor"', "linux-gvisor"),
+    ("[resources]", "[permissions.filesytem]\n[resources]", "filesytem", "filesystem"),
+    ("[resources]", '[permissions.syscalls]\nprofile = "pythn3"\n[resources]', '"pythn3"', "python3"),
+    ("[resources]", '[permissions.syscalls]\nallow = ["read",\n  "opennat"]\n[resources]', '"opennat"', "openat"),
+    ("[resources]", '[permissions.skills]\nside_effects = ["read", "wirte"]\n[resources]', '"wirte"', "write"),
+    ("[resources]", '[spawn]\non_parent_exit = "wind_down"\n[resources]', '"wind_down"', "wind-down"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "at", "meant"), SLIPS, ids=[s[2] for s in SLIPS])
+def test_a_near_miss(tmp_path: Path, old: str, new: str, at: str, meant: str) -> None:
+    assert MANIFEST.count(old) == 1
+    document = MANIFEST.replace(old, new)
+    error = check(tmp_path, document).exception
+    assert isinstance(error, errors.ManifestError)
+    assert f"did you mean `{meant}`?" in error.hint
+    before = document[: document.index(at)]
+    assert error.where == f"agent.toml:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+
+
+def test_the_same_manifest_without_the_slip_is_acceptable(tmp_path: Path) -> None:
+    assert check(tmp_path, MANIFEST).exit_code == 0
+
+
+def test_a_role_that_is_not_ours_is_a_note(tmp_path: Path) -> None:
+    done = check(tmp_path, MANIFEST.replace("[agent]\n", '[agent]\nrole = "raeder"\n'))
+    assert done.exit_code == 0
+    assert "(agent.toml:2:8); did you mean `reader`?" in done.stderr
+
+
+def test_a_fault_of_the_grammar_has_its_column_too(tmp_path: Path) -> None:
+    error = check(tmp_path, MANIFEST + "[lifetime]\nttl_seconds = off\n").exception
+    assert isinstance(error, errors.ManifestSyntaxError)
+    assert error.where == f"agent.toml:{MANIFEST.count(chr(10)) + 2}:15"
