@@ -46,12 +46,28 @@ def operator(number: int = 1, **changes: Any) -> dict[str, Any]:
     return {
         "name": f"op{number}",
         "public": public(number).raw.hex(),
-        "scope": {"agents": ["*"], "roles": ["*"]},
+        "scope": scope(),
+        "root": True,
         "threshold": 1,
         "not_before": 0,
         "expires_at": NOW + 1000 * DAY,
         **changes,
     }
+
+
+def scope(*, agents: tuple[str, ...] = ("*",), roles: tuple[str, ...] = ("*",), unlimited: bool = True) -> Any:
+    """A key's scope; everything unless said otherwise."""
+    return {"agents": list(agents), "roles": list(roles), "approve_unlimited": unlimited}
+
+
+def revoked(**lists: list[dict[str, Any]]) -> dict[str, Any]:
+    """The revocations of a root document."""
+    return {"keys": [], "manifests": [], "serials": [], **lists}
+
+
+def revoked_key(number: int, **changes: Any) -> dict[str, Any]:
+    """An entry of ``revoked.keys`` for a fixed key."""
+    return {"keyid": public(number).keyid, "name": f"op{number}", "at": NOW, "reason": "stolen", **changes}
 
 
 def root_document(*operators: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -61,6 +77,7 @@ def root_document(*operators: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "expires_at": NOW + 1000 * DAY,
         "threshold": 1,
         "keys": list(operators or (operator(1),)),
+        "revoked": revoked(),
         **changes,
     }
 
@@ -73,8 +90,12 @@ def root_bytes(document: dict[str, Any], *signers: int) -> bytes:
     return envelopes.sign(payload, roots.PAYLOAD_TYPE, [key(n) for n in signers or (1,)]).encode()
 
 
-def root(*operators: dict[str, Any], signers: tuple[int, ...] = (1,), **changes: Any) -> trust.TrustRoot:
-    return trust.TrustRoot.load(root_bytes(root_document(*operators, **changes), *signers), NOW)
+def root(*operators: dict[str, Any], signers: tuple[int, ...] = (), **changes: Any) -> trust.TrustRoot:
+    """A trust root of these operators, signed by all of them that are fixed keys, unless told by whom."""
+    document = root_document(*operators, **changes)
+    listed = {entry["public"] for entry in document["keys"]}
+    everybody = tuple(n for n in range(1, 10) if public(n).raw.hex() in listed)
+    return trust.TrustRoot.load(root_bytes(document, *(signers or everybody)), NOW)
 
 
 def statement(package: packages.Package, **changes: Any) -> statements.Statement:

@@ -11,11 +11,14 @@ import pathlib
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from policy import data
 from policy.compile.artefacts import NAMES, Artefacts
 from policy.manifest import parse
+from policy.rules import nine
 from tests.unit.policy.compile import sample
 
 HERE = pathlib.Path(__file__).resolve().parent / "policy"
@@ -41,14 +44,53 @@ swap_mb = 8
 """
 
 
+NETWORK = sample.entries(
+    ("api.example.com", "[443]", "tls"), ("*.example.org", '[80, "8000-8010"]', "tcp"), ("10.0.0.0/8", "[5432]", "tcp"),
+    ("192.0.2.7", "[5432]", "tcp"), ("2001:db8::/32", "[53]", "udp"), ("203.0.113.9", "[443]", "tls"),
+)  # fmt: skip
+# What the supervisor, the vault and cgroup version 2 hold.
+REST = """
+[permissions.credentials]
+grants = ["mail", "db"]
+[permissions.skills]
+allow = ["matrix://tool/mcp/fs/read@1.0"]
+side_effects = ["read"]
+[spawn]
+allowed = true
+max_depth = 2
+max_descendants = 5
+on_parent_exit = "wind-down"
+[lifetime]
+ttl_seconds = 600
+on_expiry = "suspend"
+"""
+IO = "io_read_bps = 1000000\nio_write_iops = 200\ncpu_time_ms = 5000\nnet_bps = 125000"
+
+
+def _child() -> Artefacts:
+    """A child of an agent that has less of most things."""
+    above = sample.manifest(
+        network="full",
+        more=sample.entries(("*.example.org", "[80]", "tcp"), ("10.1.0.0/16", '["5000-6000"]', "tcp")),
+        resources="memory_mb = 64\nnet_bps = 1000",
+    )
+    found = sample.manifest(network="full", more=REST + NETWORK, resources=IO)
+    return sample.compiled(found, ceiling=nine.requested(above, roles=data.roles()).for_child(remaining_seconds=60))
+
+
 def _agent(name: str) -> Artefacts:
     return sample.compiled(parse.parse((ROOT / "agents" / name / "agent.toml").read_bytes()))
 
 
-CASES = {
+CASES: dict[str, Callable[[], Artefacts]] = {
     "least": lambda: sample.compiled(sample.manifest(filesystem="read-only-package")),
     "much": lambda: sample.compiled(sample.manifest(more=GRANTS, resources=RESOURCES)),
     "aarch64": lambda: sample.compiled(sample.manifest(), sample.host(arch="aarch64")),
+    "https": lambda: sample.compiled(sample.manifest(network="outbound-https-only")),
+    "full": lambda: sample.compiled(sample.manifest(network="full")),
+    "network": lambda: sample.compiled(sample.manifest(network="full", more=NETWORK)),
+    "rest": lambda: sample.compiled(sample.manifest(network="full", more=REST + NETWORK, resources=IO)),
+    "child": _child,
     "hello": lambda: _agent("hello"),
     "librarian": lambda: _agent("librarian"),
 }
@@ -60,6 +102,7 @@ def read_out(name: str) -> str:
     document = {
         "digest": artefacts.digest,
         **{file: artefacts.json(file) for file in NAMES if file.endswith(".json")},
+        "firewall.nft": artefacts.files["firewall.nft"].decode().split("\n"),
         "seccomp.bpf": [artefacts.files["seccomp.bpf"][i : i + 8].hex() for i in range(0, _size(artefacts), 8)],
     }
     return json.dumps(document, indent=1, ensure_ascii=True) + "\n"

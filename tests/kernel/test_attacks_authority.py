@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant import signing
 from policy import decide, errors, ledger
-from policy.signing import envelope, root, strict_json
+from policy.signing import change, envelope, root, strict_json, trust
 from sandbox import config
 from sandbox import package as packages
 from sandbox.state import State
@@ -32,10 +32,11 @@ def two(world: World) -> World:
 
     def operator(name: str, key: Ed25519PrivateKey, roles: list[str]) -> dict[str, Any]:
         public = envelope.PublicKey.of(key).raw.hex()
-        return {"name": name, "public": public, "scope": {"agents": ["*"], "roles": roles}, "threshold": 1, **bounds}
+        scope = kit.scope(roles=tuple(roles))
+        return {"name": name, "public": public, "scope": scope, "root": roles == ["*"], "threshold": 1, **bounds}
 
     keys = [operator("bob", BOB, ["reader"]), operator("tester", world.key, ["*"])]
-    document = {"version": 2, "threshold": 1, "keys": keys, **bounds}
+    document = {"version": 2, "threshold": 1, "keys": keys, "revoked": kit.revoked(), **bounds}
     with State(world.state) as state:
         # Control of the other direction: bob alone cannot make himself anything.
         greedy = {**document, "keys": [operator("bob", BOB, ["*"])]}
@@ -95,6 +96,30 @@ def test_control_an_operator_who_signed_is_named_in_every_row(two: World) -> Non
     assert two.run(_sign_by(two, _package(two, role="reader", operator="tester"), BOB, two.key)).error is None
     started = [row["kind"] for row in two.rows() if row["kind"]["type"] == "run_started"]
     assert [(one["operator"], one["signers"]) for one in started] == [("bob", ["bob"]), ("tester", ["bob", "tester"])]
+
+
+def test_what_was_revoked_starts_no_more_and_a_row_says_why(two: World) -> None:
+    by_bob = _sign_by(two, _package(two, role="reader"), BOB)
+    assert two.run(by_bob).error is None
+    with State(two.state) as state:
+        gone = change.revoke_key(state.present_root().document, "bob", now_ms=two.now_ms, reason="laptop lost")
+        state.replace_root(gone.signed_by(gone.envelope.sign(two.key)).encode(), two.now_ms)
+    with pytest.raises(errors.RevokedError, match="laptop lost"):
+        two.run(by_bob)
+    row = two.rows()[-1]["kind"]
+    assert (row["type"], row["code"], row["rule"]) == ("manifest_rejected", "revoked", 2)
+    # The same files by another operator are another matter, until that statement is revoked as well.
+    by_tester = _sign_by(two, by_bob, two.key)
+    with State(two.state) as state:
+        present = state.present_root()
+        trusted = trust.verify(
+            packages.read(by_tester), present, now_ms=two.now_ms, audience=config.load(two.state).host, serials=state
+        )
+        leaks = change.revoke_manifest(present.document, trusted.payload_digest, now_ms=two.now_ms, reason="it leaks")
+        state.replace_root(leaks.signed_by(leaks.envelope.sign(two.key)).encode(), two.now_ms)
+    with pytest.raises(errors.RevokedError, match="it leaks"):
+        two.run(by_tester)
+    assert two.run(two.sign(by_tester)).error is None
 
 
 # --- attacks that fail ----------------------------------------------------------------------------------------

@@ -8,90 +8,26 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
+import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from policy import data
 from policy.compile import seccomp
+from policy.decompile import bpf
+from sandbox.kernel import seccomp_loader
+from tests.kernel import argument_probes, host_filter
 
 ARCH = platform.machine()
 NUMBERS = data.syscalls(ARCH).numbers
-ROOT = Path(__file__).parents[2]
 BAD = 0xFFFFFFFFFFFFFFFF
 X32 = 0x40000000
-
-CHILD = """
-import ctypes, json, os, socket, subprocess, sys, threading
-sys.path.insert(0, sys.argv[1])
-order = json.load(sys.stdin)
-libc = ctypes.CDLL(None, use_errno=True)
-
-def errnos():
-    found = {}
-    for name, (number, *arguments) in order["calls"].items():
-        ctypes.set_errno(0)
-        result = libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a) for a in arguments))
-        found[name] = ctypes.get_errno() if result == -1 else 0
-    return found
-
-def load_bpf():
-    raw = bytes.fromhex(order["bpf"])
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-    program = Program(len(raw) // 8, raw)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    if libc.prctl(22, 2, ctypes.byref(program), 0, 0):  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-        raise OSError(ctypes.get_errno(), "the kernel refused the filter")
-
-def load_denylist():
-    from policy import data
-    from policy.compile import seccomp
-    from sandbox.kernel import seccomp_loader
-    seccomp_loader.load(seccomp.compile_denylist(data.deny().names, arch=os.uname().machine,
-                                                 deny_socket_families_except={socket.AF_UNIX}))
-
-def attempt(act):
-    try:
-        act()
-        return "works"
-    except OSError as error:
-        return error.errno
-
-def thread():
-    worker = threading.Thread(target=int)
-    worker.start()
-    worker.join()
-
-before = errnos()
-(load_bpf if order["bpf"] else load_denylist)()
-status = open("/proc/self/status").read().split()
-print(json.dumps({
-    "before": before,
-    "after": errnos(),
-    "seccomp": status[status.index("Seccomp:") + 1],
-    "no_new_privs": status[status.index("NoNewPrivs:") + 1],
-    "thread": attempt(thread),
-    "program": attempt(lambda: subprocess.run(["/usr/bin/true"], check=True)),
-    "inet": attempt(lambda: socket.socket(socket.AF_INET).close()),
-    "packet": attempt(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()),
-    "unix": attempt(lambda: [s.close() for s in socket.socketpair()]),
-}))
-"""
-
-
-def in_a_child(calls: dict[str, list[int]], *, bpf: bytes = b"") -> dict[str, Any]:
-    order = json.dumps({"calls": calls, "bpf": bpf.hex()})
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(ROOT)], input=order, capture_output=True, text=True, timeout=60, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+TAG = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[ARCH]
+TERMINAL = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
 
 
 def harmless(*names: str) -> dict[str, list[int]]:
@@ -106,7 +42,7 @@ def harmless(*names: str) -> dict[str, list[int]]:
 def test_the_emitted_bpf_loads_and_holds() -> None:
     names = data.profile("python3").names - {"uname"} | {"execve", "vfork"}
     calls = harmless("uname", "getppid", "clone3", "memfd_create", "execveat", "unshare", "bpf", "keyctl")
-    answer = in_a_child(calls, bpf=seccomp.compile(names, arch=ARCH).bpf)
+    answer = host_filter.in_a_child(calls, bpf=seccomp.compile(names, arch=ARCH).bpf)
     assert (answer["seccomp"], answer["no_new_privs"]) == ("2", "1")
     assert answer["before"]["uname"] == errno.EFAULT
     assert answer["after"]["getppid"] == 0
@@ -124,11 +60,11 @@ def test_the_kernel_takes_every_profile(arch: str, profile: str) -> None:
     # Loading checks the program (jumps, length, last instruction) whatever it allows; the other architecture's
     # filter then refuses even the exit, so it is loaded where nothing has to work afterwards.
     program = seccomp.compile(data.profile(profile).names, arch=arch).bpf
-    script = CHILD.split("before = errnos()", maxsplit=1)[0] + "load_bpf()\nlibc.getppid()\n"
+    script = host_filter.CHILD.split("before = errnos()", maxsplit=1)[0] + "load_bpf()\nlibc.getppid()\n"
     script += "import ctypes; ctypes.string_at(0)\n"  # end by a signal, since exit_group may be refused
     order = json.dumps({"calls": {}, "bpf": program.hex()})
     done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT)], input=order, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, str(host_filter.ROOT)], input=order, capture_output=True, text=True, timeout=60
     )
     assert "refused the filter" not in done.stderr
     assert done.returncode == -11
@@ -137,8 +73,8 @@ def test_the_kernel_takes_every_profile(arch: str, profile: str) -> None:
 def test_an_x32_call_is_refused() -> None:
     # On aarch64 it is a number that no call has; it must be refused by the filter all the same.
     calls = {"x32 getpid": [X32 + NUMBERS["getpid"]], "getpid": [NUMBERS["getpid"]]}
-    for bpf in (b"", seccomp.compile(data.profile("python3").names, arch=ARCH).bpf):
-        answer = in_a_child(calls, bpf=bpf)
+    for program in (b"", seccomp.compile(data.profile("python3").names, arch=ARCH).bpf):
+        answer = host_filter.in_a_child(calls, bpf=program)
         assert answer["before"]["x32 getpid"] != errno.EPERM
         assert answer["after"] == {"x32 getpid": errno.EPERM, "getpid": 0}
 
@@ -146,7 +82,7 @@ def test_an_x32_call_is_refused() -> None:
 def test_the_deny_list_loads_and_holds() -> None:
     refused = ("memfd_create", "execveat", "unshare", "keyctl", "bpf", "io_uring_setup", "swapoff", "setns",
                "umount2", "init_module", "ptrace", "clock_settime")  # fmt: skip
-    answer = in_a_child(harmless(*refused, "getpid", "uname", "clone3"))
+    answer = host_filter.in_a_child(harmless(*refused, "getpid", "uname", "clone3"))
     assert (answer["seccomp"], answer["no_new_privs"]) == ("2", "1")
     assert {answer["after"][name] for name in refused} == {errno.EPERM}
     assert all(answer["before"][name] not in (0, errno.EPERM) for name in refused)
@@ -154,3 +90,59 @@ def test_the_deny_list_loads_and_holds() -> None:
     assert answer["after"]["clone3"] == errno.ENOSYS
     assert (answer["thread"], answer["program"], answer["unix"]) == ("works", "works", "works")
     assert (answer["inet"], answer["packet"]) == (errno.EPERM, errno.EPERM)
+
+
+# --- what is exported is what is loaded -----------------------------------------------------------------
+
+DENIED = {
+    "network off": seccomp.compile_denylist(data.deny().names, arch=ARCH, deny_socket_families_except={1}),
+    "network free": seccomp.compile_denylist(data.deny().names, arch=ARCH, deny_socket_families_except=None),
+}
+
+
+@pytest.mark.parametrize("which", DENIED)
+def test_the_kernel_holds_the_program_that_was_exported(which: str) -> None:
+    prepared = seccomp_loader.prepare(DENIED[which])
+    exported = seccomp_loader.export(prepared)
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            seccomp_loader.enter(prepared)
+            os.write(tell, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(ready, 1) == b"x"
+        held = host_filter.loaded_filter(pid)
+    finally:
+        host_filter.end(pid)
+        os.close(ready)
+        os.close(tell)
+    assert held == exported
+    # Beside the bytes, every decision that the rules' boundaries can tell apart.
+    for probe in argument_probes.probes(ARCH):
+        number, *arguments = probe.numbers(ARCH)
+        asked = {"number": number, "arch": TAG, "arguments": arguments}
+        assert bpf.decide(held, **asked) == bpf.decide(exported, **asked)  # type: ignore[arg-type]
+
+
+def test_a_child_of_trusted_local_gets_what_the_exported_program_says() -> None:
+    exported = seccomp_loader.export(seccomp_loader.prepare(DENIED["network off"]))
+    probes = argument_probes.probes(ARCH)
+    answer = host_filter.in_a_child({probe.id: probe.numbers(ARCH) for probe in probes})
+    refused = set()
+    for probe in probes:
+        number, *arguments = probe.numbers(ARCH)
+        action = bpf.decide(exported, number=number, arch=TAG, arguments=arguments)
+        before, after = answer["before"][probe.id], answer["after"][probe.id]
+        assert after == (before if action == bpf.ALLOW else errno.EPERM), probe.id
+        if action != bpf.ALLOW:
+            refused.add(probe.id)
+            assert before != errno.EPERM, probe.id
+    assert {name.split("(")[0] for name in refused} == {"socket", "socketpair", "ioctl", "personality"}
+    # On these two rules trusted-local and gVisor agree.
+    for probe in probes:
+        if probe.call == "personality" or (probe.call == "ioctl" and probe.arguments[1] & 0xFFFFFFFF in TERMINAL):
+            assert (probe.id in refused) == (not probe.allowed), probe.id

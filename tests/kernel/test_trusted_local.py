@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -24,13 +25,15 @@ from typing import Any
 
 import pytest
 
-from policy import contract, data, errors
+from policy import contract, data, errors, prove_local
 from policy.compile import seccomp
 from policy.compile import trusted_local as compiler
 from policy.manifest import parse
 from policy.package import Package
 from sandbox import host, trusted_local
+from sandbox.kernel import seccomp_loader
 from sandbox.runner import Finished, Limits
+from tests.kernel.world import HEAD, TAIL, World
 
 ROOT = Path(__file__).resolve().parents[2]
 # No account of any machine, and outside the range of the sandboxed runs.
@@ -87,10 +90,12 @@ def manifest(**values: object) -> bytes:
     ).encode()
 
 
-def plan_of(raw: bytes, **changes: Any) -> trusted_local.Plan:
-    policy = compiler.compile(parse.parse(raw), arch=host.architecture(), signed=False)
+def plan_of(raw: bytes, *, demand: prove_local.Demand | None = None, **changes: Any) -> trusted_local.Plan:
+    found = parse.parse(raw)
+    policy = compiler.compile(found, arch=host.architecture(), signed=False)
     program = {"python3": "/usr/bin/python3", "node": "/usr/bin/node"}.get(policy.runtime, f"/mnt/{policy.entry}")
-    return trusted_local.Plan(dataclasses.replace(policy, **changes), AGENT, program)
+    demand = demand or prove_local.demanded(found)
+    return trusted_local.Plan(dataclasses.replace(policy, **changes), AGENT, program, demand)
 
 
 def run(
@@ -380,10 +385,63 @@ def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Pat
                 raise OSError(ctypes.get_errno(), "")
         answer({{name: tried(lambda: call(number, *args))[0] for name, (number, args) in {calls!r}.items()}})
     """
-    nothing = seccomp.compile_denylist((), arch=host.architecture(), deny_socket_families_except=None)
-    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing)))
+    nothing = seccomp.DenyFilter(host.architecture(), (), ())
+    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing, demand=prove_local.Demand())))
     assert without == {name: outcome for name, (_, outcome) in CALLS.items()}
     assert value(run(state, code)) == dict.fromkeys(CALLS, "EPERM")
+
+
+def lacking(rule: str) -> Callable[[bytes], trusted_local.Plan]:
+    """A plan whose compiler forgot one call."""
+
+    def plan(raw: bytes) -> trusted_local.Plan:
+        whole = plan_of(raw).policy.filter
+        rules = tuple(kept for kept in whole.rules if kept.name != rule)
+        assert len(rules) < len(whole.rules)
+        return plan_of(raw, filter=dataclasses.replace(whole, rules=rules))
+
+    return plan
+
+
+@pytest.mark.parametrize("rule", ["bpf", "clone", "clone3", "socket"])
+def test_a_filter_that_lacks_a_rule_stops_the_run(state: Path, rule: str) -> None:
+    with pytest.raises(errors.ProofError, match=f"`{rule}`"):
+        run(state, 'open("/tmp/ran", "w"); answer(1)', plan=lacking(rule))
+    assert list(state.iterdir()) == [], "not even the package was copied"
+
+
+def test_a_fault_of_libseccomp_stops_the_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, numbers = seccomp_loader.export, data.syscalls(host.architecture()).numbers
+
+    def faulty(prepared: Any) -> bytes:
+        # Where the number of bpf is compared with, a second comparison with that of ptrace: bpf would pass.
+        compared = struct.pack("<I", numbers["bpf"])
+        program = honest(prepared)
+        assert program.count(compared) == 1
+        return program.replace(compared, struct.pack("<I", numbers["ptrace"]))
+
+    monkeypatch.setattr(seccomp_loader, "export", faulty)
+    with pytest.raises(errors.ProofError, match="`bpf`"):
+        run(state, "answer(1)")
+    monkeypatch.undo()
+    assert value(run(state, "answer(1)")) == 1
+
+
+def test_a_failed_proof_is_told_and_logged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = compiler.compile
+
+    def faulty(*given: Any, **named: Any) -> compiler.LocalPolicy:
+        policy = honest(*given, **named)
+        rules = tuple(rule for rule in policy.filter.rules if rule.name != "unshare")
+        return dataclasses.replace(policy, filter=dataclasses.replace(policy.filter, rules=rules))
+
+    fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
+    monkeypatch.setattr(compiler, "compile", faulty)
+    with pytest.raises(errors.ProofError, match="does not refuse `unshare`"):
+        world.run_code(f"{HEAD}answer = 1{TAIL}", **fields)
+    assert world.rows()[-1]["kind"]["code"] == "proof_failed"
+    monkeypatch.undo()
+    assert world.ask("answer = 1", **fields) == 1
 
 
 def test_the_manifests_own_deny_list_is_loaded(state: Path) -> None:

@@ -1,0 +1,22 @@
+"""Every parser that reads what others wrote."""
+
+from __future__ import annotations
+
+from tests.fuzz import (
+    answer_targets,
+    artefact_targets,
+    manifest_targets,
+    runtime_targets,
+    signing_targets,
+    tool_targets,
+)
+from tests.fuzz.drive import Target
+
+ALL: tuple[Target, ...] = (
+    *manifest_targets.TARGETS,
+    *signing_targets.TARGETS,
+    *runtime_targets.TARGETS,
+    *answer_targets.TARGETS,
+    *artefact_targets.TARGETS,
+    *tool_targets.TARGETS,
+)

@@ -1,0 +1,45 @@
+"""docs/tools.md is what the parser and the checks do.
+
+Regenerate with: .venv/bin/python tests/golden/test_tools_page.py
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+
+from policy.manifest import tool_checks, tool_pins, tools, tools_reference
+from tests import tools_kit
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "tools.md"
+
+
+def test_page_is_what_the_models_say() -> None:
+    assert PAGE.read_text() == tools_reference.page(), "regenerate docs/tools.md (see above)"
+
+
+def test_page_names_every_key_and_code() -> None:
+    text = PAGE.read_text()
+    for model in (tools.ToolManifest, tools.Server, tools.Tool, tools.NativeTool):
+        assert [key for key in model.model_fields if f"| `{key}` |" not in text] == []
+    assert [code for code in tool_checks.CODES if f"| `{code}` |" not in text] == []
+
+
+def test_the_digest_is_what_the_page_computes(tmp_path: pathlib.Path) -> None:
+    """The command of the page, run as it is printed."""
+    (line,) = re.findall(r"^cd tools/fs && (find .*)$", PAGE.read_text(), re.MULTILINE)
+    files = {**tools_kit.SERVER_FILES, "tools/fs/a b/ü": b"x", "tools/fs/Z": b"", "tools/fs/a-c": b"y"}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], cwd=tmp_path / "tools/fs", capture_output=True, text=True, check=True, timeout=60
+    )
+    read = tools_kit.package(tools_kit.FULL, pin=False, files=files)
+    assert tool_pins.package_digest(read, "fs") == f"sha256:{done.stdout.split()[0]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(tools_reference.page())
