@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: demo test lint undo
+.PHONY: demo test lint undo mutants fuzz coverage golden
 
 demo:
 	./scripts/demo
@@ -12,6 +12,23 @@ lint:
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+# How good the tests of the deciding half are: docs/mutants.md. Under an hour on two cores.
+mutants:
+	.venv/bin/python -m tests.mutants
+
+# Every parser, two million inputs: no crash, nothing false accepted.
+fuzz:
+	.venv/bin/python -m tests.fuzz
+
+# The golden cases anew; git shows what changed.
+golden:
+	.venv/bin/python -m tests.golden.regenerate
+
+# Which lines of policy no test runs; fails below the floor of pyproject.toml.
+coverage:
+	.venv/bin/coverage run -m pytest -q -p no:cacheprovider tests/unit tests/property tests/golden
+	.venv/bin/coverage report
 
 undo:
 	./scripts/undo

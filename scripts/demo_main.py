@@ -88,7 +88,7 @@ def _expired(path: Path) -> None:
 def _unknown_key(path: Path) -> None:
     name = f"stranger-{os.getpid()}"
     covenant("keys", "new", name, "--no-passphrase", show=False)
-    covenant("manifest", "sign", str(path), "--key", name, show=False)
+    covenant("manifest", "sign", str(path), "--key", name, "--fresh", show=False)
 
 
 def _older_serial(path: Path) -> None:
@@ -126,6 +126,24 @@ def refusals() -> None:
         if document["code"] != code:
             raise DemoError(f"{title}: {document}, not {code}")
         print(f"{title:34} {code}: {document['message'][:90]}", flush=True)
+
+
+# --- the policy is proved, and answers --------------------------------------------------------------
+
+
+def questions() -> None:
+    """The artefacts read back, and asked; then one more is granted in them, and the proof fails."""
+    covenant("policy", "prove", "agents/librarian")
+    covenant("policy", "why", "agents/librarian", "--open", "/usr/share/doc/bash")
+    covenant("policy", "why", "agents/librarian", "--open", "/etc/shadow", expect=3)
+    covenant("policy", "why", "agents/librarian", "--connect", "example.org:443", expect=3)
+    covenant("policy", "diff", "agents/hello", "agents/librarian", expect=3)
+    out = WORK / "compiled"
+    covenant("policy", "compile", "agents/librarian", "--out", str(out), show=False)
+    secrets = out / "credentials.json"
+    secrets.write_text(secrets.read_text().replace("[]", '["mail"]', 1))
+    print(f"\na secret that nobody granted is written into {secrets.relative_to(ROOT)}")
+    covenant("policy", "prove", str(out.relative_to(ROOT)), expect=3)
 
 
 # --- hostile agents -----------------------------------------------------------------------------------
@@ -204,6 +222,8 @@ def main() -> int:
         heading("a signed manifest, and what it compiles to")
         covenant("manifest", "show", "agents/librarian")
         covenant("policy", "explain", "agents/librarian")
+        heading("what was compiled is what was signed, and what it means")
+        questions()
         heading("signed agents under gVisor")
         covenant("run", "agents/hello", "hello there")
         covenant("run", "agents/librarian", "which package mentions seccomp")

@@ -57,6 +57,12 @@ NEEDS = (
     Need("python3-venv", _ensurepip, "the virtual environment"),
     Need("gcc", _file("/usr/bin/gcc"), "compiles the sample agent that is a program"),
     Need("libc6-dev", _file("/usr/include/stdio.h"), "headers for it"),
+    Need("openssh-client", _file("/usr/bin/ssh-agent"), "a real ssh-agent for the tests to sign with"),
+    Need(
+        "systemd",
+        lambda: os.path.exists("/usr/bin/systemd-analyze") and os.path.exists("/lib/systemd/systemd"),
+        "checks the units of policy compile --target systemd, and starts one in the tests",
+    ),
     Need("nodejs", _file("/usr/bin/node", "/usr/local/bin/node"), "the runtime of the sample agent in JavaScript"),
 )
 
