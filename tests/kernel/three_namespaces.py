@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -126,13 +128,33 @@ def made() -> Iterator[Namespaces]:
         for role in ("agent", "gateway", "world"):
             spaces.pids[role] = stack.enter_context(_anchor())
         places = {"gateway4": GATEWAY, "gateway6": GATEWAY6, "agent4": AGENT, "agent6": AGENT6}
+        for role in spaces.pids:
+            # A link-local address that is still looking for its double sends no solicitation for a second or more.
+            spaces.run(role, "sysctl", "-q", "-w", *(f"net.ipv6.conf.{n}.accept_dad=0" for n in ("all", "default")))
         spaces.batch("gateway", _LINKS.format(**places, **spaces.pids))
         spaces.batch("agent", _AGENT.format(**places))
         own = [f"address add {host}/32 dev lo" for host in WORLD] + [f"address add {h}/128 dev lo" for h in WORLD6]
         spaces.batch("world", _WORLD + "\n".join(own))
         settings = ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.icmp_ratelimit=0"]
         spaces.run("gateway", "sysctl", "-q", "-w", *settings, "net.ipv6.icmp.ratelimit=0")
+        _settled(spaces)
         yield spaces
+
+
+def _settled(spaces: Namespaces) -> None:
+    """Wait until both families pass both links: the kernel brings up IPv6 on a new veth in its own time."""
+    for host in (WORLD[0], WORLD6[0]):
+        with spaces.listen("world", host, 7) as server:
+            until = time.monotonic() + 30
+            while not spaces.within("agent", functools.partial(_connects, host)):
+                assert time.monotonic() < until, f"{host} cannot be reached from the agent's namespace"
+            server.accept()[0].close()
+
+
+def _connects(host: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as made:
+        made.settimeout(1)
+        return made.connect_ex((host, 7)) == 0
 
 
 @contextlib.contextmanager
