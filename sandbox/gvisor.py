@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policy import errors
+from policy import denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, remove
+from sandbox.config import Config
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
 from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
 from sandbox.uids import UidLease
@@ -35,7 +36,8 @@ _ATTRIBUTES = {
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
     to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels);
-    ``claim`` is called once others can see it, and raises when the run may not go on beside theirs."""
+    ``claim`` is called once others can see it, and raises when the run may not go on beside theirs. ``denied`` is told
+    of everything that was refused to the agent."""
 
     run_id: str
     artefacts: Artefacts
@@ -46,6 +48,8 @@ class Job:
     limits: Limits
     label: Mapping[str, str]
     claim: Callable[[], None]
+    config: Config
+    denied: Callable[[denials.Denial], None]
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:

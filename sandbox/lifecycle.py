@@ -263,6 +263,7 @@ class Run:
             limits=self._limits(deadline),
             label=label,
             claim=lambda: self._claim(manifest, label),
+            denied=self._rows.denied,
         )
         return preparation.job(
             order,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy import decide
+from policy import decide, denials
 from policy.host import Closure, HostFacts
 from policy.package import Package
 from sandbox import granted, gvisor, host
@@ -28,6 +28,7 @@ class Order:
     limits: Limits
     label: Mapping[str, str]
     claim: Callable[[], None]
+    denied: Callable[[denials.Denial], None]
 
 
 def job(
@@ -76,6 +77,8 @@ def job(
         limits=order.limits,
         label=order.label,
         claim=order.claim,
+        config=config,
+        denied=order.denied,
     )
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from policy import clocks, errors, events
+from policy import clocks, denials, errors, events
 from policy.manifest.agent import Manifest
 from policy.signing import trust
 from sandbox.ledger import Ledger
@@ -72,6 +72,10 @@ class Rows:
             deadline_clock=deadline.clock,
         )
         self.started = True
+
+    def denied(self, denial: denials.Denial) -> None:
+        """Something was refused to the agent."""
+        self._append("denied", agent_id=self.agent_id, layer=denial.layer, target=denial.target, count=1)
 
     def run_ended(
         self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None

@@ -8,11 +8,12 @@ closes stdout and lives on, or ignores SIGTERM ends within its cap with the erro
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy import contract, errors
@@ -37,6 +38,18 @@ class Limits:
     stderr_bytes: int = contract.STDERR_BYTES
 
 
+# What a watch or a round came to: an error ends the run with it.
+Outcome = errors.RunError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Something that is looked at every so many seconds while the run lasts."""
+
+    seconds: float
+    look: Callable[[], Outcome]
+
+
 @dataclass(frozen=True, slots=True)
 class Channel:
     """A started child as the exchange sees it. Descriptors stay owned by the caller, who closes them.
@@ -44,7 +57,9 @@ class Channel:
     ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
     ``started`` becomes readable when the agent's first process runs, and ``has_started()`` then consumes the
     event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
-    ``out_of_memory`` says whether the kernel has killed something of the child's for memory.
+    ``out_of_memory`` says whether the kernel has killed something of the child's for memory. ``watches`` are
+    descriptors of what serves the run (its gateway, its denials), each with what to do when it is readable;
+    ``rounds`` are looked at by the clock. Neither may block.
     """
 
     stdin: int
@@ -56,6 +71,8 @@ class Channel:
     terminate: Callable[[], None]
     kill: Callable[[], None]
     out_of_memory: Callable[[], bool] = lambda: False
+    watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
+    rounds: Sequence[Round] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +138,8 @@ class Exchange:
         self._pending = memoryview(self.intent)
         self._deadline = self._begin + self.limits.start_seconds
         self._kill_at: float | None = None
-        self._look_at = self._begin + _LOOK_SECONDS
+        rounds = (Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds)
+        self._due = [(self._begin + one.seconds, one) for one in rounds]
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             ch = self.channel
@@ -132,6 +150,7 @@ class Exchange:
                 (ch.stderr, self._read_stderr),
                 (ch.started, self._on_started),
                 (ch.pidfd, self._on_exit),
+                *((fd, functools.partial(self._watch, act)) for fd, act in ch.watches.items()),
             ):
                 selector.register(fd, selectors.EVENT_READ, action)
             self._exited = False
@@ -172,18 +191,23 @@ class Exchange:
         if now >= until:
             self._overdue()
             return
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
-            self._look_for_oom()
-        for key, _ in self._selector.select(min(until, self._look_at) - now):
+        for index, (at, one) in enumerate(self._due):
+            if now >= at:
+                self._due[index] = (now + one.seconds, one)
+                self._watch(one.look)
+        for key, _ in self._selector.select(max(0, min(until, *(at for at, _ in self._due)) - time.monotonic())):
             key.data()
             if self._exited:
                 return
 
-    def _look_for_oom(self) -> None:
+    def _watch(self, look: Callable[[], Outcome]) -> None:
+        error = look()
+        if error is not None and self.error is None:
+            self._end(error, gently=False)
+
+    def _out_of_memory(self) -> Outcome:
         # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).
-        if self.error is None and self.channel.out_of_memory():
-            self._end(out_of_memory(), gently=False)
+        return out_of_memory() if self.error is None and self.channel.out_of_memory() else None
 
     def _overdue(self) -> None:
         if self._kill_at is not None:
@@ -291,6 +315,8 @@ class Exchange:
         self._forget(self.channel.pidfd)
         self._forget(self.channel.started)
         self._forget(self.channel.stdin)
+        for fd in self.channel.watches:
+            self._forget(fd)
         while self._selector.get_map() and time.monotonic() < until:
             ready = self._selector.select(until - time.monotonic())
             for key, _ in ready:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from policy import errors
-from sandbox.runner import BoundedTail, Channel, Exchange, Limits
+from sandbox.runner import BoundedTail, Channel, Exchange, Limits, Round
 
 READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 
@@ -164,3 +164,45 @@ def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None
         exchange.run()
     assert isinstance(exchange.error, errors.OutOfMemoryError)
     assert 0.5 < exchange.ended_at < 5
+
+
+def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
+    heard: list[bytes] = []
+    looks: list[float] = []
+    read, write = os.pipe()
+
+    def hear() -> None:
+        heard.append(os.read(read, 16))
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        os.write(write, b"x")
+
+    with _child(READ + "time.sleep(0.6)\nprint('done')") as channel:
+        served = dataclasses.replace(channel, watches={read: hear}, rounds=(Round(0.1, look),))
+        exchange = Exchange(served, b"hi\n", Limits(10.0, 10.0, "clock", 0.5))
+        exchange.run()
+    os.close(read)
+    os.close(write)
+    assert exchange.error is None
+    assert bytes(exchange.stdout) == b"done\n"
+    assert len(heard) > 1
+    assert len(looks) > 1
+
+
+@pytest.mark.parametrize("by", ["watch", "round"])
+def test_what_serves_the_run_can_end_it(by: str) -> None:
+    read, write = os.pipe()
+    os.write(write, b"x")
+    error = errors.SandboxCrashedError("the gateway is gone")
+    with _child(READ + "time.sleep(30)") as channel:
+        if by == "watch":
+            served = dataclasses.replace(channel, watches={read: lambda: error})
+        else:
+            served = dataclasses.replace(channel, rounds=(Round(0.1, lambda: error),))
+        exchange = Exchange(served, b"hi\n", Limits(10.0, 20.0, "clock", 0.5))
+        exchange.run()
+    os.close(read)
+    os.close(write)
+    assert exchange.error is error
+    assert exchange.ended_at < 10
