@@ -108,5 +108,6 @@ def _room(parsed: elf.Elf, segment: elf.Segment, size: int) -> int:
     page_end = -(-memory_end // _PAGE) * _PAGE
     # A neighbour is mapped from the start of its own page.
     next_address = min([s.vaddr // _PAGE * _PAGE for s in loads if s.vaddr >= memory_end], default=page_end)
-    next_offset = min([s.offset for s in loads if s.offset >= file_end], default=size)
+    # A neighbour may say that it begins behind the end of the file; the padding ends with the file all the same.
+    next_offset = min([size, *(s.offset for s in loads if s.offset >= file_end)])
     return min(page_end, next_address) - memory_end if next_offset >= file_end + TRAMPOLINE_SIZE else 0

@@ -81,13 +81,17 @@ def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int,
     for item in tls["names"]:
         name = closed(item, where, {"pattern": str, "ports": list})
         names[_pattern(name["pattern"], where, names)] = ports(name["ports"], where)
-    addresses = []
+    addresses: list[tuple[int, int, Spans]] = []
     for item in tls["addresses"]:
         block = closed(item, where, {"first": str, "last": str, "ports": list})
         first, last = _point(block["first"], where), _point(block["last"], where)
         if last < first or (first < nft.BASE_V6) != (last < nft.BASE_V6):
             raise refuse(where, f"{shown(block)} is no range of addresses")
-        addresses.append((first, last, ports(block["ports"], where)))
+        allowed = ports(block["ports"], where)
+        # By ports, then by address, and apart: each set of ranges has one form.
+        if addresses and (allowed, first) <= (addresses[-1][2], addresses[-1][1]):
+            raise refuse(where, f"{shown(block)} stands twice, or not in order")
+        addresses.append((first, last, allowed))
     return documents.whole(tls["listen"], where, least=1, most=65535), names, tuple(addresses)
 
 

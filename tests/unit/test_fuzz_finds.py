@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import pathlib
 import time
+import zlib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.cli import times
 from policy import audit, errors, ledger
-from sandbox import config
+from policy.decompile import gates
+from sandbox import config, ldso
 
 PUBLIC = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32).public_key()
 
@@ -65,3 +68,31 @@ def test_a_duration_is_quoted_without_its_control_characters() -> None:
         times.duration_ms("1\x1b[31m" + "d" * 3000, option="--expires")
     assert refused.value.message.isprintable()
     assert len(refused.value.message) < 300
+
+
+def test_a_loader_whose_neighbour_lies_behind_the_end_of_the_file_has_no_room() -> None:
+    """The trampoline was written past the end of the file, which grew by it."""
+    packed = (
+        "c-pIX^>JfjWMqH=W(GS35U-Wd0nB$`zyuBq7C?0n08-0}CW}nBL5)VI83bVVF)*+I@e8Q%3p5*L&}f);CLm@5VpXVsDkG}C1Te`4"
+        "XE88vKxzG)%p@}t{hSotoXot^3f&3|GhH(iz2ba5BL)VbTr!Ah24ZRDLYON4L7wiOejtr-`_XA`C@l-6MWHk-Y*?V~<AU-Pv4krF"
+        "08t<tm;"
+    )
+    with pytest.raises(errors.NotEnforceableError, match="no room"):
+        ldso.patch(zlib.decompress(base64.b85decode(packed)))
+
+
+def test_a_range_of_the_tls_gate_stands_once_and_in_order() -> None:
+    """A block that stood twice was read, and proved to be the same as once."""
+    blocks: list[dict[str, object]] = [
+        {"first": f"192.0.2.{n}", "last": f"192.0.2.{n}", "ports": [[443, 443]]} for n in (7, 9)
+    ]
+
+    def read(*addresses: dict[str, object]) -> gates.Gates:
+        document = {"dns": None, "tls": {"addresses": addresses, "listen": 8443, "names": []}, "version": 1}
+        raw = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        return gates.read({"gates.json": raw})
+
+    assert len(read(*blocks).addresses) == 2
+    for wrong in ((blocks[0], blocks[0]), (blocks[1], blocks[0])):
+        with pytest.raises(errors.ArtefactError, match="stands twice, or not in order"):
+            read(*wrong)
