@@ -454,6 +454,12 @@ class DeadlineError(RunError):
     code = "deadline"
 
 
+class CpuTimeError(RunError):
+    """The agent used more processor time than cpu_time_ms; ``details['clock']`` names the clock that it used up."""
+
+    code = "cpu_time"
+
+
 class StartTimeoutError(RunError):
     """The sandbox did not start its first process in time."""
 
@@ -465,6 +471,13 @@ class CutOffError(RunError):
     """The supervisor died while the agent ran: the next start ended what was left of it and wrote this down."""
 
     code = "cut_off"
+    actor = Actor.MACHINE
+
+
+class GateError(RunError):
+    """A gate of the run's network ended or misbehaved: the network stayed closed, and the run was ended."""
+
+    code = "gate_died"
     actor = Actor.MACHINE
 
 

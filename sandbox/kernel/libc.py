@@ -52,9 +52,13 @@ CLONE_NEWNET = 0x40000000
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
+
+SECCOMP_MODE_FILTER = 2
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 
 class _OpenHow(ctypes.Structure):
@@ -210,3 +214,30 @@ def drop_bounding_set() -> None:
                 return  # past the last capability of this kernel
             raise
         number += 1
+
+
+def setns(fd: int, kind: int) -> None:
+    """setns(2): the calling thread enters the namespace that ``fd`` opens, of one CLONE_NEW* ``kind``."""
+    _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
+def drop_capabilities() -> None:
+    """capset(2): the calling thread holds no capability in any of its sets, and can inherit none."""
+    header = (ctypes.c_uint32 * 2)(_LINUX_CAPABILITY_VERSION_3, 0)
+    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def set_seccomp_filter(program: bytes) -> None:
+    """PR_SET_SECCOMP: bind the calling thread to ``program``, an array of struct sock_filter of 8 bytes each.
+
+    The caller must have no-new-privs set (seccomp(2)).
+    """
+    count, rest = divmod(len(program), 8)
+    if rest or not 0 < count < 1 << 16:
+        raise OSError(errno.EINVAL, "prctl: this is no filter program")
+    whole = _SockFprog(count, program)
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(whole))

@@ -1,0 +1,1 @@
+"""The network of one run: namespaces, the gateway with its firewall, and the gates that stand in it."""

@@ -1,0 +1,72 @@
+"""The first lines of a gate's own process: import what it needs, and hold the door shut until it is sealed.
+
+Started by ``sandbox.network.gate_process`` as a fresh interpreter, so that nothing of the supervisor's memory is in it.
+Imports nothing heavy: what stands here is paid at each start of a run with a network.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from sandbox.kernel import seal
+
+READY = b'{"ready":true}'
+REPORT_BYTES = 1024
+# Reports of one gate: as many as this at once, and then this many a second.
+_BURST, _PER_SECOND = 100, 50
+
+
+class Gate:
+    """What a gate's module is given: its ``plan``, its descriptors by name, and where it reports.
+
+    INVARIANT: a module calls ``seal`` once, after its imports and before it reads a byte from the agent.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.plan: Mapping[str, Any] = document["plan"]
+        self.fds: Mapping[str, int] = document["fds"]
+        self._layer = str(document["layer"])
+        self._seal = document["seal"]
+        self._reports = int(document["reports"])
+        self._tokens, self._at = float(_BURST), time.monotonic()
+
+    def seal(self) -> None:
+        """Give up every right, load the filter, and say that the gate is ready."""
+        wanted = self._seal
+        limits = [(int(name), int(value)) for name, value in wanted["limits"]]
+        seal.apply(seal.Seal(wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"])))
+        os.write(self._reports, READY)
+
+    def denied(self, target: str, code: str) -> None:
+        """Report a refusal; beyond the bound of a gate it is left out. Never waits, never raises."""
+        now = time.monotonic()
+        self._tokens = min(_BURST, self._tokens + (now - self._at) * _PER_SECOND)
+        self._at = now
+        if self._tokens < 1:
+            return
+        self._tokens -= 1
+        row = {"layer": self._layer, "target": target[:512], "code": code}
+        message = json.dumps(row, separators=(",", ":")).encode()
+        try:
+            os.write(self._reports, message if len(message) <= REPORT_BYTES else b"")
+        except BlockingIOError:
+            return  # the supervisor is behind: a flood is its reason, and it has counted that already
+        except OSError:
+            os._exit(1)  # nobody is there to serve any more
+
+
+def main(module: str, document_fd: str) -> NoReturn:
+    """Run ``module.serve(gate)``; returns never, and a gate whose module returns has failed."""
+    with open(int(document_fd), "rb") as file:
+        gate = Gate(json.load(file))
+    # A traceback may be long and its reader may be busy: it is cut, and nothing waits.
+    os.set_blocking(2, False)
+    importlib.import_module(module).serve(gate)
+    sys.exit("the gate stopped serving")

@@ -1,0 +1,239 @@
+"""Starts a gate: a process of ours that reads what an agent sends, and that may therefore hold nothing worth taking.
+
+A fresh interpreter, in an empty network namespace or the one that it is given, with the descriptors that are listed
+and no others. After its imports and before it reads anything from the agent it gives up root, all capabilities, and
+every system call that serving does not need (sandbox.kernel.seal). It ends with the supervisor, and if it ends before,
+the run ends: the network stays closed, because nothing else answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import platform
+import resource
+import select
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy import denials, errors
+from policy.compile import seccomp
+from sandbox.kernel import libc, process
+from sandbox.network import gate_main
+
+# What the interpreter itself needs once everything is imported, and reading and writing of what it was given.
+CALLS = frozenset({
+    "brk", "clock_gettime", "close", "epoll_ctl", "epoll_pwait", "epoll_wait", "exit", "exit_group", "fcntl", "futex",
+    "getrandom", "madvise", "mmap", "mremap", "munmap", "poll", "ppoll", "read", "recvfrom", "recvmsg",
+    "restart_syscall", "rt_sigreturn", "sendmsg", "sendto", "write",
+})  # fmt: skip
+_START = "import sys; sys.path += sys.argv[3:]; from sandbox.network import gate_main; gate_main.main(*sys.argv[1:3])"
+_STDERR_BYTES = 4096
+# Reports that are read in one go: the exchange with the agent is served in between.
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gate to start: ``module`` has ``serve(gate_main.Gate)``; ``layer`` and ``codes`` are those of its denials.
+
+    ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of the network namespace that it lives
+    in, None for an empty one of its own. ``join_files`` are cgroup files of the leaf that pays for it.
+    """
+
+    module: str
+    layer: str
+    codes: Collection[str]
+    uid: int
+    plan: Mapping[str, Any]
+    fds: Mapping[str, int]
+    calls: Collection[str] = ()
+    namespace: int | None = None
+    threads: bool = False
+    descriptors: int = 256
+    memory_bytes: int = 512 << 20
+    join_files: Sequence[str] = ()
+
+    def describe(self) -> str:
+        """The operation in words."""
+        return f"start the {self.layer} gate as uid {self.uid}"
+
+
+class GateProcess:
+    """A started gate; made by ``start``. Descriptors in ``Gate.fds`` stay the caller's, who may close them then."""
+
+    def __init__(self, gate: Gate, child: process.Child, reports: socket.socket) -> None:
+        self._gate, self._child, self._reports = gate, child, reports
+        self.pid, self.pidfd = child.pid, child.pidfd
+        self._is_ready = False
+
+    def ready(self, timeout_seconds: float = 10.0) -> None:
+        """Wait until the gate is sealed and serves.
+
+        Raises:
+            errors.KernelError: it ended, or is not ready in time.
+        """
+        if self._is_ready:
+            return
+        poll = select.poll()
+        poll.register(self._reports, select.POLLIN)
+        if not poll.poll(timeout_seconds * 1000):
+            raise errors.KernelError(f"the {self._gate.layer} gate is not ready after {timeout_seconds:g} s")
+        # At the end of the other side this is empty: a gate that failed says why on stderr.
+        if self._receive() != gate_main.READY:
+            raise errors.KernelError(f"the {self._gate.layer} gate did not start: {self._last_words()}")
+        self._is_ready = True
+
+    def watches(self, denied: Callable[[denials.Denial], None]) -> Mapping[int, Callable[[], errors.RunError | None]]:
+        """For the exchange (runner.Channel.watches): tells what the gate refused, and ends the run with the gate."""
+        return {self.pidfd: self._ended, self._reports.fileno(): functools.partial(self._told, denied)}
+
+    def _ended(self) -> errors.RunError:
+        return errors.GateError(f"the {self._gate.layer} gate ended: {self._last_words()}")
+
+    def _told(self, denied: Callable[[denials.Denial], None]) -> errors.RunError | None:
+        for _ in range(_AT_ONCE):
+            message = self._receive()
+            if message is None:
+                return None
+            if not message:
+                return self._ended()
+            if message == gate_main.READY and not self._is_ready:
+                self._is_ready = True
+                continue
+            row = _row(message)
+            if row is None or row["layer"] != self._gate.layer or row["code"] not in self._gate.codes:
+                return errors.GateError(f"the {self._gate.layer} gate reports what it may not")
+            denied(denials.Denial(**row))
+        return None
+
+    def _receive(self) -> bytes | None:
+        """One report; None when there is none yet, empty at the end."""
+        try:
+            return self._reports.recv(gate_main.REPORT_BYTES + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _last_words(self) -> str:
+        """The last line that it wrote to stderr, as one line without control characters."""
+        os.set_blocking(self._child.stderr, False)
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._child.stderr, 65536):
+                data = (data + chunk)[-_STDERR_BYTES:]
+        lines = data.decode("ascii", "replace").strip().splitlines()
+        said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
+        return said or "it said nothing"
+
+
+def _row(message: bytes) -> dict[str, str] | None:
+    try:
+        row = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or set(row) != {"layer", "target", "code"}:
+        return None
+    return row if all(isinstance(value, str) for value in row.values()) else None
+
+
+@contextlib.contextmanager
+def start(gate: Gate) -> Iterator[GateProcess]:
+    """The gate's process, which ends with the block. Does not wait until it is ready.
+
+    INVARIANT: called from a thread that lives as long as the run. The kernel ends the gate with the thread that
+    started it (prctl(2), PR_SET_PDEATHSIG).
+
+    Raises:
+        errors.KernelError: the process could not be started.
+    """
+    with contextlib.ExitStack() as stack:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.enter_context(ours)
+        ours.setblocking(False)
+        with theirs:
+            # Of the open file: a gate never waits for its supervisor's ear.
+            theirs.setblocking(False)
+            with _document(gate, theirs.fileno()) as document:
+                launch = _launch(gate, document, theirs.fileno())
+                child = stack.enter_context(process.spawn(launch))
+        yield GateProcess(gate, child, ours)
+
+
+def _launch(gate: Gate, document: int, reports: int) -> process.Launch:
+    def prepare() -> None:
+        if gate.namespace is None:
+            libc.unshare(libc.CLONE_NEWNET)
+        else:
+            libc.setns(gate.namespace, libc.CLONE_NEWNET)
+        for fd in (document, reports, *gate.fds.values()):
+            os.set_inheritable(fd, True)
+
+    # -I: no variable and no directory of the caller's decides what is imported; -S: nor does a .pth file. The
+    # paths are those that this process has its own modules from, so that it works from a wheel and from a clone.
+    return process.Launch(
+        program=sys.executable,
+        arguments=[sys.executable, "-I", "-S", "-B", "-c", _START, gate.module, str(document), *_roots()],
+        environment={"LC_ALL": "C.UTF-8"},
+        join_files=gate.join_files,
+        prepare=prepare,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _roots() -> tuple[str, ...]:
+    roots: dict[str, None] = {}
+    for name in ("sandbox", "policy", "dns"):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise errors.InstallationError(f"module `{name}` is missing", hint="install Covenant again")
+        roots[str(Path(found.origin).resolve().parents[1])] = None
+    return tuple(roots)
+
+
+@contextlib.contextmanager
+def _document(gate: Gate, reports: int) -> Iterator[int]:
+    """A sealed file in memory with what the gate is to do: a plan of a thousand names fits no pipe."""
+    document = {
+        "plan": gate.plan,
+        "fds": gate.fds,
+        "layer": gate.layer,
+        "reports": reports,
+        "seal": {
+            "uid": gate.uid,
+            "parent": os.getpid(),
+            "limits": _limits(gate),
+            "program": base64.b64encode(_filter(frozenset(gate.calls))).decode(),
+        },
+    }
+    with open(os.memfd_create("gate", os.MFD_CLOEXEC), "w+b") as file:
+        file.write(json.dumps(document).encode())
+        file.flush()
+        file.seek(0)
+        yield file.fileno()
+
+
+def _limits(gate: Gate) -> list[tuple[int, int]]:
+    return [
+        (resource.RLIMIT_NOFILE, gate.descriptors),
+        # Counted over all gates of this uid, so it is either no thread at all or a bound far off.
+        (resource.RLIMIT_NPROC, 0 if not gate.threads else 65536),
+        (resource.RLIMIT_AS, gate.memory_bytes),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+    ]
+
+
+@functools.lru_cache(maxsize=8)
+def _filter(calls: frozenset[str]) -> bytes:
+    return seccomp.compile(CALLS | calls, arch=platform.machine(), network=True).bpf

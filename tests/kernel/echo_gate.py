@@ -1,0 +1,51 @@
+"""A gate for tests: it tells of itself what the kernel says, and tries what a gate must not be able to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import NoReturn
+
+from sandbox.network import gate_main
+
+
+def serve(gate: gate_main.Gate) -> NoReturn:
+    """Answer each datagram on ``agent``: ``die`` ends it, ``report`` reports, anything else is a name of a probe."""
+    status = os.open("/proc/self/status", os.O_RDONLY)
+    gate.seal()
+    while True:
+        asked = os.read(gate.fds["agent"], 4096).decode()
+        if asked == "die":
+            raise SystemExit("told to")
+        if asked == "report":
+            gate.denied("name.example", "refused")
+        os.write(gate.fds["agent"], _probe(asked, status, gate).encode())
+
+
+def _probe(asked: str, status: int, gate: gate_main.Gate) -> str:
+    if asked == "status":
+        return os.read(status, 4096).decode()
+    if asked == "plan":
+        return str(gate.plan["word"])
+    try:
+        if asked in _FORBIDDEN:
+            _FORBIDDEN[asked]()
+    except OSError as e:
+        return f"errno {e.errno}"
+    return "done"
+
+
+def _fork() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+_FORBIDDEN: dict[str, Callable[[], object]] = {
+    "open": lambda: os.close(os.open("/etc/passwd", os.O_RDONLY)),
+    "socket": lambda: socket.socket().close(),
+    "fork": _fork,
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "kill": lambda: os.kill(os.getppid(), 0),
+    "memfd": lambda: os.close(os.memfd_create("x")),
+}

@@ -1,0 +1,105 @@
+"""A gate's own process, as the kernel sees it: no rights, no way to get any, and an end that is noticed."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policy import denials, errors
+from policy.compile import firewall
+from sandbox.network import gate_process
+
+UID = firewall.GATE_UID
+
+
+def _gate(fd: int, module: str = "tests.kernel.echo_gate") -> gate_process.Gate:
+    return gate_process.Gate(module, "dns", {"refused"}, UID, {"word": "a word"}, {"agent": fd})
+
+
+class _Echo:
+    """The started gate and a line to it."""
+
+    def __init__(self, started: gate_process.GateProcess, line: socket.socket) -> None:
+        self.started, self.line = started, line
+
+    def ask(self, word: str) -> str:
+        """What it answers."""
+        self.line.send(word.encode())
+        return self.line.recv(65536).decode()
+
+
+@pytest.fixture
+def echo() -> Iterator[_Echo]:
+    """A sealed gate."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.settimeout(30)
+        with gate_process.start(_gate(theirs.fileno())) as started:
+            theirs.close()
+            started.ready(60)
+            yield _Echo(started, ours)
+
+
+def test_it_holds_nothing(echo: _Echo) -> None:
+    status = dict(line.split(":\t", 1) for line in echo.ask("status").splitlines() if ":\t" in line)
+    assert [status[name].split() for name in ("Uid", "Gid")] == [[str(UID)] * 4] * 2
+    assert status["Groups"].strip() == ""
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (status["NoNewPrivs"], status["Seccomp"], status["Threads"]) == ("1", "2", "1")
+    pid = echo.started.pid
+    # An empty network of its own; stdio, the agent's line, the reports, and what the test module opened itself.
+    assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    assert len(Path(f"/proc/{pid}/net/dev").read_text().splitlines()) == 3
+    assert len(os.listdir(f"/proc/{pid}/fd")) == 6
+
+
+def test_it_can_do_nothing_but_serve(echo: _Echo) -> None:
+    assert echo.ask("plan") == "a word"
+    refused = {word: echo.ask(word) for word in ("open", "socket", "fork", "exec", "kill", "memfd")}
+    assert set(refused.values()) == {"errno 1"}, refused
+
+
+def test_the_same_is_possible_without_the_seal() -> None:
+    """The control: each of these probes succeeds in an ordinary process (exec and fork are ordinary enough)."""
+    os.close(os.open("/etc/passwd", os.O_RDONLY))
+    socket.socket().close()
+    os.kill(os.getppid(), 0)
+    os.close(os.memfd_create("x"))
+
+
+def test_what_it_refuses_is_told(echo: _Echo) -> None:
+    told: list[denials.Denial] = []
+    watches = dict(echo.started.watches(told.append))
+    (reports,) = watches.keys() - {echo.started.pidfd}
+    assert watches[reports]() is None
+    echo.ask("report")
+    assert select.select([reports], [], [], 30)[0]
+    assert watches[reports]() is None
+    assert told == [denials.Denial("dns", "name.example", "refused")]
+
+
+def test_its_end_is_an_error(echo: _Echo) -> None:
+    watches = echo.started.watches(lambda _: None)
+    echo.line.send(b"die")
+    assert select.select([echo.started.pidfd], [], [], 30)[0]
+    error = watches[echo.started.pidfd]()
+    assert isinstance(error, errors.GateError)
+    assert str(error) == "the dns gate ended: told to"
+
+
+def test_a_gate_that_cannot_start_says_why() -> None:
+    gate = gate_process.start(_gate(0, "tests.kernel.there_is_none"))
+    with gate as started, pytest.raises(errors.KernelError, match=r"did not start: .*there_is_none"):
+        started.ready(60)
+
+
+def test_it_ends_with_the_block(echo: _Echo) -> None:
+    with gate_process.start(_gate(echo.line.fileno())) as started:
+        started.ready(60)
+        pid = started.pid
+    assert not Path(f"/proc/{pid}").exists()
