@@ -19,6 +19,7 @@ from policy.compile.artefacts import Artefacts
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, remove
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
+from sandbox.limits import CpuTime
 from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
 from sandbox.uids import UidLease
 
@@ -165,16 +166,27 @@ def _channel(
             timeout_seconds=job.limits.grace_seconds,
         )
 
+    limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
+    clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
+
+    def has_started() -> bool:
+        if not started.poll():
+            return False
+        if clock is not None:
+            clock.started()
+        return True
+
     return Channel(
         stdin=child.stdin,
         stdout=child.stdout,
         stderr=child.stderr,
         pidfd=child.pidfd,
         started=started.fileno(),
-        has_started=started.poll,
+        has_started=has_started,
         terminate=terminate,
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,
+        rounds=() if clock is None else (clock.round(),),
     )
 
 

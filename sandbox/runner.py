@@ -44,10 +44,14 @@ Outcome = errors.RunError | None
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Something that is looked at every so many seconds while the run lasts."""
+    """Something that is looked at every so many seconds while the run lasts.
+
+    ``wait`` says after each look when the next is due, in seconds, where that is not always the same.
+    """
 
     seconds: float
     look: Callable[[], Outcome]
+    wait: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +197,8 @@ class Exchange:
             return
         for index, (at, one) in enumerate(self._due):
             if now >= at:
-                self._due[index] = (now + one.seconds, one)
                 self._watch(one.look)
+                self._due[index] = (now + (one.seconds if one.wait is None else one.wait()), one)
         for key, _ in self._selector.select(max(0, min(until, *(at for at, _ in self._due)) - time.monotonic())):
             key.data()
             if self._exited:

@@ -77,11 +77,6 @@ NOT_YET: dict[str, Demand] = {
     "lifetime.on_expiry": Demand(
         "on_expiry {0}", "no run is frozen and thawed yet", 'write on_expiry = "terminate"', ("terminate",)
     ),
-    "resources.cpu_time_ms": Demand(
-        "cpu_time_ms {0}",
-        "the run's processor time is not read while it runs",
-        "take it out: cpu_ms_per_task and cpu_millis bound it together",
-    ),
     "resources.io_read_bps": Demand("io_read_bps {0}", _NO_IO, _TAKE_OUT),
     "resources.io_write_bps": Demand("io_write_bps {0}", _NO_IO, _TAKE_OUT),
     "resources.io_read_iops": Demand("io_read_iops {0}", _NO_IO, _TAKE_OUT),
@@ -142,6 +137,14 @@ def _cgroups(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield "resources.swap_mb", f"swap_mb `{manifest.resources.swap_mb}`", "swap accounting", mend
 
 
+def _cpu_time(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    """Version 2 counts processor time wherever there is a cgroup; version 1 has a controller for it."""
+    value = manifest.resources.cpu_time_ms
+    if value is not None and host.cgroup.version == 1 and "cpuacct" not in host.cgroup.controllers:
+        mend = "mount the controller, or take it out: cpu_ms_per_task and cpu_millis bound it together"
+        yield "resources.cpu_time_ms", f"cpu_time_ms `{value}`", "the cgroup controller `cpuacct`", mend
+
+
 def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     """Version 1 counts what a process itself reads and writes; what the kernel writes for it later escapes."""
     for key in _IO:
@@ -160,4 +163,7 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"write path {text.quote(path)}", "a project quota", mend
 
 
-_LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (_runsc, _runtime, _cgroups, _io, _writes)
+_LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
+    *(_runsc, _runtime, _cgroups, _cpu_time),
+    *(_io, _writes),
+)

@@ -147,6 +147,18 @@ def test_cpu_millis_is_a_quota(world: World) -> None:
     assert tenth < whole / 3
 
 
+def test_cpu_time_ms_ends_whoever_uses_it_up_however_many_they_are(world: World) -> None:
+    """The control burns on one process within the limit; the start of the sandbox, which takes more, is not counted."""
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nanswer = 1\n"
+    assert world.ask(burn, resources="cpu_time_ms = 4000") == 1
+    four = "for _ in range(3):\n    if os.fork() == 0: break\nwhile True: pass\n"
+    answer = world.run_code(HEAD + four, resources="cpu_time_ms = 1000")
+    refused(errors.CpuTimeError, answer.error)
+    assert answer.error is not None
+    assert answer.error.details["clock"] == "cpu_time_ms"
+    assert world.rows()[-1]["kind"]["code"] == "cpu_time"
+
+
 def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
     path = world.sign(
         world.package(

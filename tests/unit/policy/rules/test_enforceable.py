@@ -14,7 +14,7 @@ from policy.rules import enforceable
 from tests import rules_kit as kit
 
 SIZES = ("disk_mb = 16", "disk_mb = 16\n{0}")
-LIMITS = ("cpu_time_ms", "io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops", "net_bps")
+LIMITS = ("io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops", "net_bps")
 
 
 def limit(line: str) -> str:
@@ -80,6 +80,10 @@ UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
         limit("swap_mb = 64"), {}, "resources.swap_mb",
         {"cgroup": CgroupFacts(2, frozenset({"cpu", "memory", "pids"}), swap_accounting=True)},
     ),
+    "cpu-time": (
+        limit("cpu_time_ms = 1000"), {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))},
+        "resources.cpu_time_ms", {"cgroup": CgroupFacts(1, frozenset({"cpu", "cpuacct", "memory", "pids"}))},
+    ),
     "write": (WRITES, {}, "permissions.filesystem.write[0]", {"project_quota": True}),
 }  # fmt: skip
 
@@ -107,6 +111,7 @@ def test_every_finding_is_listed_what_is_not_built_first() -> None:
 def test_every_limit_of_resources_is_enforced_or_refused() -> None:
     """A limit that a manifest can write is either compiled or named here: none is ignored."""
     compiled = {"cpu_ms_per_task", "memory_mb", "disk_mb", "pids_max", "cpu_millis", "cpu_weight", "swap_mb"}
+    compiled.add("cpu_time_ms")
     refused = {key.removeprefix("resources.") for key in enforceable.NOT_YET if key.startswith("resources.")}
     assert compiled | refused == {*UNITS, "network"}
     assert not compiled & refused

@@ -1,0 +1,53 @@
+"""Limits that no file of a cgroup holds: the processor time of a whole run, and the devices that io.max is about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from policy import errors
+from sandbox.runner import Round
+
+# The least time between two looks at the processor time, which is also how exactly it is held (seconds).
+SHORTEST_SECONDS = 0.01
+
+
+@dataclass
+class CpuTime:
+    """``cpu_time_ms``: looked at as often as it could be used up, so it is overrun by at most cores x 10 ms.
+
+    It counts from the start of the agent's first process what the whole sandbox uses: the agent, and gVisor's kernel
+    that works for it (an idle sandbox takes about 6 % of a core, sandbox-facts). What the start itself took is the
+    supervisor's cost and not the agent's. ``read`` gives the processor time so far in microseconds.
+    """
+
+    limit_ms: int
+    read: Callable[[], int]
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    _began_us: int | None = None
+    _used_us: int = 0
+
+    def started(self) -> None:
+        """The agent's first process runs: what was used until now is not its."""
+        self._began_us = self.read()
+
+    def round(self) -> Round:
+        """As the exchange takes it."""
+        return Round(self._wait(), self._look, self._wait)
+
+    def _look(self) -> errors.RunError | None:
+        if self._began_us is None:
+            return None
+        self._used_us = self.read() - self._began_us
+        if self._used_us <= self.limit_ms * 1000:
+            return None
+        return errors.CpuTimeError(
+            f"{self._used_us // 1000} ms of processor time used (clock: cpu_time_ms, {self.limit_ms} ms)",
+            hint="raise resources.cpu_time_ms, or give the agent less to do",
+            clock="cpu_time_ms",
+        )
+
+    def _wait(self) -> float:
+        left = self.limit_ms / 1000 - self._used_us / 1e6
+        return max(SHORTEST_SECONDS, left / self.cores)
