@@ -28,11 +28,15 @@ GATE_UID = 64998
 NAME_SET_SIZE = 1024
 # The kernel takes rates whose bytes times 10^9 fit 64 bits (net/netfilter/nft_limit.c); a higher grant is held to this.
 MAX_BYTES_PER_SECOND = 18_000_000_000
+# Where refused packets are told: a group of nfnetlink_log in the gateway's own namespace, read by sandbox.kernel.nflog.
+# The rate bounds what an agent can make the supervisor read; the counters have all of them. 128 bytes hold the headers.
+LOG_GROUP, LOG_PACKETS_PER_SECOND, LOG_BURST, LOG_BYTES = 27, 64, 128, 128
 _REFUSED = ("refused_tcp", "refused_udp", "refused_other")
 
 _V6_BASE = 2**33
 _NOT_PUBLIC = spans.minus(addresses.ALL, addresses.PUBLIC)
 _REFUSE = built_in("refuse", "what is not granted is refused at once")
+_TELL = built_in("tell", "what is refused is told, within a rate")
 _ESTABLISHED = built_in("established", "answers to what was granted")
 _NEIGHBOURS = built_in("neighbours", "IPv6 finds its neighbour on the link by these (RFC 4861)")
 _NEVER_BY_NAME = built_in("never by name", "a name only ever leads to public addresses")
@@ -139,6 +143,8 @@ class _Gateway:
 
     def _refuse(self) -> Chain:
         chain = Chain("refuse")
+        rate = f"limit rate {LOG_PACKETS_PER_SECOND:d}/second burst {LOG_BURST:d} packets"
+        chain.add(f"log group {LOG_GROUP:d} snaplen {LOG_BYTES:d}", _TELL, rate)
         chain.add("reject with tcp reset", _REFUSE, "meta l4proto tcp", counter="refused_tcp")
         chain.add("reject with icmpx port-unreachable", _REFUSE, "meta l4proto udp", counter="refused_udp")
         chain.add("drop", _REFUSE, counter="refused_other")

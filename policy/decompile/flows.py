@@ -126,7 +126,7 @@ class Flow:
     def _lay(self, table: Table, kind: Kind, chain: nft.Chain, held: tuple[str, ...], end: _Label, depth: int) -> None:
         for rule in chain.rules:
             _known_device(kind, rule)
-            if not kind.matches(rule):
+            if not kind.matches(rule) or rule.verdict.kind == "log":
                 continue
             sets = held if rule.addresses is None or rule.addresses in held else (*held, rule.addresses)
             verdict = rule.verdict

@@ -51,7 +51,10 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """accept, drop (which a reject is as well), return, jump, goto, redirect; with the chain or port it leads to."""
+    """accept, drop (which a reject is as well), return, jump, goto, redirect; with the chain or port it leads to.
+
+    ``log`` is none: the packet is told of, and goes on with the next rule.
+    """
 
     kind: str
     chain: str = ""
@@ -289,6 +292,9 @@ _MATCHES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str], int], dict
         lambda m, line: {"limit": _bounded(m[1], line, 10**15, least=1)},
     ),
 )
+# It tells of a packet and lets it go on. Without its rate an agent could drown whoever reads it, so this is the one
+# spelling that there is, and it has no other match.
+LOG: Final = "limit rate 64/second burst 128 packets log group 27 snaplen 128"
 # nft puts `meta l4proto tcp` before it: whatever else comes by goes on with the next rule.
 _TCP_RESET: Final = Verdict("drop")
 _COUNTER = re.compile(rf'counter name "({_NAME})" ')
@@ -312,6 +318,8 @@ def rule(text: str, line: int) -> Rule:
     Raises:
         errors.ArtefactError: any other text, or two matches on one thing.
     """
+    if text == LOG:
+        return Rule(line, Verdict("log"))
     fields: dict[str, object] = {}
     at = 0
     while at < len(text):

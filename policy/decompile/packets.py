@@ -60,6 +60,8 @@ def _run(table: Table, chain: nft.Chain, packet: Packet, depth: int) -> Outcome 
         if not _matches(table, rule, packet):
             continue
         kind = rule.verdict.kind
+        if kind == "log":
+            continue
         if kind == "return":
             return None
         if kind in ("jump", "goto"):

@@ -30,6 +30,7 @@ from policy.grants.spans import Spans
 AGENT: Final = "agent0"
 UPLINK: Final = "uplink0"
 GATE_UID: Final = 64998
+REFUSAL: Final = "refuse"
 _MAX_NAMED: Final = 8
 T = TypeVar("T", int, str)
 _LINES: Final[Mapping[int, tuple[int, int]]] = {4: addresses.ALL[0], 6: addresses.ALL[1]}
@@ -80,6 +81,7 @@ class Gateway:
             errors.ArtefactError: there is a way that no grant stands for, the gates and the rules contradict each
                 other, or the rules are not in an order that can be read.
         """
+        self._told()
         self._closed_elsewhere()
         self._answers()
         self._additive()
@@ -87,6 +89,13 @@ class Gateway:
         return Network(self._names(common_access(reach)), reach)
 
     # --- the ways that must not be, and those that must ---------------------------------------------------------
+
+    def _told(self) -> None:
+        """What is refused is told of first, and nothing else is: a packet that passes would be told as a denial."""
+        telling = [rule for rule in self.table.rules() if rule.verdict.kind == "log"]
+        refusals = self.table.chains.get(REFUSAL)
+        if refusals is None or len(telling) != 1 or refusals.rules[:1] != tuple(telling):
+            raise refuse(f"chain {REFUSAL} does not tell what it refuses, or another chain tells what it does not")
 
     def _devices(self) -> tuple[str, ...]:
         """The devices that rules name, the two that we make, and one that stands for all others."""

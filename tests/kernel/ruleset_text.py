@@ -58,8 +58,9 @@ def _match(document: dict[str, Any]) -> str:
 
 
 def _limit(document: dict[str, Any]) -> str:
-    assert document["inv"]
     assert document["per"] == "second"
+    if not document.get("inv"):
+        return f"limit rate {document['rate']}/second burst {document['burst']} packets"
     return f"limit rate over {document['rate'] * _UNITS[document['rate_unit']]} bytes/second"
 
 
@@ -71,6 +72,7 @@ _EXPRESSIONS: dict[str, Callable[[Any], str]] = {
     "match": _match,
     "limit": _limit,
     "counter": lambda name: f'counter name "{name}"',
+    "log": lambda log: f"log group {log['group']} snaplen {log['snaplen']}",
     "reject": _reject,
     "redirect": lambda to: f"redirect to :{to['port']}",
     "goto": lambda to: f"goto {to['target']}",

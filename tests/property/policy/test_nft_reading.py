@@ -91,7 +91,7 @@ RULES = st.builds(
     lambda matches, verdict: " ".join([*matches, verdict]),
     MATCHES.filter(consistent),
     st.sampled_from(["accept", "drop", "return", "reject with tcp reset", "redirect to :8443", "jump", "goto"]),
-).filter(lambda rule: "tcp reset" not in rule or "udp" not in rule)
+).filter(lambda rule: "tcp reset" not in rule or "udp" not in rule) | st.just(nft.LOG)
 
 
 @st.composite

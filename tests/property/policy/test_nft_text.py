@@ -49,6 +49,7 @@ GRAMMAR = [
     r"\t\telements = \{ [0-9a-f.:-]+(?:, [0-9a-f.:-]+)* \}",
     r"\t\ttype (?:filter|nat) hook (?:forward|input|output|prerouting) priority (?:filter|dstnat); policy [a-z]+;",
     rf"\t\t(?:{_MATCH} )*(?:{_COUNTER} )?{_VERDICT}",
+    r"\t\tlimit rate 64/second burst 128 packets log group 27 snaplen 128",
 ]
 _LINE = re.compile("|".join(f"(?:{one})" for one in GRAMMAR))
 

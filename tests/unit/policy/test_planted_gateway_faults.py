@@ -205,6 +205,7 @@ def an_index_of_more(d: Documents) -> None:
 
 
 ESTABLISHED = "ct state established,related accept"
+LOG = "limit rate 64/second burst 128 packets log group 27 snaplen 128"
 # (case, fault) by what was done wrong.
 FAULTS: dict[str, tuple[str, Fault]] = {
     "a port that is one more": ("network", a_port_more),
@@ -385,6 +386,19 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     ),
     "a rate that is not told": ("rest", lambda d: d["network.json"].update(net_bps=None)),
     # --- what is told
+    "refusals are not told": ("network", lambda d: chain(d, "refuse", removed("limit rate 64.*"))),
+    "refusals are told after some were refused": (
+        "network",
+        lambda d: chain(d, "refuse", lambda b: "".join(b.splitlines(keepends=True)[i] for i in (1, 0, 2, 3))),
+    ),
+    "refusals are told twice": ("network", lambda d: chain(d, "refuse", first(LOG))),
+    "what is granted is told as refused": ("network", lambda d: chain(d, "granted", first(LOG))),
+    "what is granted is told as refused, and refusals are not": (
+        "network",
+        lambda d: (chain(d, "refuse", removed("limit rate 64.*")), chain(d, "granted", first(LOG))),  # type: ignore[func-returns-value]
+    ),
+    "refusals are told without a bound": ("network", lambda d: d.nft("limit rate 64/second burst 128 packets ", "")),
+    "refusals are told to another group": ("network", lambda d: d.nft("log group 27", "log group 28")),
     "an index without a grant": ("network", an_index_without_a_grant),
     "an index of more": ("network", an_index_of_more),
     "another mode": ("network", lambda d: d["network.json"].update(mode="outbound-https-only")),

@@ -202,7 +202,15 @@ def test_the_rate_is_one_bucket_each_way_and_no_higher_than_the_kernel_takes() -
         ]
         assert chain(artefacts, "input")[1] == 'iifname "agent0" jump upward'
         assert chain(artefacts, "output")[1] == 'oifname "agent0" jump downward'
-    assert "limit" not in sample.compiled(full(*MIXED)).files["firewall.nft"].decode()
+    assert "limit rate over" not in sample.compiled(full(*MIXED)).files["firewall.nft"].decode()
+
+
+def test_what_is_refused_is_told_first_within_a_rate_and_in_one_place() -> None:
+    for grants in (MIXED, (("192.0.2.7", "[80]", "tcp"),)):
+        artefacts = sample.compiled(full(*grants))
+        told = "limit rate 64/second burst 128 packets log group 27 snaplen 128"
+        assert chain(artefacts, "refuse")[0] == told
+        assert artefacts.files["firewall.nft"].decode().count(" log ") == 1
 
 
 def test_the_gates_know_patterns_ports_and_addresses() -> None:
@@ -232,6 +240,7 @@ def test_every_rule_of_a_network_names_its_line() -> None:
     assert by_rule["gates.json:tls/address/203.0.113.9-203.0.113.9"].where == where["203.0.113.9"]
     assert by_rule["firewall.nft:chain/upward/0"].key == "resources.net_bps"
     assert by_rule["firewall.nft:chain/refuse/0"].kind == "built-in"
+    assert by_rule["firewall.nft:chain/refuse/1"].kind == "built-in"
 
 
 def test_a_destination_that_the_manifest_does_not_cover_is_not_compiled() -> None:

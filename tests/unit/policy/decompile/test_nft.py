@@ -66,6 +66,7 @@ def test_a_table_is_its_sets_chains_and_counters() -> None:
         ("meta skuid 64998 accept", Rule(1, Verdict("accept"), uid=64998)),
         ("limit rate over 9 bytes/second drop", Rule(1, Verdict("drop"), limit=9)),
         ('counter name "c_x" drop', Rule(1, Verdict("drop"), counter="c_x")),
+        (nft.LOG, Rule(1, Verdict("log"))),
     ],
 )
 def test_a_rule_is_its_matches_and_a_verdict(text: str, rule: Rule) -> None:
@@ -75,7 +76,9 @@ def test_a_rule_is_its_matches_and_a_verdict(text: str, rule: Rule) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "accept ", " accept", "accept drop", "accept;", "ACCEPT", "queue", "log accept", "continue", "masquerade",
+        "", "accept ", " accept", "accept drop", "accept;", "ACCEPT", "queue", "log accept", "log", "log group 27 snaplen 128",
+        "limit rate 64/second burst 128 packets log group 28 snaplen 128", f"{nft.LOG} drop", f"ct status dnat {nft.LOG}",
+        "limit rate 65/second burst 128 packets log group 27 snaplen 128", "continue", "masquerade",
         "goto", "goto 1x", "jump a b", "redirect to :0", "redirect to :65536", "redirect to :08443", "redirect",
         "reject", "reject with icmp port-unreachable", "meta l4proto udp reject with tcp reset", "dnat to 1.2.3.4",
         "iif agent0 drop", "iifname agent0 drop", 'iifname "agent*" drop', 'iifname != "agent0" drop',
