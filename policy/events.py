@@ -115,8 +115,18 @@ KINDS: dict[str, dict[str, str]] = {
         "result_hash_hex": "digest?",
     },
     "run_state": {**_RUN, "state": "text", "reason": "text"},
-    # `layer` is syscall, network, filesystem, ...; `count` how often since the last row of this target.
-    "denied": {**_RUN, "layer": "text", "target": "text", "count": "int"},
+    # `denial` is the name of this refusal wherever it is shown (policy.denials); `layer` who refused, `target` what
+    # was wanted, `code` why; `grant` the key of agent.toml that would have allowed it, null when none would;
+    # `count` how often since the last row of this denial.
+    "denied": {
+        **_RUN,
+        "denial": "text",
+        "layer": "text",
+        "target": "text",
+        "code": "text",
+        "grant": "text?",
+        "count": "int",
+    },
     "drift": {**_RUN, "layer": "text", "expected": "text", "found": "text"},
     "self_test": {"run_id": "text?", "operator": "text?", "name": "text", "passed": "bool", "detail": "text"},
     # A target of `policy compile` would allow more than the manifest, and the operator said so by these ids.

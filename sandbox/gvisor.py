@@ -20,7 +20,7 @@ from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, remove
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs, libc, process, runsc, trace
 from sandbox.limits import CpuTime
-from sandbox.runner import Channel, Exchange, Finished, Limits, out_of_memory
+from sandbox.runner import Channel, Exchange, Finished, Limits, Round, out_of_memory
 from sandbox.uids import UidLease
 
 _ATTRIBUTES = {
@@ -38,7 +38,7 @@ class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
     to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels);
     ``claim`` is called once others can see it, and raises when the run may not go on beside theirs. ``denied`` is told
-    of everything that was refused to the agent."""
+    of everything that was refused to the agent; ``rounds`` are looked at while the run lasts."""
 
     run_id: str
     artefacts: Artefacts
@@ -51,6 +51,7 @@ class Job:
     claim: Callable[[], None]
     config: Config
     denied: Callable[[denials.Denial], None]
+    rounds: Sequence[Round] = ()
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -186,7 +187,7 @@ def _channel(
         terminate=terminate,
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,
-        rounds=() if clock is None else (clock.round(),),
+        rounds=(*job.rounds, *(() if clock is None else (clock.round(),))),
     )
 
 

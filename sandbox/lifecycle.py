@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy import clocks, contract, decide, errors
+from policy import clocks, contract, decide, denials, errors
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
@@ -30,6 +30,7 @@ from policy.rules.case import Owner, Unsigned
 from policy.signing import trust
 from sandbox import bundle, gvisor, host, preparation, self_test
 from sandbox.config import Config
+from sandbox.denials import Denials
 from sandbox.ledger import Ledger
 from sandbox.rows import Rows
 from sandbox.runner import Finished, Limits
@@ -67,6 +68,7 @@ class Answer:
     stderr: str
     not_enforced: tuple[str, ...] = ()
     unknown_sections: tuple[str, ...] = ()
+    denials: tuple[denials.Row, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -91,6 +93,7 @@ class Run:
         # An intent that no agent could be given is refused here, before anything is accepted or written down.
         self._line = contract.Intent(self.intent_id, request.text, request.issuer, now_ms).line()
         self._rows = Rows(means.ledger, self.run_id, request.issuer)
+        self._denials = Denials(self._rows.denied)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
 
@@ -123,6 +126,8 @@ class Run:
 
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
+        if self._rows.started:
+            self._denials.wind_up()
         self._rows.failure(error, package_digest=self._request.package.digest)
 
     def _verify(self) -> trust.TrustedPackage | Unsigned:
@@ -263,7 +268,8 @@ class Run:
             limits=self._limits(deadline),
             label=label,
             claim=lambda: self._claim(manifest, label),
-            denied=self._rows.denied,
+            denied=self._denials.told,
+            rounds=(self._denials.round(),),
         )
         return preparation.job(
             order,
@@ -327,6 +333,8 @@ class Run:
                 error = e
         text_hash = hashlib.sha256(result.text.encode()).hexdigest() if result else None
         code = error.code if error else None
+        self._denials.ended_by(error)
+        self._denials.wind_up()
         self._rows.run_ended(status="ok" if result else "failed", code=code, finished=finished, digest=text_hash)
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
@@ -342,6 +350,7 @@ class Run:
             stderr=_redacted(finished.stderr, self._means.path),
             not_enforced=not_enforced,
             unknown_sections=manifest.unknown_sections,
+            denials=self._denials.totals,
             timings={**self._timings, **timings},
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from policy.package import Package
 from sandbox import granted, gvisor, host
 from sandbox.config import Config
 from sandbox.rootfs import Skeletons
-from sandbox.runner import Limits
+from sandbox.runner import Limits, Round
 from sandbox.store import PackageStore
 
 
@@ -29,6 +29,7 @@ class Order:
     label: Mapping[str, str]
     claim: Callable[[], None]
     denied: Callable[[denials.Denial], None]
+    rounds: Sequence[Round] = ()
 
 
 def job(
@@ -79,6 +80,7 @@ def job(
         claim=order.claim,
         config=config,
         denied=order.denied,
+        rounds=order.rounds,
     )
 
 

@@ -73,9 +73,19 @@ class Rows:
         )
         self.started = True
 
-    def denied(self, denial: denials.Denial) -> None:
-        """Something was refused to the agent."""
-        self._append("denied", agent_id=self.agent_id, layer=denial.layer, target=denial.target, count=1)
+    def denied(self, row: denials.Row) -> None:
+        """Something was refused to the agent, ``row.count`` times since its last row (sandbox.denials bounds them)."""
+        denial = row.denial
+        self._append(
+            "denied",
+            agent_id=self.agent_id,
+            denial=denial.id,
+            layer=denial.layer,
+            target=denial.target,
+            code=denial.code,
+            grant=denial.grant,
+            count=row.count,
+        )
 
     def run_ended(
         self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None

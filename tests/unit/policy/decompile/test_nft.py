@@ -76,8 +76,9 @@ def test_a_rule_is_its_matches_and_a_verdict(text: str, rule: Rule) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "accept ", " accept", "accept drop", "accept;", "ACCEPT", "queue", "log accept", "log", "log group 27 snaplen 128",
-        "limit rate 64/second burst 128 packets log group 28 snaplen 128", f"{nft.LOG} drop", f"ct status dnat {nft.LOG}",
+        "", "accept ", " accept", "accept drop", "accept;", "ACCEPT", "queue", "log accept",
+        "log", "log group 27 snaplen 128", f"{nft.LOG} drop", f"ct status dnat {nft.LOG}",
+        "limit rate 64/second burst 128 packets log group 28 snaplen 128",
         "limit rate 65/second burst 128 packets log group 27 snaplen 128", "continue", "masquerade",
         "goto", "goto 1x", "jump a b", "redirect to :0", "redirect to :65536", "redirect to :08443", "redirect",
         "reject", "reject with icmp port-unreachable", "meta l4proto udp reject with tcp reset", "dnat to 1.2.3.4",

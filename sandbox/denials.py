@@ -1,0 +1,71 @@
+"""One run's denials on their way into the log: told from everywhere, bounded, wound up before the run's last row.
+
+Whatever refuses something calls ``told``; a flood costs a dictionary's look-up each, and the log gets what
+``policy.denials.Bounds`` lets through. A row that cannot be written ends the run, as any other act that has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from policy import denials, errors
+from sandbox.runner import Outcome, Round
+
+# Half of the second that a summary is for: it is written at most so much later.
+_LOOK_SECONDS = 0.5
+# The errors that end a run because a limit was reached: each is a denial as well, with the limit as its target.
+_LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
+    errors.OutOfMemoryError: ("memory", "memory_mb"),
+    errors.DeadlineError: ("time", ""),
+    errors.CpuTimeError: ("time", ""),
+}
+
+
+class Denials:
+    """The denials of one run; ``write`` puts a row into the log. Not for several threads."""
+
+    def __init__(self, write: Callable[[denials.Row], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._bounds = denials.Bounds()
+        self._totals: dict[denials.Denial, int] = {}
+
+    def told(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Something was refused to the agent ``count`` times.
+
+        Raises:
+            errors.LedgerError: it could not be written down.
+        """
+        self._put(self._bounds.told(denial, now_ms=self._now(), count=count))
+
+    def ended_by(self, error: errors.CovenantError | None) -> None:
+        """A run that a limit has ended was denied more of it."""
+        known = _LIMITS.get(type(error)) if isinstance(error, errors.RunError) else None
+        if error is not None and known is not None:
+            layer, target = known
+            self.told(denials.Denial(layer, target or error.details.get("clock") or "unknown", error.code))
+
+    def round(self) -> Round:
+        """For the exchange (runner.Channel.rounds): writes the summaries whose time has come."""
+        return Round(_LOOK_SECONDS, self._look)
+
+    def wind_up(self) -> None:
+        """Write what is left; once the run has ended, before its last row."""
+        self._put(self._bounds.wind_up())
+
+    @property
+    def totals(self) -> tuple[denials.Row, ...]:
+        """Every denial that has a row with how often it was refused, in the order of their first."""
+        return tuple(denials.Row(denial, count) for denial, count in self._totals.items())
+
+    def _look(self) -> Outcome:
+        self._put(self._bounds.due(now_ms=self._now()))
+        return None
+
+    def _put(self, rows: list[denials.Row]) -> None:
+        for row in rows:
+            self._write(row)
+            self._totals[row.denial] = self._totals.get(row.denial, 0) + row.count
+
+    def _now(self) -> int:
+        return int(self._clock() * 1000)

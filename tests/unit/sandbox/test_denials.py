@@ -1,0 +1,73 @@
+"""The collector between what refuses and the log."""
+
+from __future__ import annotations
+
+import pytest
+
+from policy import denials, errors
+from policy.denials import Denial, Row
+from sandbox.denials import Denials
+
+NAME = Denial("dns", "api.example.com", "not_granted")
+
+
+class Log:
+    """A clock that stands until it is moved, and the rows that were written."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.seconds = 100.0
+        self.denials = Denials(self.rows.append, clock=lambda: self.seconds)
+
+    def look(self, seconds: float) -> None:
+        self.seconds += seconds
+        assert self.denials.round().look() is None
+
+
+def test_rows_are_written_at_once_then_by_the_round_and_at_the_end() -> None:
+    log = Log()
+    for _ in range(100_000):
+        log.denials.told(NAME)
+    assert log.rows == [Row(NAME, 1)]
+    log.look(0.5)
+    assert len(log.rows) == 1
+    log.look(0.5)
+    assert log.rows == [Row(NAME, 1), Row(NAME, 99_999)]
+    log.denials.told(NAME)
+    log.denials.wind_up()
+    assert [row.count for row in log.rows] == [1, 99_999, 1]
+    assert log.denials.totals == (Row(NAME, 100_001),)
+
+
+@pytest.mark.parametrize(
+    ("error", "denial"),
+    [
+        (errors.OutOfMemoryError("more"), Denial("memory", "memory_mb", "out_of_memory")),
+        (errors.DeadlineError("late", clock="cpu_ms_per_task"), Denial("time", "cpu_ms_per_task", "deadline")),
+        (errors.CpuTimeError("spent", clock="cpu_time_ms"), Denial("time", "cpu_time_ms", "cpu_time")),
+    ],
+)
+def test_a_limit_that_ended_the_run_is_a_denial(error: errors.RunError, denial: Denial) -> None:
+    log = Log()
+    log.denials.ended_by(error)
+    assert log.rows == [Row(denial, 1)]
+    assert denial.grant is not None
+
+
+@pytest.mark.parametrize("error", [None, errors.AgentFailedError("x"), errors.KernelError("x"), errors.GateError("x")])
+def test_any_other_end_is_none(error: errors.CovenantError | None) -> None:
+    log = Log()
+    log.denials.ended_by(error)
+    assert log.rows == []
+
+
+def test_a_row_that_cannot_be_written_is_an_error_at_once() -> None:
+    def full(row: Row) -> None:
+        raise errors.LedgerError("no space")
+
+    with pytest.raises(errors.LedgerError):
+        Denials(full).told(NAME)
+
+
+def test_every_layer_has_words() -> None:
+    assert all(denials.LAYERS.values())
