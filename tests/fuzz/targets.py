@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz import (
     answer_targets,
     artefact_targets,
+    hello_targets,
     manifest_targets,
     runtime_targets,
     signing_targets,
@@ -18,5 +19,6 @@ ALL: tuple[Target, ...] = (
     *runtime_targets.TARGETS,
     *answer_targets.TARGETS,
     *artefact_targets.TARGETS,
+    *hello_targets.TARGETS,
     *tool_targets.TARGETS,
 )
