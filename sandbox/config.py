@@ -7,12 +7,13 @@ control (decisions.md, "Environment and binaries").
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
@@ -22,6 +23,8 @@ from policy.manifest import text
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
 _MAX_BYTES = 64 * 1024
 _MAX_HOPS = 40
+# What nft and /proc take as one name (IFNAMSIZ), and no name of a gateway's own devices.
+_DEVICE = re.compile(r"(?!cv-|lo$)[A-Za-z0-9_][A-Za-z0-9._-]{0,14}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 # Places of runsc, by preference: gVisor's own package and Debian's, then a release installed by hand.
 _DEFAULT_PATHS = {
@@ -43,7 +46,10 @@ class Config(pydantic.BaseModel):
 
     ``host`` is the audience that envelopes are signed for. ``uid_first`` and ``uid_count`` are the range that live
     runs take their uids from. ``path_owners`` are the uids, besides 0, whose directories may be granted: those of
-    people who may sign anyway. ``state`` is not a key of the file: it is where the file was looked for.
+    people who may sign anyway. ``attest_seconds`` is the period of attestation; by ``on_drift`` drift ends the run, or
+    is told only. ``resolvers`` are the addresses that the DNS gate asks; without any it asks those of the host's
+    resolv.conf. ``uplink`` is the interface by which agents reach the world; while it is empty none does. ``state`` is
+    not a key of the file: it is where the file was looked for.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -58,9 +64,13 @@ class Config(pydantic.BaseModel):
     uid_count: int = pydantic.Field(default=4_096, ge=1, le=65_536)
     start_deadline_seconds: int = pydantic.Field(default=60, ge=1, le=3_600)
     grace_seconds: int = pydantic.Field(default=5, ge=0, le=300)
+    attest_seconds: int = pydantic.Field(default=30, ge=1, le=3_600)
+    on_drift: Literal["end", "alarm"] = "end"
     allow_unsigned_trusted_local: bool = False
     trusted_local_user: str = "covenant-agent"
     path_owners: tuple[int, ...] = ()
+    resolvers: tuple[str, ...] = ()
+    uplink: str = ""
     state: Path = Path("/var/lib/covenant")
 
     @pydantic.field_validator("runsc", "nft", "ip", "python3", "node", "state", mode="before")
@@ -71,16 +81,33 @@ class Config(pydantic.BaseModel):
             raise ValueError("must be an absolute path without `..`")
         return path
 
-    @pydantic.field_validator("path_owners", mode="before")
+    @pydantic.field_validator("path_owners", "resolvers", mode="before")
     @classmethod
     def _tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
+
+    @pydantic.field_validator("resolvers")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            try:
+                ipaddress.ip_address(one)
+            except ValueError:
+                raise ValueError("must be a list of addresses") from None
+        return value
 
     @pydantic.field_validator("host")
     @classmethod
     def _host_name(cls, value: str) -> str:
         if not _HOST.fullmatch(value):
             raise ValueError("must be a host name")
+        return value
+
+    @pydantic.field_validator("uplink")
+    @classmethod
+    def _device_name(cls, value: str) -> str:
+        if value and not _DEVICE.fullmatch(value):
+            raise ValueError("must be the name of a network interface")
         return value
 
     @pydantic.field_validator("trusted_local_user")

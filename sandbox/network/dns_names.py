@@ -1,0 +1,78 @@
+"""Which names the DNS gate answers for, and which addresses it lets an answer hold: lookups in the plan's tables.
+
+The same meaning as policy.grants.hostnames and policy.grants.addresses (tests/property compares), without importing
+them: the gate's process starts at each run and is to hold little.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+EVERY = "*"
+# Where IPv6 begins on the line of addresses (policy.grants.addresses).
+_V6_BASE = 2**33
+
+
+class Patterns:
+    """The patterns of a plan by number; a name is covered by a chain of them."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._numbers: Mapping[str, int] = {pattern: number for number, pattern in enumerate(patterns)}
+
+    def covering(self, host: str) -> tuple[int, ...]:
+        """The numbers of all patterns that cover ``host``, a name in lower case; empty when it is not granted."""
+        numbers = self._numbers
+        found = [numbers[host]] if host in numbers else []
+        dot = host.find(".")
+        while dot >= 0:
+            above = "*" + host[dot:]
+            if above in numbers:
+                found.append(numbers[above])
+            dot = host.find(".", dot + 1)
+        if EVERY in numbers:
+            found.append(numbers[EVERY])
+        return tuple(found)
+
+
+class Public:
+    """The addresses that a name may lead to, as spans of the line of addresses."""
+
+    def __init__(self, spans: Sequence[Sequence[int]]) -> None:
+        self._firsts = [first for first, _ in spans]
+        self._lasts = [last for _, last in spans]
+
+    def __contains__(self, packed: bytes) -> bool:
+        """Whether a packed address is one of them."""
+        point = int.from_bytes(packed, "big") + (_V6_BASE if len(packed) == 16 else 0)
+        index = bisect.bisect_right(self._firsts, point) - 1
+        return index >= 0 and point <= self._lasts[index]
+
+
+def clamp(ttl: int | None, bounds: Sequence[int]) -> int:
+    """A time to live within the plan's (least, most), in seconds."""
+    least, most = bounds
+    return max(least, min(ttl if ttl is not None else least, most))
+
+
+class Tokens:
+    """A bucket: ``burst`` at once, refilled by ``per_second``. Times are the caller's clock, in seconds."""
+
+    def __init__(self, per_second: float, burst: float, now: float) -> None:
+        self._per_second, self._burst = per_second, burst
+        self._left, self._at = burst, now
+
+    def take(self, now: float) -> bool:
+        """Take one if there is one."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def tables(plan: Mapping[str, Any]) -> tuple[Patterns, Public]:
+    """Both lookups of a plan."""
+    return Patterns(row["pattern"] for row in plan["names"]), Public(plan["public"])

@@ -1,0 +1,214 @@
+"""The DNS gate's way out: sockets to the resolvers and elements in the sets, both from the broker.
+
+Each question goes out over a socket of its own, with a port that the kernel drew, a random id and random case. A
+resolver that does not give the case back, or whose answer is cut, is asked over TCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from sandbox.network import broker_wire, dns_wire
+from sandbox.network.dns_loop import READ, WRITE, Future, Loop
+
+# Seconds: one try over UDP, and everything that is done for one question of the agent, whose libc asks again after 5.
+_TRY_SECONDS, TOTAL_SECONDS = 1.0, 4.5
+_BROKER_SECONDS = 2.0
+# Sockets that wait for the next question, and for how many seconds; then the host's own address may be another.
+_KEPT, _KEPT_SECONDS = 4, 20.0
+# Datagrams of one socket that are no answer to what was asked, before it is given up.
+_STRAY = 8
+_ANSWER_BYTES = 4096
+
+
+class UpstreamError(Exception):
+    """No resolver answered."""
+
+
+class Broker:
+    """The gate's end of the broker. ``add`` and ``connected`` are answered in the order in which they come back."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self._loop = loop
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
+        self._asked: dict[int, Future] = {}
+        self._next = 0
+        loop.on_readable(fd, self._read)
+
+    async def add(self, ttl: int, patterns: Sequence[int], packed: Sequence[bytes]) -> int:
+        """Put addresses into the sets of patterns; a status of broker_wire, DONE when the kernel has them."""
+        status, _ = await self._ask(lambda ident: broker_wire.add_request(ident, ttl, patterns, packed))
+        return status
+
+    async def connected(self, operation: int, resolver: int) -> int | None:
+        """A socket to a resolver, the caller's to close; None when there is none to be had."""
+        _, fd = await self._ask(lambda ident: broker_wire.socket_request(ident, operation, resolver))
+        return fd
+
+    async def _ask(self, request: Callable[[int], bytes]) -> tuple[int, int | None]:
+        self._next = ident = (self._next + 1) & 0xFFFFFFFF
+        future = self._asked[ident] = Future()
+        try:
+            self._socket.send(request(ident))
+        except BlockingIOError:
+            del self._asked[ident]
+            return broker_wire.FAILED, None
+        found = await self._loop.result(future, time.monotonic() + _BROKER_SECONDS)
+        self._asked.pop(ident, None)
+        return found or (broker_wire.FAILED, None)
+
+    def _read(self) -> None:
+        try:
+            message, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
+        except BlockingIOError:
+            return
+        if not message:
+            os._exit(1)  # the supervisor is gone
+        ident, status = broker_wire.REPLY.unpack(message)
+        future = self._asked.pop(ident, None)
+        if future is not None and not future.done:
+            future.set((status, fds[0] if fds else None))
+        else:
+            for fd in fds:  # too late: nobody waits for it
+                os.close(fd)
+
+
+class Upstream:
+    """Asks the resolvers, the one that answered last first."""
+
+    def __init__(self, loop: Loop, broker: Broker, resolvers: int) -> None:
+        self._loop, self._broker, self._count = loop, broker, resolvers
+        self._first = 0
+        self._kept: deque[tuple[int, float]] = deque()
+        self._coming = 0
+
+    def warm(self) -> None:
+        """Have sockets at hand, so that a question need not wait for one."""
+        while len(self._kept) + self._coming < _KEPT:
+            self._coming += 1
+            self._loop.spawn(self._keep(self._first))
+
+    async def _keep(self, resolver: int) -> None:
+        fd = await self._broker.connected(broker_wire.UDP, resolver)
+        self._coming -= 1
+        if fd is None:
+            return
+        if resolver == self._first:
+            self._kept.append((fd, time.monotonic()))
+        else:
+            os.close(fd)
+
+    async def ask(self, name: str, kind: int, until: float) -> dns_wire.Answer:
+        """What the resolvers answer about a name and a type.
+
+        Raises:
+            UpstreamError: none of them did, by ``until``, or all of them failed.
+        """
+        failed: dns_wire.Answer | None = None
+        for turn in range(2 * self._count):
+            resolver = (self._first + turn) % self._count
+            try:
+                answer = await self._once(resolver, name, kind, until)
+            except (OSError, dns_wire.MalformedError):
+                answer = None
+            if answer is not None and answer.rcode in (dns_wire.NOERROR, dns_wire.NXDOMAIN):
+                self._prefer(resolver)
+                return answer
+            failed = answer or failed
+            if time.monotonic() >= until or (failed is not None and turn >= self._count - 1):
+                break
+        raise UpstreamError(f"resolvers answer {failed.rcode}" if failed else "no resolver answers")
+
+    def _prefer(self, resolver: int) -> None:
+        if resolver != self._first:
+            self._first = resolver
+            while self._kept:
+                os.close(self._kept.popleft()[0])
+
+    async def _once(self, resolver: int, name: str, kind: int, until: float) -> dns_wire.Answer | None:
+        """One try: over UDP, and over TCP where that cannot be trusted or does not fit."""
+        now = time.monotonic()
+        answer, again = await self._datagram(resolver, name, kind, min(until, now + _TRY_SECONDS))
+        if again or (answer is not None and answer.truncated):
+            return await self._stream(resolver, name, kind, min(until, time.monotonic() + 2 * _TRY_SECONDS))
+        return answer
+
+    async def _datagram(self, resolver: int, name: str, kind: int, until: float) -> tuple[dns_wire.Answer | None, bool]:
+        """The answer, and whether to ask again over TCP instead."""
+        fd = await self._take(resolver)
+        if fd is None:
+            return None, False
+        with _closing(fd):
+            ident, asked = _random(16), dns_wire.question(name, kind, cased=_cased(name))
+            os.write(fd, dns_wire.upstream_query(ident, asked))
+            for _ in range(_STRAY):
+                if not await self._loop.ready(fd, READ, until):
+                    return None, False
+                data = os.read(fd, _ANSWER_BYTES)
+                answer = dns_wire.parse_answer(data, ident, asked, name, kind)
+                if answer is not None:
+                    return answer, False
+                if data[:2] == ident.to_bytes(2, "big"):
+                    return None, True  # a resolver that does not keep the case, or a forger: TCP tells
+        return None, True
+
+    async def _take(self, resolver: int) -> int | None:
+        oldest = time.monotonic() - _KEPT_SECONDS
+        while self._kept and resolver == self._first:
+            fd, since = self._kept.popleft()
+            if since >= oldest:
+                self.warm()
+                return fd
+            os.close(fd)
+        made = await self._broker.connected(broker_wire.UDP, resolver)
+        self.warm()
+        return made
+
+    async def _stream(self, resolver: int, name: str, kind: int, until: float) -> dns_wire.Answer | None:
+        fd = await self._broker.connected(broker_wire.TCP, resolver)
+        if fd is None:
+            return None
+        with _closing(fd):
+            ident, asked = _random(16), dns_wire.question(name, kind)
+            query = dns_wire.upstream_query(ident, asked)
+            if not await self._loop.ready(fd, WRITE, until):
+                return None
+            whole = struct.pack("!H", len(query)) + query
+            if os.write(fd, whole) != len(whole):
+                return None
+            data = b""
+            while len(data) < 2 or len(data) < 2 + int.from_bytes(data[:2], "big"):
+                if not await self._loop.ready(fd, READ, until):
+                    return None
+                more = os.read(fd, 65536)
+                if not more:
+                    return None
+                data += more
+            size = int.from_bytes(data[:2], "big")
+            return dns_wire.parse_answer(data[2 : 2 + size], ident, asked, name, kind)
+
+
+def _random(bits: int) -> int:
+    """That many random bits; the module secrets would load OpenSSL for it."""
+    size = (bits + 7) // 8
+    return int.from_bytes(os.urandom(size), "big") >> (8 * size - bits)
+
+
+def _cased(name: str) -> bytes:
+    """The name with the case of each letter drawn (draft-vixie-dnsext-dns0x20)."""
+    bits = _random(len(name))
+    return "".join(c.upper() if bits >> i & 1 else c for i, c in enumerate(name)).encode("ascii")
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)

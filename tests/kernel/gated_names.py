@@ -1,0 +1,195 @@
+"""A DNS gate in three namespaces: the compiled ruleset, the gate's real process, and a scripted resolver in the world.
+
+The supervisor's side (the exchange that serves the broker) is a thread in the world, so that nothing is ever asked of
+a resolver outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dns.message
+import dns.rcode
+
+from policy import denials
+from policy.compile.artefacts import Artefacts
+from sandbox.network import addresses, dns_gate
+from tests.kernel.scripted_resolver import Resolver, serving
+from tests.kernel.three_namespaces import Namespaces
+
+RESOLVER = "9.9.9.9"
+GATEWAY, AGENT = addresses.GATEWAY4, addresses.AGENT4
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Gated:
+    """An open gate as a test sees it. ``error`` is what the gate's watches ended the run with."""
+
+    spaces: Namespaces
+    resolver: Resolver
+    sets: Mapping[str, list[str]]
+    gate: dns_gate.DnsGate
+    denied: list[denials.Denial] = field(default_factory=list)
+    error: Exception | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def udp(self, wire: bytes, *, wait: float = 10, role: str = "agent") -> bytes | None:
+        """Send a datagram to the gate; what comes back."""
+
+        def probe() -> bytes | None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+                made.settimeout(wait)
+                made.connect((GATEWAY, 53))
+                made.send(wire)
+                try:
+                    return made.recv(65535)
+                except TimeoutError:
+                    return None
+
+        return self.spaces.within(role, probe)
+
+    def tcp(self, *wires: bytes, raw: bytes = b"", wait: float = 10) -> list[bytes]:
+        """Send messages over one connection, or ``raw`` bytes; the messages that come back until it is closed."""
+
+        def probe() -> list[bytes]:
+            found = []
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as made:
+                made.settimeout(wait)
+                made.connect((GATEWAY, 53))
+                made.sendall(raw or b"".join(struct.pack("!H", len(one)) + one for one in wires))
+                made.shutdown(socket.SHUT_WR)
+                data = b""
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    while more := made.recv(65536):
+                        data += more
+                while len(data) >= 2:
+                    size = int.from_bytes(data[:2], "big")
+                    found.append(data[2 : 2 + size])
+                    data = data[2 + size :]
+            return found
+
+        return self.spaces.within("agent", probe)
+
+    def ask(self, name: str, kind: str = "A", **more: Any) -> dns.message.Message:
+        """The gate's answer over UDP, read by dnspython; it must have one."""
+        query = dns.message.make_query(name, kind, **more)
+        wire = self.udp(query.to_wire())
+        assert wire is not None, name
+        answer = dns.message.from_wire(wire)
+        assert query.is_response(answer), answer
+        return answer
+
+    def texts(self, name: str, kind: str = "A") -> list[str]:
+        """The records of the answer as text; its rcode where it has none."""
+        answer = self.ask(name, kind)
+        found = [rdata.to_text() for rrset in answer.answer for rdata in rrset]
+        return found or [dns.rcode.to_text(answer.rcode())]
+
+    def elements(self, host: str) -> dict[str, int]:
+        """The addresses in the sets of a pattern, with the seconds that they were added for."""
+        import json
+
+        found = {}
+        for name in self.sets[host]:
+            listed = json.loads(self.spaces.run("gateway", "nft", "-j", "list", "set", "inet", "covenant", name))
+            for element in listed["nftables"][1]["set"].get("elem", ()):
+                found[element["elem"]["val"]] = element["elem"]["timeout"]
+        return found
+
+    def connect(self, host: str, port: int) -> str:
+        """``connected`` or the name of the error, from the agent."""
+
+        def probe() -> str:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family, socket.SOCK_STREAM) as made:
+                made.settimeout(10)
+                number = made.connect_ex((host, port))
+                return errno.errorcode[number] if number else "connected"
+
+        return self.spaces.within("agent", probe)
+
+    def codes(self) -> set[tuple[str, str]]:
+        """What was denied so far: (target, code)."""
+        return {(one.target, one.code) for one in list(self.denied)}
+
+
+def _exchange(gated: Gated, spaces: Namespaces, stop: int) -> None:
+    """What the run's exchange does, in the namespace that stands for the supervisor's."""
+    with open(f"/proc/{spaces.pids['world']}/ns/net") as entry:
+        assert _LIBC.setns(entry.fileno(), 0x40000000) == 0
+    poll = select.poll()
+    for fd in (*gated.gate.watches, stop):
+        poll.register(fd, select.POLLIN)
+    while not gated.ended.is_set():
+        for fd, _ in poll.poll():
+            if fd == stop:
+                return
+            gated.error = gated.error or gated.gate.watches[fd]()
+            if gated.error is not None:
+                gated.ended.set()
+                return
+
+
+def links(spaces: Namespaces) -> None:
+    """Give the agent's link the addresses of a real run."""
+    spaces.batch("gateway", f"address add {GATEWAY}/{addresses.PREFIX4} dev agent0")
+    spaces.batch("agent", f"address add {AGENT}/{addresses.PREFIX4} dev eth0")
+
+
+@contextlib.contextmanager
+def ruleset(spaces: Namespaces, artefacts: Artefacts) -> Iterator[None]:
+    """The compiled ruleset in the gateway."""
+    with tempfile.NamedTemporaryFile(suffix=".nft") as file:
+        file.write(artefacts.files["firewall.nft"])
+        file.flush()
+        spaces.run("gateway", "nft", "-f", file.name)
+    try:
+        yield
+    finally:
+        spaces.run("gateway", "nft", "delete", "table", "inet", "covenant")
+
+
+@contextlib.contextmanager
+def opened(
+    spaces: Namespaces, artefacts: Artefacts, resolver: Resolver, *, resolvers: tuple[str, ...] = (RESOLVER,)
+) -> Iterator[Gated]:
+    """A gate that serves; ``links`` must have been made."""
+    denied: list[denials.Denial] = []
+    names: dict[str, list[str]] = {}
+    for grant in artefacts.json("network.json")["grants"]:
+        names.setdefault(grant["host"], []).extend(grant["sets"])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ruleset(spaces, artefacts))
+        stack.enter_context(serving(resolver, RESOLVER, lambda call: spaces.within("world", call)))
+        gate = stack.enter_context(
+            dns_gate.open(
+                artefacts.json("gates.json")["dns"],
+                inside=lambda call: spaces.within("gateway", call),
+                denied=denied.append,
+                resolvers=resolvers,
+            )
+        )
+        gate.process.ready(60)
+        gated = Gated(spaces, resolver, names, gate, denied)
+        stop, wake = os.pipe()
+        stack.callback(os.close, stop)
+        thread = threading.Thread(target=_exchange, args=(gated, spaces, stop))
+        thread.start()
+        try:
+            yield gated
+        finally:
+            os.close(wake)
+            poll_ended = thread.join(10)
+            assert poll_ended is None
