@@ -13,9 +13,14 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from policy.compile.artefacts import Artefacts
+
+POLICY = "policy"
 _LABEL = "label.json"
 _CGROUPS = "cgroups.json"
+_NETWORK = "network.json"
 
 
 class RunDirectory:
@@ -54,6 +59,19 @@ class RunDirectory:
     def note_cgroups(self, paths: Mapping[str, Path]) -> None:
         """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""
         (self.path / _CGROUPS).write_text(json.dumps({name: str(path) for name, path in paths.items()}))
+
+    def write_policy(self, policy: Artefacts) -> None:
+        """The artefacts that the run was started from, for whoever attests it from another process."""
+        (self.path / POLICY).mkdir(mode=0o700)
+        for name, content in policy.files.items():
+            (self.path / POLICY / name).write_bytes(content)
+
+    def note_network(self, about: Mapping[str, Any]) -> None:
+        """Write down what the run's gateway is, before anything of it lies where it does not end by itself.
+
+        ``supervisor`` is the process whose descriptors ``agent`` and ``gateway`` open the two namespaces.
+        """
+        (self.path / _NETWORK).write_text(json.dumps({"supervisor": os.getpid(), **about}))
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
@@ -113,6 +131,15 @@ def cgroups_of(path: Path) -> dict[str, Path]:
     except (FileNotFoundError, ValueError):
         return {}
     return {name: Path(place) for name, place in noted.items()}
+
+
+def network_of(path: Path) -> dict[str, Any] | None:
+    """What was noted of a run's gateway; None when it has none, or its process died before there was one."""
+    try:
+        noted: dict[str, Any] = json.loads((path / _NETWORK).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return noted
 
 
 def label_of(path: Path) -> dict[str, str] | None:

@@ -16,10 +16,14 @@ from typing import Any
 from policy import denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
-from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, remove
-from sandbox.config import Config
-from sandbox.kernel import cgroupfs, libc, process, runsc, trace
-from sandbox.limits import CpuTime
+from policy.prove import live
+from sandbox import attest
+from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, network_of, remove
+from sandbox.config import Config, trusted_binary
+from sandbox.kernel import cgroupfs, libc, process, readback, runsc, trace
+from sandbox.kernel import idmap as idmapped
+from sandbox.limits import CpuTime, on_devices
+from sandbox.network import gateway, uplink
 from sandbox.runner import Channel, Exchange, Finished, Limits, Round, out_of_memory
 from sandbox.uids import UidLease
 
@@ -30,7 +34,12 @@ _ATTRIBUTES = {
     "nodev": libc.MOUNT_ATTR_NODEV,
     "noexec": libc.MOUNT_ATTR_NOEXEC,
     "nosymfollow": libc.MOUNT_ATTR_NOSYMFOLLOW,
+    "idmapped": libc.MOUNT_ATTR_IDMAP,
 }
+
+
+# Where the package's copy is mounted.
+PACKAGE = "/workspace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,8 @@ class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
     to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels);
     ``claim`` is called once others can see it, and raises when the run may not go on beside theirs. ``denied`` is told
-    of everything that was refused to the agent; ``rounds`` are looked at while the run lasts."""
+    of everything that was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` are looked
+    at while the run lasts; ``disks`` are those that its limits of input and output are about."""
 
     run_id: str
     artefacts: Artefacts
@@ -51,7 +61,9 @@ class Job:
     claim: Callable[[], None]
     config: Config
     denied: Callable[[denials.Denial], None]
+    drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
+    disks: Sequence[str] = ()
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -67,13 +79,16 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
         directory.note_cgroups(leaf.plan())
         stack.enter_context(leaf)
-        leaf.apply(_limits(job.artefacts, leaf.hierarchies.version))
+        limits = _limits(job, leaf.hierarchies.version)
+        leaf.apply(limits)
         directory.write_config(compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid))
-        mounts = _mounts(job, directory, stack)
+        mounts = _mounts(job, directory, stack, uid)
+        gate = _gateway(job, directory, stack)
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
-        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, started.config)))
-        exchange = Exchange(_channel(job, directory, leaf, child, started), job.intent, job.limits)
+        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, started.config, gate)))
+        attestor = _attestor(job, directory, leaf, limits, child, uid)
+        exchange = Exchange(_channel(job, directory, leaf, child, started, attestor, gate), job.intent, job.limits)
         exchange.run()
         status = child.reap()
         leaf.kill()
@@ -83,6 +98,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
 def recover(
     runs: Path,
     *,
+    config: Config | None = None,
     ended: Callable[[str, Mapping[str, str]], None] = lambda run_id, label: None,
     hierarchies: cgroupfs.Hierarchies | None = None,
 ) -> list[str]:
@@ -92,6 +108,9 @@ def recover(
     """
     removed = []
     with abandoned(runs) as paths:
+        # Before the first directory goes: it is what says that there is something to take away.
+        if networked := [path.name for path in paths if network_of(path) is not None]:
+            uplink.recover(networked, binary=trusted_binary((config or Config()).nft))
         for path in paths:
             leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
             leaf.adopt(cgroups_of(path))
@@ -105,14 +124,16 @@ def recover(
     return removed
 
 
-def _limits(artefacts: Artefacts, version: int) -> list[cgroupfs.Limit]:
-    entries: Sequence[Mapping[str, Any]] | None = artefacts.json("cgroup.json")[f"v{version}"]
+def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:
+    entries: Sequence[Mapping[str, Any]] | None = job.artefacts.json("cgroup.json")[f"v{version}"]
     if entries is None:
         raise errors.NotEnforceableError(f"cgroup version {version} cannot hold the limits that were granted")
-    return [cgroupfs.Limit(e["controller"], e["file"], e["value"], e["required"]) for e in entries]
+    return [
+        cgroupfs.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries
+    ]
 
 
-def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> list[process.Attach]:
+def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[process.Attach]:
     """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
     has no flags unless the mount has them already)."""
     plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]
@@ -122,22 +143,47 @@ def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> l
     out = [_attach(root_fd, ("ro", "nosuid", "nodev"), directory.rootfs, stack)]
     for mount, target in zip(plan, targets, strict=True):
         if mount["type"] == "bind":
-            out.append(_attach(job.sources[mount["destination"]], mount["options"], target, stack))
+            fd, options = job.sources[mount["destination"]], mount["options"]
+            out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
     return out
 
 
-def _attach(fd: int, options: Sequence[str], target: Path, stack: contextlib.ExitStack) -> process.Attach:
+def _attach(
+    fd: int, options: Sequence[str], target: Path, stack: contextlib.ExitStack, *, writer: int | None = None
+) -> process.Attach:
+    """``writer`` is the run's user, who is the owner of what is granted for writing, in this mount alone."""
     detached = libc.open_tree_clone(fd)
     stack.callback(os.close, detached)
     attributes = 0
     for option in options:
         attributes |= _ATTRIBUTES[option]
-    libc.mount_setattr(detached, attributes)
+    idmap = None
+    if writer is not None:
+        info = os.fstat(fd)
+        idmap = idmapped.namespace((info.st_uid, info.st_gid), (writer, writer))
+        stack.callback(os.close, idmap)
+    libc.mount_setattr(detached, attributes, idmap=idmap)
     return process.Attach(detached, str(target))
 
 
+def _gateway(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> gateway.Gateway | None:
+    """What the network of the run passes through, ready; None for a run without one."""
+    if job.artefacts.json("network.json")["mode"] == "off":
+        return None
+    return stack.enter_context(
+        gateway.opened(
+            job.artefacts, job.run_id, config=job.config, note=directory.note_network, denied=job.denied
+        )
+    )
+
+
 def _launch(
-    job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf, mounts: Sequence[process.Attach], pod_init: Path
+    job: Job,
+    directory: RunDirectory,
+    leaf: cgroupfs.Leaf,
+    mounts: Sequence[process.Attach],
+    pod_init: Path,
+    gate: gateway.Gateway | None = None,
 ) -> process.Launch:
     return process.Launch(
         program=job.runsc_path,
@@ -152,11 +198,59 @@ def _launch(
         environment=runsc.ENVIRONMENT,
         join_files=leaf.join_files(),
         mounts=mounts,
+        network=None if gate is None else gate.spaces.agent,
+        covered=() if gate is None else gate.covered,
+    )
+
+
+def _attestor(
+    job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf, limits: list[cgroupfs.Limit], child: process.Child, uid: int
+) -> attest.Attestor | None:
+    """What was made for this run, written down for whoever attests it, and the one that does so while it lasts."""
+    controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
+    runner = readback.process(child.pid)
+    if runner is None:
+        return None  # it ended as soon as it was started, which the exchange says
+    fds = {"/": os.open(job.rootfs, os.O_PATH | os.O_CLOEXEC), **job.sources}
+    try:
+        seen = {place: os.fstat(fd) for place, fd in fds.items()}
+        package = os.readlink(f"/proc/self/fd/{job.sources[PACKAGE]}")
+    finally:
+        os.close(fds["/"])
+    made = attest.Made(
+        run_id=job.run_id,
+        agent_id=job.label["agent_id"],
+        policy_digest=job.artefacts.digest,
+        uid=uid,
+        runner=runner.name,
+        directory=str(directory.path),
+        cgroup_version=leaf.hierarchies.version,
+        cgroup_files={controller: str(path) for controller, path in leaf.paths.items()},
+        memberships={name: runner.cgroups[name] for name in controllers},
+        limits={limit.file: limit.value for limit in limits},
+        mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
+        package=package,
+    )
+    directory.write_policy(job.artefacts)
+    made.write(directory.path)
+    return attest.Attestor(
+        made,
+        job.artefacts,
+        filters=job.config.state / "closures" / attest.FILTERS,
+        seconds=job.config.attest_seconds,
+        alarm=job.config.on_drift == "alarm",
+        drifted=job.drifted,
     )
 
 
 def _channel(
-    job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf, child: process.Child, started: trace.StartTrace
+    job: Job,
+    directory: RunDirectory,
+    leaf: cgroupfs.Leaf,
+    child: process.Child,
+    started: trace.StartTrace,
+    attestor: attest.Attestor | None,
+    gate: gateway.Gateway | None,
 ) -> Channel:
     def terminate() -> None:
         runsc.kill(
@@ -169,12 +263,13 @@ def _channel(
 
     limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
     clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
+    watching: list[CpuTime | attest.Attestor] = [one for one in (clock, attestor) if one is not None]
 
     def has_started() -> bool:
         if not started.poll():
             return False
-        if clock is not None:
-            clock.started()
+        for one in watching:
+            one.started()
         return True
 
     return Channel(
@@ -187,7 +282,8 @@ def _channel(
         terminate=terminate,
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,
-        rounds=(*job.rounds, *(() if clock is None else (clock.round(),))),
+        watches={} if gate is None else gate.watches,
+        rounds=(*job.rounds, *(one.round() for one in watching)),
     )
 
 

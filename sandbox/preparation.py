@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy import decide, denials
+from policy import decide, denials, errors
 from policy.host import Closure, HostFacts
 from policy.package import Package
-from sandbox import granted, gvisor, host
+from policy.prove import live
+from sandbox import durable, granted, gvisor, host, limits
 from sandbox.config import Config
+from sandbox.network import addresses
 from sandbox.rootfs import Skeletons
 from sandbox.runner import Limits, Round
 from sandbox.store import PackageStore
@@ -29,6 +31,7 @@ class Order:
     label: Mapping[str, str]
     claim: Callable[[], None]
     denied: Callable[[denials.Denial], None]
+    drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
 
 
@@ -62,11 +65,24 @@ def job(
             continue
         if mount["source"] == "package":
             fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        elif mount["source"] == "resolver":
+            fd = os.open(_resolver(state), os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
         else:
             # The descriptor that is mounted is the one that is checked here, not a second look at the name.
-            fd, _ = granted.open_granted(mount["source"], owners=config.path_owners, never=never)
+            room_mb = plan["rooms"].get(mount["destination"])
+            fd, fact = granted.open_granted(
+                mount["source"], owners=config.path_owners, never=never, writing=room_mb is not None
+            )
+            if fact.room_mb != (room_mb or 0):
+                os.close(fd)
+                raise errors.GrantedPathError(f"path `{mount['source']}` had {room_mb} MiB and has {fact.room_mb} now")
         stack.callback(os.close, fd)
         sources[mount["destination"]] = fd
+    disks: tuple[str, ...] = ()
+    if any(entry["file"] == "io.max" for entry in decision.artefacts.json("cgroup.json")["v2"]):
+        root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        stack.callback(os.close, root)
+        disks = limits.devices([("/", root), *sources.items()])
     assert facts.runsc is not None
     return gvisor.Job(
         run_id=order.run_id,
@@ -80,8 +96,23 @@ def job(
         claim=order.claim,
         config=config,
         denied=order.denied,
+        disks=disks,
+        drifted=order.drifted,
         rounds=order.rounds,
     )
+
+
+def _resolver(state: Path) -> Path:
+    """The file that names the gateway as the one to ask: the same for every run."""
+    path = state / "network" / "resolv.conf"
+    content = f"nameserver {addresses.GATEWAY4}\n".encode()
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            directory = durable.open_directory(path.parent, error=errors.HomeError)
+            stack.callback(os.close, directory)
+            durable.replace(directory, path.name, content, mode=0o444)
+    return path
 
 
 def _closure(facts: HostFacts, name: str) -> Closure:

@@ -54,7 +54,8 @@ class Supervisor:
             self.ledger = self._stack.enter_context(Ledger.open(self.path / "audit", head=head))
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
-            gvisor.recover(self.path / "runs", ended=functools.partial(rows.cut_off, self.ledger))
+            ended = functools.partial(rows.cut_off, self.ledger)
+            gvisor.recover(self.path / "runs", config=self.config, ended=ended)
             PackageStore(self.path / "packages").sweep()
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()

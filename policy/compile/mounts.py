@@ -18,6 +18,7 @@ from policy.manifest import text
 
 WORKSPACE = "/workspace"
 SCRATCH = "/tmp"  # noqa: S108 - the path inside the agent's own root, a tmpfs of its own
+RESOLVER = "/etc/resolv.conf"
 # Paths of the root that a grant may not take: ours, the package's and the scratch.
 RESERVED = (WORKSPACE, SCRATCH, "/proc", "/dev", "/sys")
 _SAFE = ("nosuid", "nodev")
@@ -30,14 +31,16 @@ MASKED = {
 }
 _EMPTY = ("ro", *_SAFE, "noexec", "mode=0555", "size=4k")
 # The flags of a granted path. Whoever walks a writable one on the host follows no link that the agent made in it;
-# gVisor itself reads links and stays in the agent's root (tests/kernel/test_writable_paths.py).
-_FLAGS = {"read": ("ro", *_SAFE, "noexec"), "write": ("rw", *_SAFE, "noexec", "nosymfollow")}
+# gVisor itself reads links and stays in the agent's root (tests/kernel/test_writable_paths.py). In a writable one the
+# agent is the owner of what the owner of the granted path owns, and of nothing else.
+_FLAGS = {"read": ("ro", *_SAFE, "noexec"), "write": ("rw", *_SAFE, "noexec", "nosymfollow", "idmapped")}
 _KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for writing covers reading
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs`` or the granted host path."""
+    """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names the
+    gateway) or the granted host path."""
 
     destination: str
     type: str
@@ -57,28 +60,39 @@ class Mount:
 
 
 def compile(
-    effective: Effective, origins: Origins, host: HostFacts, closures: Iterable[Closure], provenance: Provenance
+    effective: Effective,
+    origins: Origins,
+    host: HostFacts,
+    closures: Iterable[Closure],
+    provenance: Provenance,
+    *,
+    named: bool = False,
 ) -> dict[str, Any]:
     """mounts.json: the root's closures and mount points, then every mount, parents before children.
 
-    ``closures`` are the runtime's and then those of the granted executables.
+    ``closures`` are the runtime's and then those of the granted executables. ``named``: names are resolved.
 
     Raises:
-        errors.NotEnforceableError: a granted path hides the runtime's files or is not on this host.
+        errors.NotEnforceableError: a granted path hides the runtime's files, is not on this host, or has no bound.
         errors.UnexplainedError: no key of the manifest covers a path.
     """
     runtime, *programs = closures
-    mounts = [*_fixed(origins, provenance), *_scratch(effective, origins, provenance)]
+    mounts = [*_fixed(origins, provenance), *_scratch(effective, origins, host, provenance)]
     for path, reason in MASKED.items():
         provenance.add(f"mounts.json:{path}", built_in("masked", reason))
         mounts.append(Mount(path, "tmpfs", "tmpfs", "dir", _EMPTY))
-    mounts += _granted(effective, origins, host, (runtime, *programs), provenance)
+    if named:
+        provenance.add(f"mounts.json:{RESOLVER}", built_in("resolver", "the gateway is the one to ask for names"))
+        mounts.append(Mount(RESOLVER, "bind", "resolver", "file", _FLAGS["read"]))
+    reserved = (*RESERVED, RESOLVER) if named else RESERVED
+    mounts += _granted(effective, origins, host, (runtime, *programs), reserved, provenance)
     mounts.sort(key=lambda m: m.destination.split("/"))
     provenance.add(f"mounts.json:closure/{runtime.name}", origins.of("agent.runtime"))
     for closure in programs:
         provenance.add(f"mounts.json:closure/{closure.name}", _program(closure.name, effective, origins))
     return {
-        "version": 2,
+        "version": 3,
+        "rooms": rooms(effective, host),
         "root": {
             "readonly": True,
             "closures": [_listed(runtime), *({**_listed(c), "sha256": entry_digest(c)} for c in programs)],
@@ -86,6 +100,29 @@ def compile(
         },
         "mounts": [m.document() for m in mounts],
     }
+
+
+def rooms(effective: Effective, host: HostFacts) -> dict[str, int]:
+    """What can be written below each granted path, in MiB; 0 where nothing bounds it."""
+    return {path: host.granted[path].room_mb for path in effective.filesystem.write if path in host.granted}
+
+
+def scratch_mb(effective: Effective, origins: Origins, host: HostFacts) -> int:
+    """The size of the scratch: what the written paths leave of disk_mb, which bounds everything together. 0 for none.
+
+    Raises:
+        errors.NotEnforceableError: they leave nothing.
+    """
+    if effective.filesystem.mode == "read-only-package":
+        return 0
+    disk, taken = effective.resources.disk_mb or 0, sum(rooms(effective, host).values())
+    if taken and disk <= taken:
+        raise errors.NotEnforceableError(
+            f"disk_mb is {disk}, and the file systems of the written paths have {taken} MiB",
+            hint=f"write disk_mb = {taken + 1} or more, or make them smaller: what they leave is the size of /tmp",
+            where=origins.manifest.where("resources.disk_mb"),
+        )
+    return disk - taken
 
 
 def entry_digest(closure: Closure) -> str:
@@ -117,8 +154,9 @@ def _fixed(origins: Origins, provenance: Provenance) -> list[Mount]:
     ]
 
 
-def _scratch(effective: Effective, origins: Origins, provenance: Provenance) -> list[Mount]:
-    """The modes of decisions.md: read-only-package has no writable mount; the others one tmpfs of disk_mb."""
+def _scratch(effective: Effective, origins: Origins, host: HostFacts, provenance: Provenance) -> list[Mount]:
+    """The modes of decisions.md: read-only-package has no writable mount; the others one tmpfs of disk_mb, less what
+    the written paths may hold."""
     if effective.filesystem.mode == "read-only-package":
         # gVisor puts a writable tmpfs of its own on an empty /tmp unless something is mounted there.
         reason = "gVisor's own scratch, which no grant bounds"
@@ -126,20 +164,25 @@ def _scratch(effective: Effective, origins: Origins, provenance: Provenance) -> 
         provenance.add(f"mounts.json:{SCRATCH}", replace(built_in("masked", reason), parent=taken))
         return [Mount(SCRATCH, "tmpfs", "tmpfs", "dir", _EMPTY)]
     provenance.add(f"mounts.json:{SCRATCH}", origins.value("filesystem", "mode", "sandbox.filesystem"))
-    size = f"size={effective.resources.disk_mb}m"
+    size = f"size={scratch_mb(effective, origins, host)}m"
     return [Mount(SCRATCH, "tmpfs", "tmpfs", "dir", (*_SAFE, "noexec", "mode=1777", size))]
 
 
 def _granted(
-    effective: Effective, origins: Origins, host: HostFacts, closures: tuple[Closure, ...], provenance: Provenance
+    effective: Effective,
+    origins: Origins,
+    host: HostFacts,
+    closures: tuple[Closure, ...],
+    reserved: tuple[str, ...],
+    provenance: Provenance,
 ) -> list[Mount]:
     out = []
     for table, options in _FLAGS.items():
         for path in getattr(effective.filesystem, table):
             cause = _path(table, path, origins)
-            refusal = _refusal(path, closures, host)
-            if refusal is None and table == "write" and not host.project_quota:
-                refusal = "needs a project quota, which this host has not", _NO_QUOTA
+            refusal = _refusal(path, closures, reserved, host)
+            if refusal is None and table == "write" and not host.granted[path].room_mb:
+                refusal = f"is bounded by nothing: {host.granted[path].unbounded}", _NO_ROOM
             if refusal is not None:
                 message, hint = refusal
                 where = origins.manifest.where(cause.key)
@@ -149,7 +192,7 @@ def _granted(
     return out
 
 
-_NO_QUOTA = 'use filesystem = "ephemeral" and return the result as text'
+_NO_ROOM = 'give it a file system of its own (docs/limits.md), or use filesystem = "ephemeral"'
 
 
 def _path(table: str, path: str, origins: Origins) -> Cause:
@@ -161,9 +204,11 @@ def _path(table: str, path: str, origins: Origins) -> Cause:
     return cause if name == table else replace(cause, parent="asked to write it")
 
 
-def _refusal(path: str, closures: tuple[Closure, ...], host: HostFacts) -> tuple[str, str] | None:
+def _refusal(
+    path: str, closures: tuple[Closure, ...], reserved: tuple[str, ...], host: HostFacts
+) -> tuple[str, str] | None:
     """Why a granted path cannot be mounted, and the mend; None when it can."""
-    for taken in RESERVED:
+    for taken in reserved:
         if _within(path, taken) or _within(taken, path):
             return f"collides with `{taken}` of the agent's root", "grant another path, or copy it into the package"
     for closure in closures:

@@ -19,6 +19,7 @@ TEMPLATE_RUN_ID = "00000000-0000-0000-0000-000000000000"
 HOSTNAME = "agent"
 CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
 NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
+OWN_NETWORK = "/proc/self/ns/net"
 MIB = 1024 * 1024
 
 
@@ -60,11 +61,18 @@ def compile(
         },
         "mounts": [_mount(i, m) for i, m in enumerate(mounts["mounts"])],
         "linux": {
-            "namespaces": [{"type": name} for name in NAMESPACES],
+            "namespaces": namespaces(network=effective.network.mode != "off"),
             "resources": resources,
             "seccomp": seccomp,
         },
     }
+
+
+def namespaces(*, network: bool) -> list[dict[str, str]]:
+    """New ones, but for the network of an agent that has one: there it is that in which the supervisor starts runsc,
+    which takes the addresses of the device that it finds there."""
+    own = {"network": {"path": OWN_NETWORK}} if network else {}
+    return [{"type": name, **own.get(name, {})} for name in NAMESPACES]
 
 
 def _rlimits(effective: Effective) -> list[dict[str, Any]]:

@@ -64,8 +64,9 @@ def compile(
     filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch, network=effective.network.mode != "off")
     _explain_filter(manifest, filter_.names, provenance)
     traced = Traced.of(Destinations.of(effective.network), origins)
-    cgroup_doc = cgroup.compile(effective, origins, provenance)
-    mounts_doc = mounts.compile(effective, origins, host, closures, provenance)
+    scratch_mb = mounts.scratch_mb(effective, origins, host)
+    cgroup_doc = cgroup.compile(effective, origins, provenance, scratch_mb=scratch_mb)
+    mounts_doc = mounts.compile(effective, origins, host, closures, provenance, named=bool(traced.found.names))
     config = oci.compile(
         effective,
         origins,

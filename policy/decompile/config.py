@@ -19,10 +19,13 @@ RUNTIME = "runtime.json"
 # Machine -> the name that OCI has for it.
 ARCHES: Final = {"SCMP_ARCH_X86_64": "x86_64", "SCMP_ARCH_AARCH64": "aarch64"}
 _CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
-_NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
+# All new, or with the network namespace in which runsc is started. Another path would be another's namespace; one that
+# is not listed is the host's.
+_NEW = [{"type": name} for name in ("ipc", "mount", "network", "pid", "uts")]
+_STARTED_IN = [{**one, "path": "/proc/self/ns/net"} if one["type"] == "network" else one for one in _NEW]
 # A uid of its own is filled in for each run; the template stands for it. Never 0 (sandbox-facts: "never run as uid 0").
-_USER = {"gid": 65534, "uid": 65534}
-_RUN_ID = "COVENANT_RUN_ID=00000000-0000-0000-0000-000000000000"
+USER = {"gid": 65534, "uid": 65534}
+RUN_ID = "COVENANT_RUN_ID=00000000-0000-0000-0000-000000000000"
 _FIXED_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_MEMLOCK": 65536, "RLIMIT_NOFILE": 1024}
 _OWN_LIMITS = ("RLIMIT_FSIZE", "RLIMIT_NPROC")
 # runsc's flags: what each must say, and in a word what another value would open.
@@ -41,9 +44,10 @@ _NETWORK_FLAG = {"off": "none", "outbound-https-only": "sandbox", "full": "sandb
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What varies from one config.json to another."""
+    """What varies from one config.json to another. ``network`` says that it is given a network namespace."""
 
     args: tuple[str, ...]
+    network: bool
     scratch: bool  # whether HOME and TMPDIR say that /tmp can be written
     pids_max: int
     disk_bytes: int
@@ -74,11 +78,12 @@ def read(files: Files) -> Config:
     fixed(whole["ociVersion"], f"{CONFIG}:ociVersion", "1.0.2")
     fixed(whole["root"], f"{CONFIG}:root", {"path": "rootfs", "readonly": True})
     linux = closed(whole["linux"], f"{CONFIG}:linux", {"namespaces": list, "resources": dict, "seccomp": dict})
-    # A namespace with a path would be another's; one that is not listed is the host's.
-    fixed(linux["namespaces"], f"{CONFIG}:linux/namespaces", [{"type": name} for name in _NAMESPACES])
+    network = linux["namespaces"] == _STARTED_IN
+    fixed(linux["namespaces"], f"{CONFIG}:linux/namespaces", _STARTED_IN if network else _NEW)
     args, scratch, limits = _process(whole["process"])
     return Config(
         args,
+        network,
         scratch,
         limits["RLIMIT_NPROC"],
         limits["RLIMIT_FSIZE"],
@@ -109,7 +114,7 @@ def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], bool, dict[str, in
     fixed(process["cwd"], f"{where}/cwd", "/workspace")
     fixed(process["noNewPrivileges"], f"{where}/noNewPrivileges", True)
     fixed(process["terminal"], f"{where}/terminal", False)
-    fixed(process["user"], f"{where}/user", _USER)
+    fixed(process["user"], f"{where}/user", USER)
     args = documents.listed(process["args"], f"{where}/args", str)
     return tuple(args), _environment(process["env"], f"{where}/env"), _limits(process["rlimits"], f"{where}/rlimits")
 
@@ -117,7 +122,7 @@ def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], bool, dict[str, in
 def _environment(value: list[Any], where: str) -> bool:
     scratch = "TMPDIR=/tmp" in value
     home = ["HOME=/tmp"] if scratch else ["HOME=/workspace"]
-    expected = [_RUN_ID, *home, "LANG=C.UTF-8", "PATH=/usr/bin:/bin", *(["TMPDIR=/tmp"] if scratch else [])]
+    expected = [RUN_ID, *home, "LANG=C.UTF-8", "PATH=/usr/bin:/bin", *(["TMPDIR=/tmp"] if scratch else [])]
     fixed(value, where, expected)
     return scratch
 

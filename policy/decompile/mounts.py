@@ -18,16 +18,18 @@ from policy.grants.executables import Executables
 from policy.grants.paths import Filesystem
 
 MOUNTS = "mounts.json"
-VERSION = 2
+VERSION = 3
 _HELD = ("nosuid", "nodev", "noexec")
 _MASK = ("ro", *_HELD, "mode=0555", "size=4k")
 _READ = ("ro", *_HELD)
-_WRITE = ("rw", *_HELD, "nosymfollow")
+_WRITE = ("rw", *_HELD, "nosymfollow", "idmapped")
 _PROC = _HELD
 # The package of a program of its own has to be executable; everything in it but the entry is 0444.
 _PACKAGE = {"script": _READ, "program": ("ro", "nosuid", "nodev")}
 _SCRATCH_HEAD = (*_HELD, "mode=1777")
 WORKSPACE: Final = "/workspace"
+# Where libc reads whom to ask for names; ours says the gateway.
+RESOLVER: Final = "/etc/resolv.conf"
 SCRATCH: Final = "/tmp"  # noqa: S108 (the agent's own)
 # gVisor mounts these itself, writable, or shows the host in them: each policy covers them (docs/adr/0005).
 MASKS: Final = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 (they are covered)
@@ -54,7 +56,8 @@ class Seen:
     """What an agent's root holds.
 
     ``scratch_mb`` is the size of the writable tmpfs, None when there is none; ``mounted`` are all places in order,
-    ``granted`` those of the host, with ``file`` or ``dir``.
+    ``granted`` those of the host, with ``file`` or ``dir``; ``rooms`` what can be written below each writable one, MiB.
+    ``resolver`` says that the gateway is named as the one to ask for names.
     """
 
     filesystem: Filesystem
@@ -64,6 +67,8 @@ class Seen:
     scratch_mb: int | None
     mounted: tuple[str, ...]
     granted: Mapping[str, str]
+    rooms: Mapping[str, int]
+    resolver: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ def read(files: Files, oci: config.Config) -> Seen:
     Raises:
         errors.ArtefactError: a mount is of no known kind, a cover is missing, or the two files differ.
     """
-    whole = closed(documents.load(files, MOUNTS), MOUNTS, {"mounts": list, "root": dict, "version": int})
+    shape = {"mounts": list, "rooms": dict, "root": dict, "version": int}
+    whole = closed(documents.load(files, MOUNTS), MOUNTS, shape)
     fixed(whole["version"], f"{MOUNTS}:version", VERSION)
     root = closed(whole["root"], f"{MOUNTS}:root", {"closures": list, "mount_points": list, "readonly": bool})
     fixed(root["readonly"], f"{MOUNTS}:root/readonly", True)
@@ -95,7 +101,7 @@ def read(files: Files, oci: config.Config) -> Seen:
     fixed(oci.mounts, f"{config.CONFIG}:mounts", [_configured(index, mount) for index, mount in enumerate(mounts)])
     runtime, programs = _closures(root["closures"], oci.args)
     _from_closures(runtime, programs, mounts)
-    return _seen(mounts, oci, runtime, programs)
+    return _seen(mounts, oci, runtime, programs, whole["rooms"])
 
 
 def _mount(value: object) -> _Mount:
@@ -191,7 +197,13 @@ def _started(runtime: Closure, args: tuple[str, ...]) -> None:
     _path(f"{WORKSPACE}/{entry[0]}", where)
 
 
-def _seen(mounts: Sequence[_Mount], oci: config.Config, runtime: Closure, programs: tuple[Closure, ...]) -> Seen:
+def _seen(
+    mounts: Sequence[_Mount],
+    oci: config.Config,
+    runtime: Closure,
+    programs: tuple[Closure, ...],
+    rooms: Mapping[str, Any],
+) -> Seen:
     kinds = {mount.destination: kind for mount, kind in zip(mounts, _kinds(mounts, runtime), strict=True)}
     if missing := [place for place in (*MASKS, "/proc", SCRATCH, WORKSPACE) if place not in kinds]:
         raise refuse(MOUNTS, f"there is no mount at {shown(missing[0])}")
@@ -202,6 +214,8 @@ def _seen(mounts: Sequence[_Mount], oci: config.Config, runtime: Closure, progra
     mode: paths.Mode = "host" if write else "read-only-package" if scratch is None else "ephemeral"
     if write and scratch is None:
         raise refuse(MOUNTS, "a writable path without a /tmp of its own")
+    if sorted(rooms) != sorted(write) or any(type(mb) is not int or mb < 1 for mb in rooms.values()):
+        raise refuse(f"{MOUNTS}:rooms", f"{shown(rooms)} does not bound each of the written paths {shown(write)}")
     return Seen(
         Filesystem.of(mode, (place for place, kind in kinds.items() if kind == "read"), write),
         Executables.of((program.name, program.sha256) for program in programs),
@@ -210,6 +224,8 @@ def _seen(mounts: Sequence[_Mount], oci: config.Config, runtime: Closure, progra
         scratch,
         tuple(kinds),
         {mount.destination: mount.kind for mount in mounts if kinds[mount.destination] in ("read", "write")},
+        rooms,
+        RESOLVER in kinds and kinds[RESOLVER] == "resolver",
     )
 
 
@@ -232,8 +248,11 @@ def _kinds(mounts: Sequence[_Mount], runtime: Closure) -> Iterator[str]:
             }
         else:
             known = {("bind", place, _READ): "read", ("bind", place, _WRITE): "write"}
+            if place == RESOLVER:
+                known[("bind", "resolver", _READ)] = "resolver"
         kind = known.get((mount.type, mount.source, mount.options))
-        if kind is None or (mount.kind == "file" and kind not in ("read", "write")):
+        files = {"read": ("file", "dir"), "write": ("file", "dir"), "resolver": ("file",)}
+        if kind is None or mount.kind not in files.get(kind, ("dir",)):
             raise refuse(f"{MOUNTS}:{shown(place)}", f"no mount of a known kind: {shown([mount.type, *mount.options])}")
         yield kind
 

@@ -36,12 +36,14 @@ class Reached:
     """The destinations, the mode that says which network stack the sandbox gets, and bytes a second each way.
 
     ``listed`` are the destinations as the index of network.json has them, which people are shown and nothing enforces.
+    ``named`` says whether there is a gate that resolves names.
     """
 
     network: Network
     mode: str
     net_bps: int | None
     listed: Network
+    named: bool
 
 
 def read(files: Files) -> Reached:
@@ -67,13 +69,13 @@ def read(files: Files) -> Reached:
     bps = whole["net_bps"]
     if bps is not None:
         documents.whole(bps, f"{NETWORK}:net_bps", least=1)
-    found, listed = _off(files, whole) if mode == "off" else _gateway(files, whole)
+    found, listed, named = _off(files, whole) if mode == "off" else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    return Reached(found, mode, bps, listed)
+    return Reached(found, mode, bps, listed, named)
 
 
-def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network]:
+def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool]:
     """No network: nothing but the sandbox's own loopback, and nothing that a gateway could be made of."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["lo"])
     fixed(whole["gateway"], f"{NETWORK}:gateway", None)
@@ -81,11 +83,11 @@ def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network]:
     if documents.raw(files, nft.FIREWALL):
         raise refuse(nft.FIREWALL, "there are rules for an agent without a network")
     fixed(documents.load(files, gates.GATES), gates.GATES, {"dns": None, "tls": None, "version": gates.VERSION})
-    return Network.bottom(), Network.bottom()
+    return Network.bottom(), Network.bottom(), False
 
 
-def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network]:
-    """The destinations by a gateway, by its rules and gates, and by the index."""
+def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, bool]:
+    """The destinations by a gateway, by its rules and gates, and by the index; whether names are resolved."""
     fixed(whole["interfaces"], f"{NETWORK}:interfaces", ["eth0", "lo"])
     fixed(whole["gateway"], f"{NETWORK}:gateway", _GATEWAY)
     table, found = nft.parse(documents.raw(files, nft.FIREWALL)), gates.read(files)
@@ -95,7 +97,7 @@ def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network]:
     gateway = reach.Gateway(table, found)
     network = gateway.network()
     _rate(gateway, whole["net_bps"])
-    return network, _index(whole["grants"], table, found)
+    return network, _index(whole["grants"], table, found), found.dns_port is not None
 
 
 def _rate(gateway: reach.Gateway, bps: int | None) -> None:

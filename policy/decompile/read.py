@@ -91,10 +91,16 @@ def read(files: Files) -> Decompiled:
     arch, found = _filters(files, oci)
     seen = mounts.read(files, oci)
     reached = network.read(files)
+    if oci.network != (reached.mode != "off"):
+        raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
+    if seen.resolver != reached.named:
+        raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
     held = supervision.read(files)
     disk, odd = divmod(oci.disk_bytes, config.MIB)
-    if odd or (seen.scratch_mb is not None and seen.scratch_mb != disk):
-        raise refuse(config.CONFIG, f"a file may have {oci.disk_bytes} bytes and /tmp {seen.scratch_mb} MiB")
+    written = sum(seen.rooms.values())
+    if odd or (seen.scratch_mb is not None and seen.scratch_mb + written != disk):
+        message = f"a file may have {oci.disk_bytes} bytes, /tmp {seen.scratch_mb} MiB and the written paths {written}"
+        raise refuse(config.CONFIG, message)
     limits = cgroup.read(files, oci.resources, pids_max=oci.pids_max, scratch_mb=seen.scratch_mb or 0)
     common = Resources(
         cpu_ms_per_task=held.wall_ms,

@@ -57,17 +57,13 @@ class Demand:
 
 
 RUNTIMES = tuple(RUNTIME_PROFILES)
-_NO_GATEWAY = "no gateway namespace is made for a run yet"
 _NO_VAULT = "no vault gives a run its secrets yet"
 _NO_TOOLS = "tools do not run in sandboxes of their own yet"
 _NO_TREE = "the supervisor starts no run for another yet"
-_NO_IO = "no run's device is known to io.max yet"
-_TAKE_OUT = "take it out"
 NOT_YET: dict[str, Demand] = {
     "agent.runtime": Demand(
         "runtime {0}", "it is no process of this machine", "use python3, node or rust-bin", RUNTIMES
     ),
-    "resources.network": Demand("network {0} under gVisor", _NO_GATEWAY, 'write network = "off"', ("off",)),
     "permissions.credentials.grants": Demand("credential {0}", _NO_VAULT, "take it out of grants"),
     "permissions.skills.allow": Demand("skill {0}", _NO_TOOLS, "take it out of allow"),
     "permissions.skills.side_effects": Demand("side effect {0}", _NO_TOOLS, "take it out of side_effects"),
@@ -77,13 +73,8 @@ NOT_YET: dict[str, Demand] = {
     "lifetime.on_expiry": Demand(
         "on_expiry {0}", "no run is frozen and thawed yet", 'write on_expiry = "terminate"', ("terminate",)
     ),
-    "resources.io_read_bps": Demand("io_read_bps {0}", _NO_IO, _TAKE_OUT),
-    "resources.io_write_bps": Demand("io_write_bps {0}", _NO_IO, _TAKE_OUT),
-    "resources.io_read_iops": Demand("io_read_iops {0}", _NO_IO, _TAKE_OUT),
-    "resources.io_write_iops": Demand("io_write_iops {0}", _NO_IO, _TAKE_OUT),
-    "resources.net_bps": Demand("net_bps {0}", _NO_GATEWAY, _TAKE_OUT),
 }
-_IO = tuple(key for key in NOT_YET if key.startswith("resources.io_"))
+_IO = tuple(f"resources.io_{way}_{unit}" for unit in ("bps", "iops") for way in ("read", "write"))
 
 
 def _not_yet(manifest: Manifest) -> Iterator[tuple[str, str, str, str]]:
@@ -157,10 +148,12 @@ def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     for i, path in enumerate(manifest.permissions.filesystem.write):
-        if not host.project_quota:
-            mend = "mount its file system with prjquota, or grant no write path"
+        found = host.granted.get(path)
+        if found is None or not found.room_mb:
+            why = f" ({found.unbounded})" if found is not None and found.unbounded else ""
+            mend = "mount an ext4 or xfs of at most disk_mb there (docs/limits.md), or grant no write path"
             key = f"permissions.filesystem.write[{i}]"
-            yield key, f"write path {text.quote(path)}", "a project quota", mend
+            yield key, f"write path {text.quote(path)}", f"a file system of its own{why}", mend
 
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (

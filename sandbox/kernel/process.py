@@ -31,10 +31,12 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything that the child does before execve, in order: cgroups, session, mounts, ``prepare``, stdio.
+    """Everything that the child does before execve, in order: cgroups, session, network, mounts, ``prepare``, stdio.
 
-    ``join_files`` are joined first, so that no later step is outside the limits. ``prepare`` is for what a backend
-    adds (identity, filter); it must not return with rights that the program may not have.
+    ``join_files`` are joined first, so that no later step is outside the limits. ``network`` is a descriptor of the
+    network namespace that it enters, None for the caller's own; ``covered`` are directories that it sees empty.
+    ``prepare`` is for what a backend adds (identity, filter); it must not return with rights that the program may not
+    have.
     """
 
     program: str
@@ -42,6 +44,8 @@ class Launch:
     environment: Mapping[str, str]
     join_files: Sequence[str] = ()
     mounts: Sequence[Attach] = ()
+    network: int | None = None
+    covered: Sequence[str] = ()
     prepare: Callable[[], None] | None = None
     directory: str = "/"
 
@@ -164,9 +168,15 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
         if os.getppid() != parent:
             os._exit(127)  # it died before the line above, which then waits for another's death
         os.umask(0o077)
+        step = "enter the network namespace"
+        if launch.network is not None:
+            libc.setns(launch.network, libc.CLONE_NEWNET)
         step = "attach the mounts"
-        if launch.mounts:
+        if launch.mounts or launch.covered:
             libc.private_mounts()
+            # After the line above: what /proc/sys/net shows is of the namespace of whoever looks.
+            for place in launch.covered:
+                libc.mount("none", place, "tmpfs", libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC)
             for mount in launch.mounts:
                 libc.move_mount(mount.fd, mount.target)
         step = "connect stdio"

@@ -1,0 +1,101 @@
+"""A run's gateway: the namespaces, the rules, the gates and the way out, in the order in which nothing is open early.
+
+    (1) two namespaces, a link that is down
+    (2) the compiled rules and the walls around them, checked, then loaded in one transaction
+    (3) the link up: from here on what is refused is refused
+    (4) the way out by the operator's interface
+    (5) the gates, which must be ready before the agent is started
+
+All of it lasts as long as the block, and the agent must have ended before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policy import denials, errors
+from policy.compile.artefacts import Artefacts
+from sandbox.config import Config, trusted_binary
+from sandbox.kernel import netns as spaces
+from sandbox.kernel import nflog, nft
+from sandbox.network import addresses, dns_gate, netns, resolvers, tls_gate, uplink, walls
+
+# What an old runsc takes for a sign of the host's own network namespace (sandbox-facts).
+_COVERED = ("/proc/sys/net/core",)
+Watches = Mapping[int, Callable[[], errors.RunError | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the run's other parts need of it: where the agent lives, and what to listen to while it does."""
+
+    spaces: netns.Spaces
+    place: addresses.Uplink
+    watches: Watches
+    covered: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def opened(
+    artefacts: Artefacts,
+    run_id: str,
+    *,
+    config: Config,
+    note: Callable[[Mapping[str, Any]], None],
+    denied: Callable[[denials.Denial], None],
+) -> Iterator[Gateway]:
+    """The gateway of one run. ``note`` is told what lies outside of our own descriptors before any of it is made.
+
+    Raises:
+        errors.NotEnforceableError: the operator has named no interface, or it is not there.
+        errors.MachineError: a part could not be made; nothing of it is left.
+    """
+    if not config.uplink:
+        raise errors.NotEnforceableError(
+            "a network needs an uplink, and none is named",
+            hint='write uplink = "NAME" in config.toml, with an interface that `ip link` shows',
+            grant="resources.network",
+        )
+    binary = trusted_binary(config.nft)
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(netns.made())  # (1)
+        netns.connect(made)
+        rules = artefacts.files["firewall.nft"] + walls.GATEWAY
+        made.inside(lambda: nft.apply(binary, rules))  # (2)
+        spaces.within(made.agent, lambda: nft.apply(binary, walls.AGENT))
+        netns.open_link(made)  # (3)
+        note({
+            "agent": made.agent,
+            "gateway": made.gateway,
+            "device": addresses.host_device(run_id),
+        })  # fmt: skip
+        place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (4)
+        gates = _gates(artefacts, made, config, denied, stack)  # (5)
+        refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
+        yield Gateway(made, place, {**gates, refused.fileno(): refused.ready}, _COVERED)
+
+
+def _gates(
+    artefacts: Artefacts,
+    made: netns.Spaces,
+    config: Config,
+    denied: Callable[[denials.Denial], None],
+    stack: contextlib.ExitStack,
+) -> Watches:
+    """Both gates, as far as the policy needs them; ready when this returns."""
+    plan = artefacts.json("gates.json")
+    gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
+    if plan["dns"] is not None:
+        asked = resolvers.of(config)
+        opened = dns_gate.open(plan["dns"], inside=made.inside, denied=denied, resolvers=asked)
+        gates.append(stack.enter_context(opened))
+    if plan["tls"] is not None:
+        gates.append(stack.enter_context(tls_gate.open(plan["tls"], inside=made.inside, denied=denied)))
+    watches: dict[int, Callable[[], errors.RunError | None]] = {}
+    for gate in gates:
+        gate.process.ready()
+        watches.update(gate.watches)
+    return watches

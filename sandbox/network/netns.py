@@ -1,0 +1,157 @@
+"""A run's two namespaces with the link between them: made closed, and gone with the last that holds them.
+
+Nothing here has a name on the machine, so that what a killed supervisor leaves, the kernel takes away itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from policy import errors
+from sandbox.kernel import netlink, netns
+from sandbox.network import addresses
+
+T = TypeVar("T")
+_SYS = Path("/proc/sys/net")
+_LOOPBACK, _AGENT, _UPLINK = 1, 2, 3  # indices of the devices in their namespaces
+# Before there is a device, because each takes over what `default` says when it is made. IPv6 addresses are only those
+# that are given, and are used at once: nobody else is on these links. No neighbour redirects, no route advertises.
+_ALIKE: Final = {
+    "ipv4/conf/all/accept_redirects": 0,
+    "ipv4/conf/all/accept_source_route": 0,
+    "ipv6/conf/all/accept_redirects": 0,
+    "ipv6/conf/all/accept_source_route": -1,
+    "ipv6/conf/all/accept_ra": 0,
+    "ipv6/conf/default/accept_ra": 0,
+    "ipv6/conf/default/accept_redirects": 0,
+    "ipv6/conf/default/accept_source_route": -1,
+    "ipv6/conf/default/accept_dad": 0,
+    "ipv6/conf/default/addr_gen_mode": 1,
+}
+_GATEWAY: Final = {
+    **_ALIKE,
+    "ipv4/ip_forward": 1,
+    "ipv6/conf/all/forwarding": 1,
+    "ipv4/conf/all/send_redirects": 0,
+    "ipv4/conf/default/send_redirects": 0,
+    "ipv4/conf/all/rp_filter": 1,
+    "ipv4/conf/all/arp_ignore": 1,
+    # After ten refusals an error would take a second, and an agent that is refused should know at once.
+    "ipv4/icmp_ratelimit": 0,
+    "ipv6/icmp/ratelimit": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """Descriptors of the agent's namespace and of the gateway's."""
+
+    agent: int
+    gateway: int
+
+    def inside(self, call: Callable[[], T]) -> T:
+        """The value of ``call`` in the gateway's namespace, where the sockets that it makes stay."""
+        return netns.within(self.gateway, call)
+
+
+@contextlib.contextmanager
+def made() -> Iterator[Spaces]:
+    """Two namespaces without a link. When the block ends they go, unless a process still lives in one.
+
+    Raises:
+        errors.KernelError: the kernel makes none, or lacks IPv6.
+    """
+    agent, gateway = netns.make(2)
+    try:
+        netns.within(gateway, lambda: _settle(_GATEWAY))
+        netns.within(agent, lambda: _settle(_ALIKE))
+        yield Spaces(agent, gateway)
+    finally:
+        os.close(agent)
+        os.close(gateway)
+
+
+def connect(spaces: Spaces) -> None:
+    """The link between agent and gateway, with addresses, neighbours that nobody can change, and routes; still down.
+
+    Raises:
+        errors.KernelError: the kernel refuses one of them.
+    """
+    agent = netlink.End(addresses.AGENT_DEVICE, addresses.AGENT_MAC, spaces.agent, _AGENT)
+    gateway = netlink.End(addresses.GATEWAY_DEVICE, addresses.GATEWAY_MAC, None, _AGENT)
+    with netns.within(spaces.gateway, netlink.Route) as route:
+        route.do([
+            netlink.veth(gateway, agent),
+            netlink.address(_AGENT, addresses.GATEWAY4, addresses.PREFIX4),
+            netlink.address(_AGENT, addresses.GATEWAY6, addresses.PREFIX6),
+            netlink.neighbour(_AGENT, addresses.AGENT4, addresses.AGENT_MAC),
+            netlink.neighbour(_AGENT, addresses.AGENT6, addresses.AGENT_MAC),
+            netlink.up(_LOOPBACK),
+        ])  # fmt: skip
+
+
+def open_link(spaces: Spaces) -> None:
+    """Bring the link up, once the rules stand.
+
+    Raises:
+        errors.KernelError: the kernel refuses.
+    """
+    with netns.within(spaces.gateway, netlink.Route) as route:
+        route.do([netlink.up(_AGENT)])
+    with netns.within(spaces.agent, netlink.Route) as route:
+        route.do([
+            netlink.address(_AGENT, addresses.AGENT4, addresses.PREFIX4),
+            netlink.address(_AGENT, addresses.AGENT6, addresses.PREFIX6),
+            netlink.neighbour(_AGENT, addresses.GATEWAY4, addresses.GATEWAY_MAC),
+            netlink.neighbour(_AGENT, addresses.GATEWAY6, addresses.GATEWAY_MAC),
+            netlink.up(_LOOPBACK),
+            netlink.up(_AGENT),
+            netlink.route(_AGENT, None, via=addresses.GATEWAY4),
+            netlink.route(_AGENT, None, via=addresses.GATEWAY6),
+        ])  # fmt: skip
+
+
+def connect_uplink(spaces: Spaces, device: str, host: int) -> None:
+    """The link between the gateway and ``device`` in the namespace ``host``; both ends are down and have no address.
+
+    Raises:
+        errors.KernelError: the kernel refuses, such as a second device of that name.
+    """
+    ours = netlink.End(addresses.UPLINK_DEVICE, addresses.UPLINK_MAC, None, _UPLINK)
+    with netns.within(spaces.gateway, netlink.Route) as route:
+        route.do([netlink.veth(ours, netlink.End(device, addresses.HOST_MAC, host))])
+
+
+def open_uplink(spaces: Spaces, place: addresses.Uplink) -> None:
+    """The gateway's own addresses towards the supervisor's namespace, and its way out.
+
+    Raises:
+        errors.KernelError: the kernel refuses one of them.
+    """
+    with netns.within(spaces.gateway, netlink.Route) as route:
+        route.do([
+            netlink.address(_UPLINK, place.ipv4, 32),
+            netlink.address(_UPLINK, place.ipv6, 128),
+            netlink.neighbour(_UPLINK, addresses.HOST4, addresses.HOST_MAC),
+            netlink.neighbour(_UPLINK, addresses.HOST6, addresses.HOST_MAC),
+            netlink.up(_UPLINK),
+            netlink.route(_UPLINK, None, via=addresses.HOST4),
+            netlink.route(_UPLINK, None, via=addresses.HOST6),
+        ])  # fmt: skip
+
+
+def setting(name: str) -> Path:
+    """The file of a setting below net., of the namespace of the thread that opens it."""
+    return _SYS / name
+
+
+def _settle(settings: dict[str, int]) -> None:
+    if not setting("ipv6").is_dir():
+        raise errors.KernelError("this kernel has IPv6 switched off, which a gateway needs to refuse it")
+    for name, value in settings.items():
+        setting(name).write_text(str(value))

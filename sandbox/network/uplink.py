@@ -1,0 +1,265 @@
+"""The supervisor's own namespace: how gateways reach the world by the operator's interface, and nothing else by it.
+
+    cv-12345678 ── [ the host: table inet covenant_uplink ] ── the operator's interface
+
+One table of our own, for all runs together. What it must give back when the last run ends stands in its comment: so
+it is in the namespace that it is about, whoever finds it. Nothing of others is changed but two settings of the one
+interface; what those would let pass beside our runs, the table drops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from policy import errors
+from sandbox.kernel import netlink, nft
+from sandbox.kernel import netns as spaces
+from sandbox.network import addresses, netns
+
+TABLE: Final = "covenant_uplink"
+LOCK: Final = Path("/run/covenant/uplink.lock")
+_LOCK_SECONDS = 20.0
+_ATTEMPTS = 64
+# What a packet of a run must not have when it comes in by the interface: these are not in the settings of `default`.
+_DEVICE: Final = {
+    "ipv4/conf/{}/rp_filter": 1,
+    "ipv4/conf/{}/send_redirects": 0,
+    "ipv4/conf/{}/accept_redirects": 0,
+    "ipv4/conf/{}/accept_source_route": 0,
+    "ipv6/conf/{}/accept_ra": 0,
+    "ipv6/conf/{}/accept_dad": 0,
+    "ipv6/conf/{}/accept_redirects": 0,
+    "ipv6/conf/{}/addr_gen_mode": 1,
+}
+_FORWARD4, _FORWARD6 = "ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"
+_COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-])")
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The operator's interface, and whether it forwarded before: ``ipv6`` None where that cannot be had for one
+    interface alone, and no packet of IPv6 is forwarded for a run."""
+
+    device: str
+    ipv4: bool
+    ipv6: bool | None
+
+    @property
+    def comment(self) -> str:
+        """As it stands at the table."""
+        six = "-" if self.ipv6 is None else str(int(self.ipv6))
+        return f"covenant 1 {self.device} {int(self.ipv4)} {six}"
+
+
+def look(device: str) -> Before:
+    """What the interface does now.
+
+    Raises:
+        errors.NotEnforceableError: there is no such interface.
+    """
+    try:
+        ipv4 = _read(_FORWARD4.format(device)) != 0
+    except OSError as e:
+        raise errors.NotEnforceableError(
+            f"the uplink `{device}` is not an interface of this host",
+            hint="name one that `ip link` shows: uplink in config.toml",
+            grant="resources.network",
+        ) from e
+    if _read("ipv6/conf/all/forwarding"):
+        return Before(device, ipv4, True)
+    if not netns.setting(_FORWARD6.format(device)).exists():
+        return Before(device, ipv4, None)
+    return Before(device, ipv4, _read(_FORWARD6.format(device)) != 0)
+
+
+def text(before: Before) -> bytes:
+    """The table, in place of any that there is."""
+    guards = []
+    if not before.ipv4:
+        guards.append(f'\t\tiifname "{before.device}" meta nfproto ipv4 counter drop')
+    if before.ipv6 is False:
+        guards.append(f'\t\tiifname "{before.device}" meta nfproto ipv6 counter drop')
+    ours = f'iifname "{addresses.HOST_PREFIX}*"'
+    return "\n".join([
+        f"table inet {TABLE}",
+        f"delete table inet {TABLE}",
+        f"table inet {TABLE} {{",
+        f'\tcomment "{before.comment}"',
+        "\tchain refuse {",
+        "\t\tmeta l4proto tcp counter reject with tcp reset",
+        "\t\tcounter reject with icmpx port-unreachable",
+        "\t}",
+        "\tchain input {",
+        "\t\ttype filter hook input priority -10; policy accept;",
+        f"\t\t{ours} goto refuse",
+        "\t}",
+        "\tchain forward {",
+        "\t\ttype filter hook forward priority -10; policy accept;",
+        f'\t\t{ours} oifname "{before.device}" accept',
+        f"\t\t{ours} goto refuse",
+        f'\t\toifname "{addresses.HOST_PREFIX}*" iifname "{before.device}" ct state established,related accept',
+        f'\t\toifname "{addresses.HOST_PREFIX}*" counter drop',
+        *guards,
+        "\t}",
+        "\tchain postrouting {",
+        "\t\ttype nat hook postrouting priority 100; policy accept;",
+        f'\t\t{ours} oifname "{before.device}" masquerade',
+        "\t}",
+        "}",
+        "",
+    ]).encode("ascii")  # fmt: skip
+
+
+@contextlib.contextmanager
+def connected(run: netns.Spaces, run_id: str, *, device: str, binary: Path) -> Iterator[addresses.Uplink]:
+    """The run's gateway reaches the world by ``device`` while the block lasts; the last run takes all of it away.
+
+    Raises:
+        errors.NotEnforceableError: there is no such interface, or no place is left.
+        errors.KernelError: the kernel refuses a part of it; nothing is left.
+    """
+    name = addresses.host_device(run_id)
+    with contextlib.ExitStack() as undo:
+        with _lock():
+            held = held_table(binary)
+            if held is not None and held.device != device:
+                raise errors.NotEnforceableError(
+                    f"runs are live that use the uplink `{held.device}`",
+                    hint="let them end before another interface is used",
+                    grant="resources.network",
+                )
+            before = held or look(device)
+            undo.callback(_end, name, binary)
+            if held is None:
+                nft.apply(binary, text(before))
+            _forward(before, on=True)
+            place = _plug(run, run_id, name, before)
+        yield place
+
+
+def recover(run_ids: list[str], *, binary: Path) -> None:
+    """Take away what runs of a killed supervisor left in this namespace.
+
+    Raises:
+        errors.KernelError: the kernel does not let go of it.
+    """
+    for run_id in run_ids:
+        _end(addresses.host_device(run_id), binary)
+
+
+def held_table(binary: Path) -> Before | None:
+    """What the table in this namespace says was before it; None where there is none.
+
+    Raises:
+        errors.KernelError: nft does not answer, or a table of this name is not ours.
+    """
+    whole: dict[str, Any] = json.loads(nft.listed(binary, "tables"))
+    for entry in whole["nftables"]:
+        table = entry.get("table")
+        if table is None or (table["family"], table["name"]) != ("inet", TABLE):
+            continue
+        # nft 1.0 tells the comment of a table in its text, not in its JSON.
+        match = _COMMENT.search(nft.shown(binary, "table", "inet", TABLE))
+        if match is None:
+            raise errors.KernelError(f"table inet {TABLE} is not one of ours", hint=f"nft delete table inet {TABLE}")
+        return Before(match[1], match[2] == "1", None if match[3] == "-" else match[3] == "1")
+    return None
+
+
+def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
+    """Both ends of the run's uplink, at a place that no other run has."""
+    own = spaces.current()
+    try:
+        netns.connect_uplink(run, name, own)
+    finally:
+        os.close(own)
+    settings = {**_DEVICE, _FORWARD4: 1}
+    if before.ipv6 is not None and netns.setting(_FORWARD6.format(name)).exists():
+        settings[_FORWARD6] = 1
+    for setting, value in settings.items():
+        netns.setting(setting.format(name)).write_text(str(value))
+    with netlink.Route() as route:
+        index = route.links()[name]
+        route.do([netlink.address(index, addresses.HOST4, 32), netlink.address(index, addresses.HOST6, 64)])
+        route.do([netlink.up(index)])
+        place = _place(route, index, zlib.crc32(run_id.encode()))
+        own_ends = [netlink.neighbour(index, ip, addresses.UPLINK_MAC) for ip in (place.ipv4, place.ipv6)]
+        route.do([netlink.route(index, place.ipv6), *own_ends])
+    netns.open_uplink(run, place)
+    return place
+
+
+def _place(route: netlink.Route, index: int, start: int) -> addresses.Uplink:
+    """A route that exists already is another run's: the kernel itself says which places are taken."""
+    for attempt in range(_ATTEMPTS):
+        place = addresses.uplink(start + attempt)
+        try:
+            route.do([netlink.route(index, place.ipv4)])
+        except errors.KernelError as e:
+            if isinstance(e.__cause__, FileExistsError):
+                continue
+            raise
+        return place
+    raise errors.NotEnforceableError("no address is left for another run", grant="resources.network")
+
+
+def _end(name: str, binary: Path) -> None:
+    """Take one run's device away, and with the last of them everything else."""
+    with _lock(), netlink.Route() as route:
+        links = route.links()
+        if name in links:
+            route.do([netlink.delete(links[name])])
+        if any(link.startswith(addresses.HOST_PREFIX) for link in links if link != name):
+            return
+        held = held_table(binary)
+        if held is not None:
+            _forward(held, on=False)
+            nft.apply(binary, f"delete table inet {TABLE}\n".encode())
+
+
+def _forward(before: Before, *, on: bool) -> None:
+    """Switch forwarding on where it was off, or off again. An interface that is gone has nothing to give back."""
+    for setting, was in ((_FORWARD4, before.ipv4), (_FORWARD6, before.ipv6)):
+        if was is False:
+            with contextlib.ExitStack() as gone:
+                if not on:
+                    gone.enter_context(contextlib.suppress(FileNotFoundError))
+                netns.setting(setting.format(before.device)).write_text(str(int(on)))
+
+
+def _read(name: str) -> int:
+    return int(netns.setting(name).read_text())
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """One at a time, over all supervisors of this machine: the last that goes must know that it is the last.
+
+    Raises:
+        errors.KernelError: another has held it for too long.
+    """
+    LOCK.parent.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        until = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise errors.KernelError(f"`{LOCK}` is held by another supervisor") from None
+                time.sleep(0.005)
+        yield
+    finally:
+        os.close(fd)
