@@ -111,7 +111,7 @@ class Server:
                 until = min(ends, time.monotonic() + _IDLE_SECONDS)
                 while len(data) < 2 or len(data) < 2 + int.from_bytes(data[:2], "big"):
                     if len(data) >= 2 and int.from_bytes(data[:2], "big") > dns_wire.QUERY_BYTES:
-                        self._gate.denied("a question of more than 512 bytes", "malformed")
+                        self._gate.denied("question: too long", "malformed")
                         return
                     if not await self._loop.ready(made.fileno(), READ, until):
                         return
@@ -142,7 +142,7 @@ class Server:
         try:
             query = dns_wire.parse_query(wire)
         except dns_wire.MalformedError as e:
-            self._gate.denied(f"a datagram that is {e}" if udp else f"a message that is {e}", "malformed")
+            self._gate.denied(f"question: {e}", "malformed")
             return None if e.rcode is None else dns_wire.refusal(wire, e.rcode)
         room = query.payload if udp else 65535
         try:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import select
 import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +46,7 @@ class Gated:
     denied: list[denials.Denial] = field(default_factory=list)
     error: Exception | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+    marks: int = 0
 
     def udp(self, wire: bytes, *, wait: float = 10, role: str = "agent") -> bytes | None:
         """Send a datagram to the gate; what comes back."""
@@ -68,10 +71,10 @@ class Gated:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as made:
                 made.settimeout(wait)
                 made.connect((GATEWAY, 53))
-                made.sendall(raw or b"".join(struct.pack("!H", len(one)) + one for one in wires))
-                made.shutdown(socket.SHUT_WR)
                 data = b""
-                with contextlib.suppress(TimeoutError, ConnectionError):
+                with contextlib.suppress(OSError):  # a reset, or nothing for so long
+                    made.sendall(raw or b"".join(struct.pack("!H", len(one)) + one for one in wires))
+                    made.shutdown(socket.SHUT_WR)
                     while more := made.recv(65536):
                         data += more
                 while len(data) >= 2:
@@ -99,14 +102,13 @@ class Gated:
 
     def elements(self, host: str) -> dict[str, int]:
         """The addresses in the sets of a pattern, with the seconds that they were added for."""
-        import json
+        return {address: seconds for name in self.sets[host] for address, seconds in self.elements_of(name).items()}
 
-        found = {}
-        for name in self.sets[host]:
-            listed = json.loads(self.spaces.run("gateway", "nft", "-j", "list", "set", "inet", "covenant", name))
-            for element in listed["nftables"][1]["set"].get("elem", ()):
-                found[element["elem"]["val"]] = element["elem"]["timeout"]
-        return found
+    def elements_of(self, name: str) -> dict[str, int]:
+        """The same of one set."""
+        listed = json.loads(self.spaces.run("gateway", "nft", "-j", "list", "set", "inet", "covenant", name))
+        elements = (element["elem"] for element in listed["nftables"][1]["set"].get("elem", ()))
+        return {element["val"]: element["timeout"] for element in elements}
 
     def connect(self, host: str, port: int) -> str:
         """``connected`` or the name of the error, from the agent."""
@@ -122,7 +124,15 @@ class Gated:
 
     def codes(self) -> set[tuple[str, str]]:
         """What was denied so far: (target, code)."""
-        return {(one.target, one.code) for one in list(self.denied)}
+        # Reports keep their order: when a later question's is there, all before it are. After a flood it may have to
+        # be asked again, since a gate tells only so much a second.
+        until = time.monotonic() + 30
+        while not any(one.target == f"mark{self.marks}.invalid" for one in list(self.denied)):
+            assert time.monotonic() < until
+            self.marks += 1
+            self.ask(f"mark{self.marks}.invalid")
+            time.sleep(0.02)
+        return {(one.target, one.code) for one in list(self.denied) if not one.target.startswith("mark")}
 
 
 def _exchange(gated: Gated, spaces: Namespaces, stop: int) -> None:
@@ -163,9 +173,14 @@ def ruleset(spaces: Namespaces, artefacts: Artefacts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(
-    spaces: Namespaces, artefacts: Artefacts, resolver: Resolver, *, resolvers: tuple[str, ...] = (RESOLVER,)
+    spaces: Namespaces,
+    artefacts: Artefacts,
+    resolver: Resolver,
+    *,
+    resolvers: tuple[str, ...] = (RESOLVER,),
+    **changes: Any,
 ) -> Iterator[Gated]:
-    """A gate that serves; ``links`` must have been made."""
+    """A gate that serves; ``links`` must have been made. ``changes`` are to the plan, for what would take long."""
     denied: list[denials.Denial] = []
     names: dict[str, list[str]] = {}
     for grant in artefacts.json("network.json")["grants"]:
@@ -175,7 +190,7 @@ def opened(
         stack.enter_context(serving(resolver, RESOLVER, lambda call: spaces.within("world", call)))
         gate = stack.enter_context(
             dns_gate.open(
-                artefacts.json("gates.json")["dns"],
+                {**artefacts.json("gates.json")["dns"], **changes},
                 inside=lambda call: spaces.within("gateway", call),
                 denied=denied.append,
                 resolvers=resolvers,
@@ -191,5 +206,4 @@ def opened(
             yield gated
         finally:
             os.close(wake)
-            poll_ended = thread.join(10)
-            assert poll_ended is None
+            thread.join(10)

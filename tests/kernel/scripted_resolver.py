@@ -21,14 +21,15 @@ Zone = Mapping[tuple[str, str], Sequence[str]]
 
 @dataclass
 class Resolver:
-    """``zone`` may be changed while it runs; ``asked`` are (name, type, transport) as they came."""
+    """``zone`` may be changed while it runs; ``asked`` are (name, type, transport) as they came,
+    ``seen`` the same as bytes."""
 
     zone: dict[tuple[str, str], Sequence[str]]
     ttl: int = 300
     # Names about which it behaves badly: a function from the right answer to the bytes that it sends, None for none.
     odd: dict[str, Callable[[dns.message.Message], bytes | None]] = field(default_factory=dict)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
-    sockets: list[socket.socket] = field(default_factory=list)
+    seen: list[bytes] = field(default_factory=list)
 
     def names(self) -> set[str]:
         """Every name that it was asked for, in lower case."""
@@ -36,6 +37,7 @@ class Resolver:
 
     def answer(self, wire: bytes, transport: str) -> bytes | None:
         """What it answers to ``wire``."""
+        self.seen.append(wire)
         query = dns.message.from_wire(wire)
         (question,) = query.question
         name = question.name.to_text(omit_final_dot=True).lower()

@@ -1,0 +1,116 @@
+"""What the DNS gate does when something fails or floods: a resolver, a set, the agent's own questions, the gate."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import dns.message
+import dns.rcode
+import pytest
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from tests.kernel import gated_names, three_namespaces
+from tests.kernel.gated_zone import ENTRIES, MANY, PUBLIC, zone
+from tests.kernel.scripted_resolver import Resolver
+from tests.kernel.three_namespaces import Namespaces
+from tests.unit.policy.compile import sample
+
+
+@pytest.fixture(scope="module")
+def spaces() -> Iterator[Namespaces]:
+    with three_namespaces.made() as made:
+        gated_names.links(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def artefacts() -> Artefacts:
+    return sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+
+
+def test_resolvers_that_fail_are_passed_over(spaces: Namespaces, artefacts: Artefacts) -> None:
+    made = Resolver(zone())
+
+    def lower(response: dns.message.Message) -> bytes:
+        wire = response.to_wire()
+        return wire[:12] + wire[12:29].lower() + wire[29:]
+
+    made.odd = {
+        "api.example.com": lower,  # does not keep the case: asked over TCP
+        "www.example.org": lambda r: (r.to_wire()[0] ^ 1).to_bytes(1, "big") + r.to_wire()[1:],  # another id
+        "deep.example.org": lambda _: b"\0",
+        "mixed.example.org": lambda r: dns.message.make_response(_query(r)).to_wire()[:3] + b"\x82" + r.to_wire()[4:],
+    }
+    # 198.51.100.9 is nobody's; the second is there and refuses everything; the third is the scripted one.
+    resolvers = ("198.51.100.9", "203.0.113.5", gated_names.RESOLVER)
+    with gated_names.opened(spaces, artefacts, made, resolvers=resolvers, **MANY) as gated:
+        assert gated.texts("alias.example.org") == [PUBLIC]
+        assert gated.texts("api.example.com") == [PUBLIC]
+        assert ("api.example.com", "A", "tcp") in made.asked
+        for name in ("www.example.org", "deep.example.org", "mixed.example.org"):
+            assert gated.texts(name) == ["SERVFAIL"], name
+            assert (name, "upstream") in gated.codes()
+        assert gated.texts("alias.example.org") == [PUBLIC]
+        assert gated.error is None
+
+
+def _query(response: dns.message.Message) -> dns.message.Message:
+    """The question that a response answers."""
+    question = response.question[0]
+    query = dns.message.make_query(question.name, question.rdtype)
+    query.id = response.id
+    return query
+
+
+def test_a_full_set_is_a_failure_that_is_told(spaces: Namespaces, artefacts: Artefacts) -> None:
+    with gated_names.opened(spaces, artefacts, Resolver(zone()), **MANY) as gated:
+        answers = [gated.texts(f"n{index}.wide.example") for index in range(40)]
+        served = [one for one in answers if one != ["SERVFAIL"]]
+        assert len(served) == 34
+        assert ("n34.wide.example", "set_full") in gated.codes()
+        # Nobody else's names suffer.
+        assert gated.texts("api.example.com") == [PUBLIC]
+
+
+def test_a_flood_is_held_to_the_rate(spaces: Namespaces, artefacts: Artefacts) -> None:
+    with gated_names.opened(spaces, artefacts, Resolver(zone())) as gated:
+        query = dns.message.make_query("api.example.com", "A").to_wire()
+
+        def flood() -> int:
+            refused = 0
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+                made.settimeout(0.2)
+                made.connect((gated_names.GATEWAY, 53))
+                for _ in range(3000):
+                    made.send(query)
+                with contextlib.suppress(TimeoutError):
+                    while True:
+                        refused += dns.message.from_wire(made.recv(512)).rcode() == dns.rcode.REFUSED
+            return refused
+
+        assert gated.spaces.within("agent", flood) > 0
+        assert ("api.example.com", "rate") in gated.codes()
+        # A burst of 40, and 20 a second for as long as it took.
+        assert len(gated.resolver.asked) < 400
+        assert len(gated.denied) < 1000
+        for _ in range(100):
+            if gated.texts("api.example.com") == [PUBLIC]:
+                break
+            gated.ended.wait(0.1)
+        else:
+            pytest.fail("the gate does not answer again after a flood")
+        assert gated.error is None
+
+
+def test_a_killed_gate_closes_the_network_and_ends_the_run(spaces: Namespaces, artefacts: Artefacts) -> None:
+    with gated_names.opened(spaces, artefacts, Resolver(zone()), **MANY) as gated:
+        assert gated.texts("api.example.com") == [PUBLIC]
+        signal.pidfd_send_signal(gated.gate.process.pidfd, signal.SIGKILL)
+        assert gated.ended.wait(30)
+        assert isinstance(gated.error, errors.GateError)
+        with pytest.raises(ConnectionRefusedError):
+            gated.udp(dns.message.make_query("api.example.com", "A").to_wire())
