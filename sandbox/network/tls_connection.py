@@ -218,7 +218,8 @@ class Connection:
         held, begun = self._reader.rest, self._answer.rest
         self._reader, self._answer = HelloReader(again=True), AnswerReader()
         self.stage, self.deadline = Stage.AGAIN, now + HELLO_SECONDS
-        self._answer.feed(begun)
+        if self._answer.feed(begun) is not None:
+            raise Refused("malformed")  # an answer to a hello that it has not seen
         self._second(way, self._reader.feed(held), now)
 
     def _again(self, way: _Way, now: float) -> None:
