@@ -125,6 +125,12 @@ class StoppedError(OperatorError):
     code = "interrupted"
 
 
+class NoRunError(OperatorError):
+    """No agent that runs now has this run id, or more than one begins with it."""
+
+    code = "no_such_run"
+
+
 class UsageError(OperatorError):
     """The command was called in a way that it does not take."""
 
@@ -478,6 +484,13 @@ class GateError(RunError):
     """A gate of the run's network ended or misbehaved: the network stayed closed, and the run was ended."""
 
     code = "gate_died"
+    actor = Actor.MACHINE
+
+
+class DriftError(RunError):
+    """Something that confines the agent was changed while it ran: it was ended. ``details['layer']`` says what."""
+
+    code = "drift"
     actor = Actor.MACHINE
 
 

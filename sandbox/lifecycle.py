@@ -37,6 +37,9 @@ from sandbox.runner import Finished, Limits
 from sandbox.state import State
 from sandbox.uids import UidLease
 
+# What the log says of a run that drift would not end.
+_ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -169,11 +172,12 @@ class Run:
             # Copies may take seconds or fail: what is written down as started is only what is about to start.
             job = self._job(trusted, decision, facts, deadline, stack)
             self._lap("prepare")
-            self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest)
+            advisory = _ALARM if means.config.on_drift == "alarm" else ()
+            self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
             uids = UidLease(means.path / "uids", first=means.config.uid_first, count=means.config.uid_count)
             finished = gvisor.run(job, runs=means.path / "runs", uids=uids)
         self._lap("run")
-        return self._finish(manifest, finished, decision.policy_digest, finished.reported)
+        return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
 
     def _prove(self, facts: HostFacts) -> None:
         """A runsc that does not apply the filter runs nothing."""
@@ -245,6 +249,7 @@ class Run:
             manifest,
             deadline,
             intent_id=self.intent_id,
+            package=self._request.package_name,
             policy_digest=policy_digest,
             payload_digest=signed.payload_digest if signed else None,
             not_enforced=not_enforced,
@@ -269,6 +274,7 @@ class Run:
             label=label,
             claim=lambda: self._claim(manifest, label),
             denied=self._denials.told,
+            drifted=self._rows.drift,
             rounds=(self._denials.round(),),
         )
         return preparation.job(

@@ -12,6 +12,7 @@ from typing import Any
 
 from policy import clocks, denials, errors, events
 from policy.manifest.agent import Manifest
+from policy.prove import live
 from policy.signing import trust
 from sandbox.ledger import Ledger
 from sandbox.runner import Finished
@@ -54,6 +55,7 @@ class Rows:
         deadline: clocks.Deadline,
         *,
         intent_id: str,
+        package: str,
         policy_digest: str | None,
         payload_digest: str | None,
         not_enforced: tuple[str, ...],
@@ -63,6 +65,7 @@ class Rows:
             "run_started",
             agent_id=manifest.agent.id,
             intent_id=intent_id,
+            package=package,
             policy_digest=policy_digest,
             payload_digest=payload_digest,
             backend=manifest.sandbox.backend,
@@ -86,6 +89,10 @@ class Rows:
             grant=denial.grant,
             count=row.count,
         )
+
+    def drift(self, layer: live.Layer) -> None:
+        """Something that confines the agent is not as it was made; durable before the run is ended for it."""
+        self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)
 
     def run_ended(
         self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None

@@ -46,12 +46,14 @@ Outcome = errors.RunError | None
 class Round:
     """Something that is looked at every so many seconds while the run lasts.
 
-    ``wait`` says after each look when the next is due, in seconds, where that is not always the same.
+    ``wait`` says after each look when the next is due, in seconds, where that is not always the same. ``at_start`` has
+    it looked at once more when the agent has started and before it is given its intent.
     """
 
     seconds: float
     look: Callable[[], Outcome]
     wait: Callable[[], float] | None = None
+    at_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,11 @@ class Exchange:
         self._selector.unregister(self.channel.started)
         if _readable(self.channel.stdout, 0) and self._peek_early():
             return
+        for one in self.channel.rounds:
+            if one.at_start:
+                self._watch(one.look)
+        if self.error is not None:
+            return
         now = time.monotonic()
         self.started_at = now - self._begin
         self._deadline = now + self.limits.task_seconds
@@ -319,7 +326,10 @@ class Exchange:
         self._forget(self.channel.pidfd)
         self._forget(self.channel.started)
         self._forget(self.channel.stdin)
-        for fd in self.channel.watches:
+        for fd, look in self.channel.watches.items():
+            # What was refused just before the end is still to be told; whatever ended the run is known already.
+            if _readable(fd, 0):
+                look()
             self._forget(fd)
         while self._selector.get_map() and time.monotonic() < until:
             ready = self._selector.select(until - time.monotonic())

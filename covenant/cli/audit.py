@@ -66,7 +66,7 @@ def audit() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def recent(limit: int, as_json: bool) -> None:
     """Show the last records, oldest first."""
-    logs = _logs()
+    logs = read_logs()
     rows = [row for log in logs for row in _last(log, limit)]
     rows.sort(key=lambda row: row["timestamp_ms"] if isinstance(row.get("timestamp_ms"), int) else 0)
     rows = rows[-limit:]
@@ -90,7 +90,7 @@ def verify(ctx: click.Context, as_json: bool) -> None:
     from policy import ledger
 
     found = []
-    for log in _logs():
+    for log in read_logs():
         key = None if log.public_key is None else ledger.read_public_key(log.public_key)
         found.append((log, check.verify(log.events, log.chain, log.head, key)))
     valid = all(report.valid for _, report in found)
@@ -114,6 +114,27 @@ def verify(ctx: click.Context, as_json: bool) -> None:
         ctx.exit(common.EXIT_NO)
 
 
+def started_policies() -> dict[str, str]:
+    """The policy digest of each run that the supervisor's log has a start of.
+
+    Raises:
+        errors.LedgerError: there is no log, it cannot be read, or it does not hold.
+    """
+    from policy import audit as check
+    from policy import ledger
+
+    for log in read_logs():
+        if log.name != "supervisor":
+            continue
+        key = None if log.public_key is None else ledger.read_public_key(log.public_key)
+        if not check.verify(log.events, log.chain, log.head, key).valid:
+            raise errors.LedgerError("the supervisor's log does not hold", hint="run `covenant audit verify`")
+        kinds = [json.loads(line)["kind"] for line in log.events.split(b"\n") if b'"run_started"' in line]
+        starts = [kind for kind in kinds if kind["type"] == "run_started" and kind["policy_digest"]]
+        return {kind["run_id"]: kind["policy_digest"] for kind in starts}
+    raise errors.LedgerError("the supervisor has no log here", hint="set COVENANT_HOME or COVENANT_STATE")
+
+
 def _print_report(log: Log, report: dict[str, Any]) -> None:
     word = "holds" if report["valid"] else "DOES NOT HOLD"
     counts = f"{report['events']} events, {report['anchors']} chain entries, root {report['root_hash_hex']}"
@@ -130,7 +151,7 @@ def _print_report(log: Log, report: dict[str, Any]) -> None:
         common.say(f"  note: unacknowledged bytes of a writer that died are in {common.visible(name)}")
 
 
-def _logs() -> list[Log]:
+def read_logs() -> list[Log]:
     """Every log there is.
 
     Raises:

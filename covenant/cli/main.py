@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "policy": ("covenant.cli.policy", "policy", "See what a manifest compiles to, and why."),
     "run": ("covenant.cli.run", "run", "Run a signed package with an intent."),
     "dev": ("covenant.cli.run", "dev", "Edit loop: sign with a local key, run, say so."),
+    "attest": ("covenant.cli.attest", "attest", "Read the kernel back: is a running agent held to its manifest."),
+    "denials": ("covenant.cli.denials", "denials", "Explain what was refused to an agent, with the line to add."),
     "audit": ("covenant.cli.audit", "audit", "Read and verify the audit log."),
     "doctor": ("covenant.cli.doctor", "doctor", "Say what this host can enforce, and the mend for the rest."),
     "help": ("covenant.cli.help", "help_code", "Explain an error code."),

@@ -1,0 +1,68 @@
+"""``covenant attest``: whether what confines a running agent still lies within its manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from sandbox.attest_runs import Answer
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--all", "every", is_flag=True, help="Every agent that runs now.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def attest(run: str | None, every: bool, as_json: bool) -> int:
+    """Read the kernel back for RUN (its id, or the beginning of it) and compare it with the manifest.
+
+    Exit status 3 when anything allows more than was granted, or cannot be read. Needs root.
+    """
+    import os
+
+    from covenant.cli import audit
+    from sandbox import attest_runs
+
+    if (run is None) is not every:
+        raise errors.UsageError("name one run, or say --all")
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError("reading another's processes back needs root", hint="run it with sudo")
+    state = common.state()
+    ids = _chosen(attest_runs.live(state / "runs"), run)
+    started = audit.started_policies() if ids else {}
+    answers = [found for one in ids if (found := attest_runs.answer(state, one, started)) is not None]
+    if run is not None and not answers:
+        raise errors.NoRunError(f"run `{run}` has ended")
+    holds = all(found.holds for found in answers)
+    if as_json:
+        common.emit({"kind": "attest", "holds": holds, "runs": [found.to_json() for found in answers]})
+    else:
+        for found in answers:
+            _print(found)
+        if not answers:
+            common.say("no agent is running")
+    return common.EXIT_DONE if holds else common.EXIT_NO
+
+
+def _chosen(live: list[str], run: str | None) -> list[str]:
+    if run is None:
+        return live
+    chosen = [one for one in live if one.startswith(run)]
+    if len(chosen) != 1:
+        how = "no live run has" if not chosen else f"{len(chosen)} live runs have"
+        raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant attest --all lists them")
+    return chosen
+
+
+def _print(found: Answer) -> None:
+    verdict = "held within its manifest" if found.holds else "NOT HELD within its manifest"
+    common.say(f"{found.run_id} {common.visible(found.agent_id)}: {verdict} (policy {found.policy_digest[:16]})")
+    for layer in found.layers:
+        words = "" if layer.holds else f": {layer.found}; expected {layer.expected}"
+        common.say(common.visible(f"  {layer.name:<10} {layer.standing}{words}"))
+    for line in found.domains:
+        common.say(common.visible(f"  manifest   {line}"))

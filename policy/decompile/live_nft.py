@@ -1,0 +1,319 @@
+"""What ``nft -j list ruleset`` prints of a gateway, as the text of its one table: firewall.nft again.
+
+Sets, counters and chains come out as policy.decompile.nft reads them, so that rules out of the kernel mean what rules
+out of an artefact mean. Closed, as that reader is: a key, an expression or an object that is not in the tables below is
+refused, since it may be what opens something. Elements that the DNS gate put into the sets of names are no grant by
+themselves; they are held to what a name may lead to, and to an end.
+
+What stands in other tables is returned as it is, without what changes by itself (handles, counts, such elements).
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policy.decompile.documents import closed, dumps, listed, refuse, shown
+from policy.decompile.nft import BASE_V6, FIREWALL, TABLE
+from policy.grants import addresses
+
+LIVE: Final = "nft list"
+MAX_BYTES: Final = 64 << 20
+_OURS: Final = ("inet", "covenant")
+_UNITS: Final = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
+_PRIORITIES: Final = {0: "filter", -100: "dstnat"}
+_COUNTER: Final = {"family": str, "name": str, "table": str, "handle": int, "packets": int, "bytes": int}
+_TYPES: Final = ("ipv4_addr", "ipv6_addr")
+# What the kernel counts up, or gives out, by itself.
+_RESTLESS: Final = frozenset({"handle", "packets", "bytes"})
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """``text`` is the table of the policy; ``others`` all other tables of the namespace, in one spelling."""
+
+    text: bytes
+    others: bytes
+
+
+def read(raw: bytes) -> Listing:
+    """What the kernel holds.
+
+    Raises:
+        errors.ArtefactError: something in our table is not understood, or a name led to what no name may lead to.
+    """
+    items = _items(raw)
+    own = [(kind, body) for kind, body in items if _table(kind, body) == _OURS]
+    others = [{kind: _restful(body)} for kind, body in items if _table(kind, body) != _OURS]
+    return Listing(_text(own), dumps(others))
+
+
+def text(raw: bytes) -> bytes:
+    """As ``read``, for the table of the policy alone."""
+    return read(raw).text
+
+
+def _items(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Kind and body of everything that is listed but the program's own version."""
+    if len(raw) > MAX_BYTES:
+        raise refuse(LIVE, "too long to be read")
+    try:
+        whole = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise refuse(LIVE, "not a JSON document") from None
+    found = []
+    for item in listed(closed(whole, LIVE, {"nftables": list})["nftables"], LIVE, dict):
+        if len(item) != 1 or type(body := next(iter(item.values()))) is not dict:
+            raise refuse(LIVE, f"{shown(item)} is no object of one kind")
+        kind = next(iter(item))
+        if kind != "metainfo":
+            found.append((kind, body))
+    return found
+
+
+def _table(kind: str, body: Mapping[str, Any]) -> tuple[object, object]:
+    return body.get("family"), body.get("name" if kind == "table" else "table")
+
+
+def _restful(value: Any) -> Any:
+    """The same without what changes by itself: elements of sets with timeouts go as well, being looked at nowhere."""
+    if isinstance(value, dict):
+        held = {key: _restful(item) for key, item in value.items() if key not in _RESTLESS}
+        if "timeout" in held.get("flags", ()):
+            held.pop("elem", None)
+        return held
+    return [_restful(item) for item in value] if isinstance(value, list) else value
+
+
+def _text(own: list[tuple[str, dict[str, Any]]]) -> bytes:
+    """The table in the order of its text: sets, counters, chains with their rules."""
+    sets: list[str] = []
+    counters: list[str] = []
+    chains: dict[str, list[str]] = {}
+    tables = 0
+    for kind, body in own:
+        if kind == "table":
+            closed(body, LIVE, {"family": str, "name": str, "handle": int})
+            tables += 1
+        elif kind == "set":
+            sets += _set(body)
+        elif kind == "counter":
+            closed(body, LIVE, _COUNTER)
+            counters += [f"\tcounter {body['name']} {{", "\t}"]
+        elif kind == "chain":
+            chains[_string(body, "name")] = _chain(body)
+        elif kind == "rule":
+            own_chain = chains.get(_string(body, "chain"))
+            if own_chain is None:
+                raise refuse(LIVE, f"a rule of no chain: {shown(body.get('chain'))}")
+            own_chain.append(f"\t\t{_rule(body)}")
+        else:
+            raise refuse(LIVE, f"{shown(kind)} is not understood")
+    if tables != 1:
+        raise refuse(LIVE, "the table of the policy is not there")
+    lines = [TABLE, *sets, *counters]
+    for name, rules in chains.items():
+        lines += [f"\tchain {name} {{", *rules, "\t}"]
+    # A name with a line's end in it, or anything else that is no ASCII, is refused by who reads the text.
+    return ("\n".join([*lines, "}"]) + "\n").encode("utf-8", "replace")
+
+
+def _string(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if type(value) is not str or "\n" in value:
+        raise refuse(LIVE, f"{shown(key)} is {shown(value)}")
+    return value
+
+
+# --- sets ----------------------------------------------------------------------------------------------------------
+
+
+def _set(body: dict[str, Any]) -> list[str]:
+    shape: dict[str, type | tuple[type, ...]] = dict.fromkeys(("family", "name", "table", "type"), str)
+    shape |= {"handle": int, "flags": list}
+    shape |= {key: kind for key, kind in (("size", int), ("elem", list)) if key in body}
+    closed(body, LIVE, shape)
+    name, kind, flags = _string(body, "name"), body["type"], body["flags"]
+    if kind not in _TYPES:
+        raise refuse(f"{LIVE}:{shown(name)}", f"a set of {shown(kind)}")
+    lines = [f"\tset {name} {{", f"\t\ttype {kind}", f"\t\tflags {','.join(map(str, flags))}"]
+    if "size" in body:
+        lines.append(f"\t\tsize {body['size']}")
+    elements = body.get("elem", [])
+    if flags == ["timeout"]:
+        for element in elements:
+            _answered(element, kind, f"{LIVE}:{shown(name)}")
+    elif elements:
+        spans = sorted(_span(element, kind, f"{LIVE}:{shown(name)}") for element in elements)
+        spelled = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+        lines.append(f"\t\telements = {{ {', '.join(spelled)} }}")
+    return [*lines, "\t}"]
+
+
+def _answered(element: object, kind: str, where: str) -> None:
+    """An address that a name led to: public, single, and with an end."""
+    if type(element) is not dict or element.keys() != {"elem"}:
+        raise refuse(where, f"{shown(element)} is there for ever, and no answer of a name is")
+    inner = closed(element["elem"], where, {"val": str, "timeout": int, "expires": int})
+    address = _address(inner["val"], kind, where)
+    point = int(address) + (BASE_V6 if address.version == 6 else 0)
+    if not _public(point):
+        raise refuse(where, f"{address} is no address that a name may lead to")
+
+
+def _public(point: int) -> bool:
+    return any(first <= point <= last for first, last in addresses.PUBLIC)
+
+
+def _span(element: Any, kind: str, where: str) -> tuple[Any, Any]:
+    """First and last address of an element; addresses of one set are of one family, so they can be put in order."""
+    if type(element) is str:
+        return (address := _address(element, kind, where)), address
+    if type(element) is dict and element.keys() == {"range"}:
+        first, last = listed(element["range"], where, str)
+        return _address(first, kind, where), _address(last, kind, where)
+    if type(element) is dict and element.keys() == {"prefix"}:
+        prefix = closed(element["prefix"], where, {"addr": str, "len": int})
+        address = _address(prefix["addr"], kind, where)
+        try:
+            network = ipaddress.ip_network((address, prefix["len"]))
+        except ValueError:
+            raise refuse(where, f"{shown(element)} is no prefix") from None
+        return network.network_address, network.broadcast_address
+    raise refuse(where, f"element {shown(element)} is not understood")
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _address(text: object, kind: str, where: str) -> Address:
+    address = _parsed(text) if type(text) is str else None
+    if address is None or f"ipv{address.version}_addr" != kind:
+        raise refuse(where, f"{shown(text)} is no address of this set")
+    return address
+
+
+# --- chains and rules ----------------------------------------------------------------------------------------------
+
+
+def _chain(body: dict[str, Any]) -> list[str]:
+    shape: dict[str, type] = {**dict.fromkeys(("family", "table", "name"), str), "handle": int}
+    if "hook" not in body:
+        closed(body, LIVE, shape)
+        return []
+    closed(body, LIVE, {**shape, **dict.fromkeys(("type", "hook", "policy"), str), "prio": int})
+    priority = _PRIORITIES.get(body["prio"], str(body["prio"]))
+    return [f"\t\ttype {body['type']} hook {body['hook']} priority {priority}; policy {body['policy']};"]
+
+
+def _rule(body: dict[str, Any]) -> str:
+    closed(body, LIVE, {**dict.fromkeys(("family", "table", "chain"), str), "handle": int, "expr": list})
+    parts = []
+    for expression in body["expr"]:
+        if type(expression) is not dict or len(expression) != 1:
+            raise refuse(LIVE, f"expression {shown(expression)} is not understood")
+        ((name, value),) = expression.items()
+        make = _EXPRESSIONS.get(name)
+        said = None if make is None else make(value)
+        if said is None:
+            raise refuse(LIVE, f"expression {shown(expression)} is not understood")
+        parts.append(said)
+    return " ".join(parts)
+
+
+def _has(value: object, *keys: str) -> bool:
+    return type(value) is dict and value.keys() == set(keys)
+
+
+def _match(value: Any) -> str | None:
+    if not _has(value, "op", "left", "right"):
+        return None
+    left, right = value["left"], value["right"]
+    (kind,) = left if type(left) is dict and len(left) == 1 else ("",)
+    make = _LEFT.get((kind, value["op"]))
+    return None if make is None else make(left[kind], right)
+
+
+def _payload(left: Any, right: Any) -> str | None:
+    if not _has(left, "protocol", "field"):
+        return None
+    field = f"{left['protocol']} {left['field']}"
+    if field in ("ip daddr", "ip6 daddr"):
+        return f"{field} {right}" if type(right) is str and right.startswith("@") else None
+    items = [_item(one) for one in (right["set"] if _has(right, "set") else [right])]
+    return None if None in items else f"{field} {{ {', '.join(map(str, items))} }}"
+
+
+def _item(value: Any) -> str | None:
+    if _has(value, "range") and type(value["range"]) is list and len(value["range"]) == 2:
+        return f"{value['range'][0]}-{value['range'][1]}"
+    return str(value) if type(value) in (int, str) else None
+
+
+def _conntrack(left: Any, right: Any) -> str | None:
+    words = right if type(right) is list else [right]
+    return f"ct {left['key']} {','.join(map(str, words))}" if _has(left, "key") else None
+
+
+def _meta(left: Any, right: Any) -> str | None:
+    if not _has(left, "key") or type(right) not in (int, str):
+        return None
+    key = left["key"]
+    return f'{key} "{right}"' if key in ("iifname", "oifname") else f"meta {key} {right}"
+
+
+_LEFT: Final[Mapping[tuple[str, str], Callable[[Any, Any], str | None]]] = {
+    ("payload", "=="): _payload,
+    ("ct", "in"): _conntrack,
+    ("meta", "=="): _meta,
+}
+
+
+def _limit(value: Any) -> str | None:
+    if _has(value, "rate", "burst", "per") and value["per"] == "second":
+        return f"limit rate {value['rate']}/second burst {value['burst']} packets"
+    if not _has(value, "rate", "burst", "per", "inv", "rate_unit", "burst_unit"):
+        return None
+    unit = _UNITS.get(value["rate_unit"])
+    if unit is None or (value["per"], value["inv"], value["burst"]) != ("second", True, 0):
+        return None
+    return f"limit rate over {value['rate'] * unit} bytes/second"
+
+
+def _reject(value: Any) -> str | None:
+    if _has(value, "type"):
+        return f"reject with {value['type']}"
+    return f"reject with {value['type']} {value['expr']}" if _has(value, "type", "expr") else None
+
+
+def _one(key: str, form: str) -> Callable[[Any], str | None]:
+    return lambda value: form.format(value[key]) if _has(value, key) else None
+
+
+def _bare(word: str) -> Callable[[Any], str | None]:
+    return lambda value: word if value is None else None
+
+
+_EXPRESSIONS: Final[Mapping[str, Callable[[Any], str | None]]] = {
+    "match": _match,
+    "limit": _limit,
+    "counter": lambda name: f'counter name "{name}"' if type(name) is str else None,
+    "log": lambda log: f"log group {log['group']} snaplen {log['snaplen']}" if _has(log, "group", "snaplen") else None,
+    "reject": _reject,
+    "redirect": _one("port", "redirect to :{}"),
+    "goto": _one("target", "goto {}"),
+    "jump": _one("target", "jump {}"),
+    **{word: _bare(word) for word in ("accept", "drop", "return")},
+}
+
+__all__ = ["FIREWALL", "Listing", "read", "text"]

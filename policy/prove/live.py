@@ -1,0 +1,98 @@
+"""The kernel beside the manifest: what a running agent is allowed lies within what was proved of its artefacts.
+
+    (1) each layer's read-out is put in the place of what was compiled      policy.decompile.live
+    (2) a layer that comes out as it was compiled allows what was proved of it, and nothing is read twice
+    (3) any other is read as artefacts are, and compared domain by domain: calls with their arguments, ceilings by
+        each of their holders, what is started and from which files
+
+What is narrower than the grants is no drift. What cannot be read is: it came from no grant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from policy.decompile import calls, live
+from policy.decompile import read as reading
+from policy.decompile.documents import shown
+from policy.decompile.live import Readout
+from policy.decompile.read import Decompiled
+from policy.prove.differences import Difference
+
+
+class Standing(StrEnum):
+    """How a layer stands to what was proved: only the first two are within it."""
+
+    EQUAL = "equal"
+    NARROWER = "narrower"
+    WIDER = "wider"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's answer. ``expected`` and ``found`` say the first thing that is not within what was proved."""
+
+    name: str
+    standing: Standing
+    expected: str = ""
+    found: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it allows nothing beyond the manifest."""
+        return self.standing in (Standing.EQUAL, Standing.NARROWER)
+
+
+def compare(compiled: Artefacts, found: Readout) -> tuple[Layer, ...]:
+    """Every layer of a live run beside the artefacts that it was started from, which were proved before."""
+    return tuple(_layer(name, compiled, made) for name, made in live.layers(compiled.files, found).items())
+
+
+def _layer(name: str, compiled: Artefacts, made: Callable[[], dict[str, bytes]]) -> Layer:
+    try:
+        # (1), (2)
+        there = made()
+        if all(compiled.files[file] == held for file, held in there.items()):
+            return Layer(name, Standing.EQUAL)
+        # (3)
+        before, now = reading.read(compiled.files), reading.read({**compiled.files, **there})
+        wider = [line for difference in _beyond(now, before) for line in difference.wider]
+    except errors.ArtefactError as e:
+        return Layer(name, Standing.UNREADABLE, "as it was compiled and proved", live.said(e))
+    if not wider:
+        return Layer(name, Standing.NARROWER)
+    more = f" and {len(wider) - 1} more" if len(wider) > 1 else ""
+    return Layer(name, Standing.WIDER, "nothing beyond the grants", f"{wider[0]}{more}")
+
+
+def _beyond(now: Decompiled, before: Decompiled) -> Iterator[Difference]:
+    """What is allowed now and was not proved."""
+    ceilings = dict(before.grants.domains())
+    for name, mine in now.grants.domains():
+        if not mine.is_subset(ceilings[name]):
+            yield Difference(name, mine.difference(ceilings[name]).describe() or (f"{name} of another form",))
+    for holder, held in now.limits:
+        most = dict(before.limits)[holder]
+        if not held.is_subset(most):
+            yield Difference("resources", held.difference(most).describe()).of(holder)
+    passes = calls.excess(now.calls, before.calls)
+    yield Difference("syscalls", tuple(one.describe("the filter", "the proved one") for one in passes))
+    for what, here, there in (
+        ("machine", now.arch, before.arch),
+        ("program", list(now.args), list(before.args)),
+        ("runsc", now.runsc.sha256, before.runsc.sha256),
+        ("runtime", now.seen.runtime.digest, before.seen.runtime.digest),
+        ("ways", _ways(now), _ways(before)),
+    ):
+        if here != there:
+            yield Difference("facts", (f"{what} {shown(here)} instead of {shown(there)}",))
+
+
+def _ways(one: Decompiled) -> str:
+    """The mode of the network; where packets may go stands in the grants."""
+    return one.reached.mode

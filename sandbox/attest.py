@@ -1,0 +1,317 @@
+"""Attestation: what confines a running agent now, read out of the kernel and shown to lie within its manifest.
+
+    (1) whose processes they are, which rights they have, where they live       sandbox.attest_processes
+    (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.readback_filter
+    (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
+    (4) limits, flags, bundle and rules, put in the place of the artefacts      policy.prove.live
+    (5) the package's copy and the runsc binary, by digest
+    (6) links, addresses, routes and members of the run's network namespaces    sandbox.attest_network
+
+``Made`` is what the supervisor made for a run. It stands in the run's directory, which only root can enter, so that
+another process can attest the run; whoever does trusts the signed log for which policy it is (``covenant attest``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from policy.decompile.live import Readout
+from policy.prove import live
+from policy.prove.live import Layer, Standing
+from sandbox import attest_processes, memo, package
+from sandbox.attest_processes import Family
+from sandbox.kernel import cgroupfs, libc, readback, readback_filter
+from sandbox.kernel.readback import Binary, Name
+from sandbox.runner import Outcome, Round
+
+RECORD = "attest.json"
+# Where the state remembers which filters a runsc binary loads, below ``closures``.
+FILTERS = "host-filters.json"
+# How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
+_LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
+# An operator who is only to be told is told this often at most in one run.
+_MOST_ALARMS = 100
+_BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package")
+_BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made for one run.
+
+    ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
+    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there.
+    """
+
+    run_id: str
+    agent_id: str
+    policy_digest: str
+    uid: int
+    runner: Name
+    directory: str
+    cgroup_version: int
+    cgroup_files: Mapping[str, str]
+    memberships: Mapping[str, str]
+    limits: Mapping[str, str]
+    mounts: Mapping[str, tuple[int, int]]
+    package: str
+
+    def write(self, directory: Path) -> None:
+        """Leave it where ``read`` looks for it."""
+        memo.write(directory / RECORD, {"version": 1, **asdict(self)})
+
+    @classmethod
+    def read(cls, directory: Path) -> Made | None:
+        """What a live run left in its directory; None when it has left nothing yet."""
+        found = memo.read(directory / RECORD)
+        if found is None or found.pop("version", None) != 1:
+            return None
+        runner, mounts = Name(**found.pop("runner")), found.pop("mounts")
+        return cls(runner=runner, mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()}, **found)
+
+    @property
+    def places(self) -> dict[str, str]:
+        """runsc's flags that say where this run's files lie."""
+        return {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
+
+
+@dataclass
+class Known:
+    """What need not be looked at twice, since it cannot change unseen: files by identity, filters by process."""
+
+    digests: dict[Binary, str] = field(default_factory=dict)
+    filters: dict[Name, tuple[str, ...] | None] = field(default_factory=dict)
+    packages: dict[str, tuple[object, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one look came to. ``gone``: the sandbox was not there, or ended under the look, so nothing can be said."""
+
+    run_id: str
+    layers: tuple[Layer, ...]
+    gone: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything that was looked at lies within the manifest."""
+        return not self.gone and all(layer.holds for layer in self.layers)
+
+
+def examine(made: Made, artefacts: Artefacts, known: Known, *, filters: Path) -> Report:
+    """Look at a run once. ``filters`` is where the digests of runsc's own filters are remembered, by its binary."""
+    gone = Report(made.run_id, (), gone=True)
+    found = attest_processes.family(made.runner)
+    if found is None:
+        return gone
+    try:
+        readout = _readout(made, artefacts, found, known)
+        beside = list(_beside(made, artefacts, found, known, readout, filters))
+    except (FileNotFoundError, ProcessLookupError):
+        return gone
+    layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
+    layers |= {name: Layer(name, Standing.EQUAL) for name in _BESIDE if name not in layers}
+    for layer in beside:
+        if layers[layer.name].holds:
+            layers[layer.name] = layer
+    # Processes and files of a sandbox that ends disappear one by one: only of one that is still there is it drift.
+    return Report(made.run_id, tuple(layers.values())) if attest_processes.still_there(found) else gone
+
+
+def _beside(
+    made: Made, artefacts: Artefacts, found: Family, known: Known, readout: Readout, filters: Path
+) -> Iterator[Layer]:
+    """(1), (2), (3), (5): what no artefact has a word for."""
+    expected = attest_processes.Expected(made.places, made.memberships)
+    yield from attest_processes.judge(found, expected, _members(made))
+    yield from _filters(found, known, readout, filters)
+    yield from _identities(made, found)
+    yield from _package(made, artefacts, known)
+
+
+def _members(made: Made) -> dict[str, set[int]]:
+    """The processes in the run's cgroups, by controller; on version 2 all controllers are one."""
+    found: dict[str, set[int]] = {}
+    for controller, directory in made.cgroup_files.items():
+        if controller not in made.memberships and "" in found:
+            continue
+        text = Path(directory, "cgroup.procs").read_text()
+        found[controller if controller in made.memberships else ""] = {int(line) for line in text.split()}
+    return found
+
+
+def _readout(made: Made, artefacts: Artefacts, found: Family, known: Known) -> Readout:
+    expected = attest_processes.Expected(made.places, made.memberships)
+    return Readout(
+        run_id=made.run_id,
+        uid=made.uid,
+        config=Path(made.directory, "bundle", "config.json").read_bytes(),
+        flags=attest_processes.flags(found, expected),
+        runsc_sha256=_digest(found.sandbox.name.pid, known),
+        cgroup_version=made.cgroup_version,
+        limits=dict(_limits(made, artefacts)),
+        mounts={mount.place: mount.options for mount in _mounts(found)},
+    )
+
+
+def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]]:
+    """Each file of the policy with what it holds, in the policy's words where it holds what was written."""
+    for entry in artefacts.json("cgroup.json")[f"v{made.cgroup_version}"] or ():
+        name = entry["file"]
+        directory = made.cgroup_files.get(entry["controller"])
+        try:
+            held = None if directory is None else Path(directory, name).read_text().strip()
+        except OSError:
+            held = None
+        yield name, entry["value"] if held is not None and cgroupfs.same(held, made.limits.get(name, "")) else held
+
+
+def _mounts(found: Family) -> tuple[readback.Mount, ...]:
+    return readback.mounts(found.gofer.name.pid)
+
+
+def _identities(made: Made, found: Family) -> Iterator[Layer]:
+    """(3) At each place lies what was opened for it, and one mount alone."""
+    places = [mount.place for mount in _mounts(found)]
+    for place in sorted({place for place in places if places.count(place) > 1}):
+        yield Layer("mounts", Standing.WIDER, f"one mount at {place}", "one over another")
+    root = os.open(f"/proc/{found.gofer.name.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for place, identity in made.mounts.items():
+            at = _identity(root, place)
+            if at != identity:
+                yield Layer("mounts", Standing.WIDER, f"at {place} what was opened for it", "another file or directory")
+    finally:
+        os.close(root)
+
+
+def _identity(root: int, place: str) -> tuple[int, int] | None:
+    if place == "/":
+        info = os.fstat(root)
+        return info.st_dev, info.st_ino
+    try:
+        fd = libc.openat2(place.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, dir_fd=root, resolve=_BENEATH)
+    except OSError:
+        return None
+    info = os.fstat(fd)
+    os.close(fd)
+    return info.st_dev, info.st_ino
+
+
+def _digest(pid: int, known: Known) -> str:
+    """(5) The SHA-256 of the file that a process runs, taken once for each file."""
+    fd, binary = readback.open_binary(pid)
+    with os.fdopen(fd, "rb") as stream:
+        if binary not in known.digests:
+            known.digests[binary] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return known.digests[binary]
+
+
+def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Iterator[Layer]:
+    """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded."""
+    key = hashlib.sha256(json.dumps([readout.runsc_sha256, sorted(readout.flags), os.uname().release]).encode())
+    remembered: dict[str, Any] = memo.read(path) or {}
+    before = remembered.get(key.hexdigest())
+    now: dict[str, list[str]] = {}
+    for process in (found.gofer, found.sandbox):
+        if process.name not in known.filters:
+            known.filters[process.name] = readback_filter.digests(process.name.pid)
+        digests = known.filters[process.name]
+        if digests is None:
+            return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
+        now[process.arguments[0]] = list(digests)
+    if before is None:
+        memo.write(path, {**remembered, key.hexdigest(): now})
+    for name, loaded in now.items():
+        if before is not None and before.get(name) != loaded:
+            yield Layer("filter", Standing.WIDER, f"{name} under {before.get(name)}", f"{loaded}")
+
+
+def _package(made: Made, artefacts: Artefacts, known: Known) -> Iterator[Layer]:
+    """(5) The copy that runs is the package that was signed."""
+    expected = str(artefacts.json("effective.json")["package_digest"])
+    state = tuple(_tree(made.package))
+    before = known.packages.get(made.package)
+    if before is None or before[0] != state:
+        try:
+            digest = package.read(Path(made.package)).digest
+        except errors.PackageError as e:
+            digest = e.message
+        before = known.packages[made.package] = (state, digest)
+    if before[1] != expected:
+        yield Layer("package", Standing.WIDER, f"the package {expected}", before[1])
+
+
+def _tree(top: str) -> Iterator[tuple[object, ...]]:
+    for path, directories, files in os.walk(top):
+        directories.sort()
+        for name in (".", *sorted(files)):
+            info = os.lstat(os.path.join(path, name))
+            yield path, name, info.st_ino, info.st_mode, info.st_size, info.st_ctime_ns
+
+
+class Attestor:
+    """The periodic attestation of one run; ``drifted`` is told of each layer that does not hold, before anything
+    follows from it. With ``alarm`` nothing does."""
+
+    def __init__(
+        self,
+        made: Made,
+        artefacts: Artefacts,
+        *,
+        filters: Path,
+        seconds: float,
+        alarm: bool,
+        drifted: Callable[[Layer], None],
+    ) -> None:
+        self._made, self._artefacts, self._filters = made, artefacts, filters
+        self._seconds, self._alarm, self._drifted = seconds, alarm, drifted
+        self._known = Known()
+        self._started = False
+        self._missing = 0.0
+        self._told: set[Layer] = set()
+
+    def started(self) -> None:
+        """The agent's first process runs: from now on there is something to look at."""
+        self._started = True
+
+    def round(self) -> Round:
+        """As the exchange takes it: at the start, before the agent is told anything, and then by the clock."""
+        return Round(self._seconds, self._look, self._wait, at_start=True)
+
+    def _look(self) -> Outcome:
+        if not self._started:
+            return None
+        report = examine(self._made, self._artefacts, self._known, filters=self._filters)
+        if not report.gone:
+            self._missing = 0.0
+            return self._judge([layer for layer in report.layers if not layer.holds])
+        self._missing += _AGAIN_SECONDS
+        if self._missing < _LEAVING_SECONDS:
+            return None
+        return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
+
+    def _wait(self) -> float:
+        return min(_AGAIN_SECONDS, self._seconds) if self._missing else self._seconds
+
+    def _judge(self, drift: list[Layer]) -> Outcome:
+        for layer in drift:
+            if layer not in self._told and len(self._told) < _MOST_ALARMS:
+                self._told.add(layer)
+                self._drifted(layer)
+        if not drift or self._alarm:
+            return None
+        first = drift[0]
+        return errors.DriftError(
+            f"{first.name} is not as it was made: {first.found}, not {first.expected}",
+            hint="see `covenant audit recent`; whoever changed it had root",
+            layer=first.name,
+        )

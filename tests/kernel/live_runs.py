@@ -1,0 +1,110 @@
+"""A run that lives while a test looks at it from outside, as `covenant attest` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox import artefact_files, attest, attest_processes, bundle
+from sandbox.attest_processes import Family
+from sandbox.supervisor import Answer
+from tests.kernel.world import World
+
+WAIT_SECONDS = 60.0
+SLEEPS = "import time\ntime.sleep(300)\n"
+
+
+def until(true: Callable[[], Any], *, seconds: float = WAIT_SECONDS) -> Any:
+    """What ``true`` gives as soon as it gives something."""
+    end = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.05)
+    return value
+
+
+@dataclass
+class Live:
+    """One run under way. ``answer`` is there once ``end`` or ``wait`` has been called."""
+
+    world: World
+    made: attest.Made
+    directory: Path
+    thread: threading.Thread
+    answers: list[Answer] = field(default_factory=list)
+
+    def family(self) -> Family:
+        """Its processes."""
+        return until(lambda: attest_processes.family(self.made.runner))
+
+    def report(self) -> attest.Report:
+        """What a look from another process comes to."""
+        policy = artefact_files.read(self.directory / bundle.POLICY)
+        filters = self.world.state / "closures" / attest.FILTERS
+        return attest.examine(self.made, policy, attest.Known(), filters=filters)
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """This run's rows of a kind."""
+        kinds = (row["kind"] for row in self.world.rows())
+        return [row for row in kinds if row["type"] == kind and row["run_id"] == self.made.run_id]
+
+    def drift(self) -> list[tuple[str, str]]:
+        """Layer and finding of each row of drift."""
+        return [(row["layer"], row["found"]) for row in self.rows("drift")]
+
+    def drifted(self, layer: str) -> str:
+        """What the row of drift in this layer says, once it is there."""
+        return str(until(lambda: [found for name, found in self.drift() if name == layer])[0])
+
+    def wait(self) -> Answer:
+        """What came of it when it has ended by itself."""
+        self.thread.join(WAIT_SECONDS)
+        assert not self.thread.is_alive()
+        return self.answers[0]
+
+    def end(self) -> Answer:
+        """End it from outside."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.made.runner.pid, signal.SIGKILL)
+        return self.wait()
+
+
+@contextlib.contextmanager
+def live(world: World, code: str = SLEEPS, **fields: Any) -> Iterator[Live]:
+    """Start a signed package with this code and hand it out when its first process runs."""
+    package = world.sign(world.package({"main.py": code}, **{"cpu_ms": 250_000, **fields}))
+    answers: list[Answer] = []
+    before = set(_directories(world))
+    thread = threading.Thread(target=lambda: answers.append(world.run(package)))
+    thread.start()
+
+    def begun() -> Path | None:
+        for path in set(_directories(world)) - before:
+            if (path / attest.RECORD).exists():
+                return path
+        assert thread.is_alive() or answers, "the run failed"
+        assert not answers, (answers[0].error, answers[0].stderr)
+        return None
+
+    directory = until(begun)
+    made = attest.Made.read(directory)
+    assert made is not None
+    one = Live(world, made, directory, thread, answers)
+    try:
+        # The sandbox confines itself before it starts its container.
+        until(lambda: (found := attest_processes.family(made.runner)) and found.sandbox.seccomp == 2)
+        yield one
+    finally:
+        one.end()
+
+
+def _directories(world: World) -> list[Path]:
+    runs = world.state / "runs"
+    return [path for path in runs.iterdir() if path.is_dir()] if runs.exists() else []
