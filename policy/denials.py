@@ -39,12 +39,15 @@ _CODE = re.compile(r"[a-z0-9_]{1,64}")
 # What stands in the row of a number that is no denial of its own.
 REST_TARGET, REST_CODE = "", "not_listed"
 _ID = re.compile(r"d-[0-9a-f]{12}")
-# What everything that no grant allows is called, whichever layer refuses it.
+# What a layer says of what no grant allows; the gates have their own words (sandbox.network).
 NOT_GRANTED: Final = "not_granted"
 # The key of agent.toml that would have allowed it, by layer and code; what is not here no line of a manifest allows.
 _GRANTS: Final[Mapping[tuple[str, str], str]] = {
-    ("dns", NOT_GRANTED): "permissions.network",
-    ("sni", NOT_GRANTED): "permissions.network",
+    ("dns", "name_not_granted"): "permissions.network",
+    ("sni", "sni_not_granted"): "permissions.network",
+    # A grant by tcp is not looked into.
+    ("sni", "not_tls"): "permissions.network",
+    ("sni", "no_sni"): "permissions.network",
     ("packet", NOT_GRANTED): "permissions.network",
     ("syscall", NOT_GRANTED): "permissions.syscalls",
     ("path", NOT_GRANTED): "permissions.filesystem",

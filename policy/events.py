@@ -88,11 +88,12 @@ KINDS: dict[str, dict[str, str]] = {
         "message": "text",
         "package_digest": "digest?",
     },
-    # Durable before the agent starts. `not_enforced` lists what this backend leaves advisory;
+    # Durable before the agent starts. `package` is where it lay; `not_enforced` lists what is only advisory here;
     # `deadline_clock` names which clock gives the effective deadline (timeout, cpu_ms_per_task, ttl, ...).
     "run_started": {
         **_RUN,
         "intent_id": "text",
+        "package": "text",
         "policy_digest": "digest?",
         "payload_digest": "digest?",
         "backend": "text",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from covenant.cli.looking import Looked, LookedPackage
     from policy.diff import Diff
     from policy.grants.effective import Effective
-    from policy.why.ask import Answer, Question
+    from policy.why.ask import Answer, Question, Sight
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _PATH = click.Path(path_type=Path)
@@ -152,11 +152,13 @@ def why(
 ) -> None:
     """Say whether PACKAGE's agent may do one thing, by its artefacts, and what to add when not. Status 3 for no."""
     from covenant.cli import looking
-    from policy.why import ask
+    from policy.why import ask, denied
 
     question = _question(connect, protocol, path, write, syscall, program, credential)
     looked = looking.package(package)
-    answer = ask.ask(question, _sight(looked, parent))
+    seen_from = sight(looked, parent)
+    answer = ask.ask(question, seen_from)
+    denial = None if answer.allowed else denied.of_question(question, seen_from)
     cause, where = _cause(looked, answer)
     if as_json:
         common.emit(
@@ -166,10 +168,13 @@ def why(
                 **answer.document(),
                 "cause": cause or None,
                 "where": where or None,
+                "denial": denial.id if denial else None,
             }
         )
     else:
         _say_answer(answer, " ".join(part for part in (where, cause) if part))
+        if denial is not None:
+            common.say(f"an agent that tries is refused as {denial.id}")
         looking.say_refusals(looked)
     if not answer.allowed:
         sys.exit(common.EXIT_NO)
@@ -215,7 +220,8 @@ def _destination(text: str) -> tuple[str, int]:
     return host.strip("[]").lower(), int(port)
 
 
-def _sight(looked: LookedPackage, parent: Path | None) -> Any:
+def sight(looked: LookedPackage, parent: Path | None) -> Sight:
+    """What there is to look at: a package's artefacts, and the ceilings of its role and of a parent."""
     from covenant.cli import looking
     from policy import data
     from policy.decompile import read

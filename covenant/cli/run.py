@@ -118,6 +118,10 @@ def _report(answer: Answer, *, as_json: bool) -> int:
     for line in answer.not_enforced:
         common.say(f"not enforced: {common.visible(line)}", err=True)
     common.remark_stderr(answer.stderr)
+    if answer.denials:
+        from covenant.cli import denials
+
+        denials.remark(answer.denials, answer.run_id)
     if answer.error is not None:
         if as_json:
             common.emit({**answer.error.to_json(), "run_id": answer.run_id, "policy_digest": answer.policy_digest})

@@ -52,7 +52,7 @@ def test_what_is_said_to_be_denied_is_denied(world: World, monkeypatch: pytest.M
     monkeypatch.setenv("COVENANT_HOME", str(world.home))
     there = world.ask(START + PROBE, more=MORE)
     package: Path = world.package({"main.py": ""}, name="asked", more=MORE)
-    sight = policy_questions._sight(looking.package(package), None)
+    sight = policy_questions.sight(looking.package(package), None)
     said = {
         "read": {path: ask.ask(files.Open(path), sight).allowed for path in PATHS},
         "write": {path: ask.ask(files.Open(path, True), sight).allowed for path in PATHS},

@@ -1,0 +1,197 @@
+"""A denial explained: what it means, the question that ``policy why`` would ask, and the lines that would allow it.
+
+A denial's words may come from an agent: a target that cannot be read as a question is shown and asked nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policy import denials, errors
+from policy.denials import Denial
+from policy.grants import addresses
+from policy.grants.access import PROTOCOLS, Protocol
+from policy.why import files, kernel, limit
+from policy.why.ask import Answer, Question, Sight, ask
+
+HTTPS: Final = 443
+# What each layer's codes mean, for people. A gate of another version may say more than stands here.
+MEANINGS: Final[Mapping[tuple[str, str], str]] = {
+    ("dns", "name_not_granted"): "no grant covers this name, so it was not resolved and the answer was NXDOMAIN",
+    ("dns", "rebinding"): "the name was answered with an address that no name may lead to, such as a private one",
+    ("dns", "type_refused"): "only A, AAAA and HTTPS are asked for an agent",
+    ("dns", "rate"): "there were more questions at once than the gate takes",
+    ("dns", "set_full"): "the name had led to more addresses than its set holds",
+    ("dns", "upstream"): "no resolver answered; nothing that is granted was refused",
+    ("dns", "malformed"): "what was sent to the resolver is no question that it takes",
+    ("sni", "sni_not_granted"): "the ClientHello names another server than a grant",
+    ("sni", "no_sni"): "the ClientHello names no server, so there is nothing to compare with a grant",
+    ("sni", "not_tls"): "what was sent is not TLS, and the grant is for TLS",
+    ("sni", "ech_present"): "the ClientHello hides the server that it wants (ECH), so it cannot be compared",
+    ("sni", "hello_too_long"): "the ClientHello is over 16 KiB",
+    ("sni", "hello_timeout"): "no whole ClientHello came in time",
+    ("sni", "malformed"): "the ClientHello cannot be read",
+    ("sni", "not_redirected"): "the gate was called directly, which no grant allows",
+    ("sni", "too_many_connections"): "there were more connections at once than the gate carries",
+    ("packet", denials.NOT_GRANTED): "no grant covers this destination, so the connection was refused",
+    ("packet", "gateway"): "this is the gateway itself, which has no doors but its gates",
+    ("packet", "protocol"): "grants are for tcp, tls and udp; no other protocol can be granted",
+    ("syscall", denials.NOT_GRANTED): "the filter answered EPERM",
+    ("path", denials.NOT_GRANTED): "the path is not in the agent's root, or not writable there",
+    ("exec", denials.NOT_GRANTED): "the program is not among those that may be started",
+    ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
+    ("time", "deadline"): "the agent was still running when this clock had run out",
+    ("time", "cpu_time"): "the agent had used up its processor time",
+}
+# A clock that stands in no manifest, and what to do about it.
+_CLOCKS: Final[Mapping[str, str]] = {
+    "timeout": "give `covenant run` a longer --timeout",
+    "parent": "the parent's own run had ended",
+    "expires_at": "the envelope had expired: sign again",
+}
+_BY_NAME: Final = "where the agent came by a name, grant the name: an address may be another's tomorrow"
+# `HOST:PORT/PROTOCOL` or `[ADDRESS]:PORT/PROTOCOL`, the latter two as far as they are known.
+_HOST_PORT = re.compile(
+    r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^\[\]:/]*))(?::(?P<port>[0-9]{1,5}))?(?:/(?P<protocol>[a-z0-9-]*))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """``answer`` is what ``policy why`` says of it today, None where no question can be asked; ``note`` what else
+    helps, or why no line would."""
+
+    denial: Denial
+    meaning: str
+    answer: Answer | None
+    note: str
+
+    @property
+    def add(self) -> tuple[str, ...]:
+        """The lines of agent.toml that would allow it."""
+        return () if self.answer is None else self.answer.add
+
+    def document(self) -> dict[str, Any]:
+        """As ``covenant denials --json`` prints it."""
+        return {
+            **words(self.denial),
+            "meaning": self.meaning,
+            "why": None if self.answer is None else self.answer.document(),
+            "add": list(self.add),
+            "note": self.note or None,
+        }
+
+
+def words(denial: Denial) -> dict[str, Any]:
+    """The denial itself as JSON."""
+    return {
+        "denial": denial.id,
+        "layer": denial.layer,
+        "target": denial.target,
+        "code": denial.code,
+        "grant": denial.grant,
+    }
+
+
+def meaning(denial: Denial) -> str:
+    """What it means, in a sentence."""
+    who = denials.LAYERS.get(denial.layer, "something that serves the run")
+    if denial.code == denials.REST_CODE:
+        return f"{who} refused more than is listed one by one"
+    return MEANINGS.get((denial.layer, denial.code), f"{who} refused it: {denial.code}")
+
+
+def explain(denial: Denial, sight: Sight) -> Explanation:
+    """What it means, and what of it an author or an operator can change."""
+    question = None if denial.grant is None else question_of(denial, sight)
+    answer = None
+    if question is not None:
+        try:
+            answer = ask(question, sight)
+        except errors.CovenantError:
+            # It names what cannot exist; whoever refused it did so for its own reasons.
+            question = None
+    return Explanation(denial, meaning(denial), answer, _note(denial, answer))
+
+
+def question_of(denial: Denial, sight: Sight) -> Question | None:
+    """What ``policy why`` would ask about it; None where there is no such question."""
+    ask_of = _QUESTIONS.get(denial.layer)
+    try:
+        return None if ask_of is None else ask_of(denial, sight)
+    except errors.CovenantError:
+        return None
+
+
+def of_question(question: Question, sight: Sight) -> Denial | None:
+    """The denial that meets an agent which does what was asked and may not; None where it cannot be told beforehand.
+
+    A name that a grant covers is answered, and what it leads to is not known before.
+    """
+    if not isinstance(question, kernel.Connect) or sight.found.reached.mode == "off":
+        return None
+    found = addresses.parse(question.host)
+    if found is None:
+        is_resolved = bool(sight.found.grants.network.to_name(question.host))
+        return None if is_resolved else Denial("dns", question.host.lower(), "name_not_granted")
+    host = str(next(addresses.blocks(*found)).network_address)
+    shown = f"[{host}]" if ":" in host else host
+    protocol = "udp" if question.protocol == "udp" else "tcp"
+    return Denial("packet", f"{shown}:{question.port}/{protocol}", denials.NOT_GRANTED)
+
+
+def _of_name(denial: Denial, sight: Sight) -> Question:
+    return kernel.Connect(denial.target.rstrip(".").lower(), HTTPS, "tls")
+
+
+def _of_hello(denial: Denial, sight: Sight) -> Question | None:
+    found = _HOST_PORT.fullmatch(denial.target)
+    if found is None or found["port"] is None:
+        return None
+    # A connection that is not TLS, or hides its server, passes where a grant does not look into it.
+    by: Protocol = "tls" if denial.code == "sni_not_granted" else "tcp"
+    return kernel.Connect(found["v6"] or found["host"], int(found["port"]), by)
+
+
+def _of_packet(denial: Denial, sight: Sight) -> Question | None:
+    found = _HOST_PORT.fullmatch(denial.target)
+    if found is None or found["port"] is None or found["protocol"] not in ("tcp", "udp"):
+        return None
+    host, port = found["v6"] or found["host"], int(found["port"])
+    if found["protocol"] == "udp":
+        return kernel.Connect(host, port, "udp")
+    return kernel.Connect(host, port, "tls" if port == HTTPS else "tcp")
+
+
+def _of_limit(denial: Denial, sight: Sight) -> Question | None:
+    return limit.Limit.more(denial.target, sight) if denial.target in limit.KEYS else None
+
+
+_QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
+    "dns": _of_name,
+    "sni": _of_hello,
+    "packet": _of_packet,
+    "syscall": lambda denial, sight: kernel.Call(denial.target),
+    "path": lambda denial, sight: files.Open(denial.target),
+    "exec": lambda denial, sight: files.Execute(denial.target),
+    **dict.fromkeys(("memory", "pids", "time", "disk"), _of_limit),
+}
+
+
+def _note(denial: Denial, answer: Answer | None) -> str:
+    if denial.layer == "time" and denial.target in _CLOCKS:
+        return _CLOCKS[denial.target]
+    if denial.code == denials.REST_CODE:
+        return f"a run's rows end at {denials.MAX_ROWS}; the first of them are listed"
+    if answer is not None and answer.allowed:
+        return "the package as it is now allows it: it was changed since this run"
+    if (denial.layer, denial.code) == ("packet", denials.NOT_GRANTED):
+        return _BY_NAME
+    if (denial.layer, denial.code) == ("dns", "name_not_granted"):
+        return f"written for HTTPS: another use has other ports, and protocol {' or '.join(PROTOCOLS)}"
+    if (denial.layer, denial.code) == ("dns", "rebinding"):
+        return "grant the address itself where that is meant: host = ADDRESS"
+    return "" if denial.grant is not None else "no line of agent.toml allows it"

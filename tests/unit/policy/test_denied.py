@@ -1,0 +1,144 @@
+"""A denial explained: the lines that are named do allow it, and what no line allows is said to be so."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy import denials
+from policy.decompile import read
+from policy.denials import Denial
+from policy.grants.effective import Effective
+from policy.why import ask, denied, files, kernel, limit
+from sandbox.network import dns_gate, tls_gate
+from tests.unit.policy.compile import sample
+
+ENTRIES = (("api.example.com", "[443]", "tls"), ("203.0.113.5", "[80]", "tcp"))
+
+
+def sight(*entries: tuple[str, str, str], network: str = "full", more: str = "", **given: Any) -> ask.Sight:
+    made = sample.manifest(network=network, more=sample.entries(*entries) + more, **given)
+    return ask.Sight(read.read(sample.compiled(made).files))
+
+
+FULL = sight(*ENTRIES)
+HTTPS = sight(("api.example.com", "[443]", "tls"), network="outbound-https-only")
+OFF = sight(network="off")
+
+
+def wanted(lines: tuple[str, ...]) -> Mapping[str, Any]:
+    return tomllib.loads("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("denial", "entry"),
+    [
+        (Denial("dns", "www.example.org", "name_not_granted"), ("www.example.org", 443, "tls")),
+        (Denial("dns", "WWW.example.org.", "name_not_granted"), ("www.example.org", 443, "tls")),
+        (Denial("sni", "www.example.org:8443/tls", "sni_not_granted"), ("www.example.org", 8443, "tls")),
+        (Denial("sni", "203.0.113.9:443/tls", "not_tls"), ("203.0.113.9", 443, "tcp")),
+        (Denial("sni", "[2606:4700::1]:443/tls", "no_sni"), ("2606:4700::1", 443, "tcp")),
+        (Denial("packet", "203.0.113.5:81/tcp", "not_granted"), ("203.0.113.5", 81, "tcp")),
+        (Denial("packet", "203.0.113.5:443/tcp", "not_granted"), ("203.0.113.5", 443, "tls")),
+        (Denial("packet", "[2606:4700::1]:443/udp", "not_granted"), ("2606:4700::1", 443, "udp")),
+        (Denial("packet", "10.0.0.1:5432/tcp", "not_granted"), ("10.0.0.1", 5432, "tcp")),
+    ],
+)
+def test_the_lines_to_add_allow_it(denial: Denial, entry: tuple[str, int, str]) -> None:
+    for before in (FULL, HTTPS, OFF):
+        found = denied.explain(denial, before)
+        assert found.answer is not None
+        assert not found.answer.allowed
+        added = wanted(found.add)
+        (line,) = added["permissions"]["network"]
+        assert (line["host"], line["ports"], line["protocol"]) == (entry[0], [entry[1]], entry[2])
+        mode = added.get("resources", {}).get("network", before.found.reached.mode)
+        entries = ENTRIES if before is FULL else ()
+        after = sight(*entries, (entry[0], f"[{entry[1]}]", entry[2]), network=mode)
+        again = denied.explain(denial, after)
+        assert again.answer is not None
+        assert again.answer.allowed
+        assert again.add == ()
+        assert "changed since" in again.note
+
+
+@pytest.mark.parametrize(
+    ("denial", "table", "key", "value"),
+    [
+        (Denial("memory", "memory_mb", "out_of_memory"), "resources", "memory_mb", 1024),
+        (Denial("time", "cpu_ms_per_task", "deadline"), "resources", "cpu_ms_per_task", 60_000),
+        (Denial("time", "cpu_time_ms", "cpu_time"), "resources", "cpu_time_ms", 1800),
+        (Denial("time", "ttl_seconds", "deadline"), "lifetime", "ttl_seconds", 20),
+        (Denial("pids", "pids_max", "not_granted"), "resources", "pids_max", 128),
+    ],
+)
+def test_a_ceiling_is_twice_as_high(denial: Denial, table: str, key: str, value: int) -> None:
+    found = denied.explain(denial, sight(resources="cpu_time_ms = 900", more="[lifetime]\nttl_seconds = 10\n"))
+    assert wanted(found.add) == {table: {key: value}}
+    assert denial.grant == f"{table}.{key}"
+
+
+@pytest.mark.parametrize(
+    ("denial", "note"),
+    [
+        (Denial("dns", "api.example.com", "rebinding"), "grant the address itself"),
+        (Denial("dns", "a.example.com", "rate"), "no line of agent.toml allows it"),
+        (Denial("sni", "api.example.com:443/tls", "ech_present"), "no line of agent.toml allows it"),
+        (Denial("packet", "203.0.113.5/icmp", "protocol"), "no line of agent.toml allows it"),
+        (Denial("packet", "192.0.0.1:22/tcp", "gateway"), "no line of agent.toml allows it"),
+        (Denial("time", "timeout", "deadline"), "--timeout"),
+        (Denial("packet", "", "not_listed"), "1000"),
+        (Denial("unknown", "x", "whatever"), "no line of agent.toml allows it"),
+    ],
+)
+def test_what_no_line_allows(denial: Denial, note: str) -> None:
+    found = denied.explain(denial, FULL)
+    assert (found.add, found.answer) == ((), None)
+    assert note in found.note
+
+
+def test_who_is_above_is_asked_as_well() -> None:
+    bounds = {"parent `boss`": Effective.bottom(), "role `all`": Effective.top()}
+    for denial in (Denial("dns", "a.example.org", "name_not_granted"), Denial("memory", "memory_mb", "out_of_memory")):
+        answer = denied.explain(denial, ask.Sight(FULL.found, bounds=bounds)).answer
+        assert answer is not None
+        assert answer.bounds == {"parent `boss`": False, "role `all`": True}
+
+
+def test_every_code_of_the_gates_has_its_words() -> None:
+    for layer, codes in (("dns", dns_gate.CODES), ("sni", tls_gate.CODES)):
+        assert {(layer, code) for code in codes} == {pair for pair in denied.MEANINGS if pair[0] == layer}
+    assert {layer for layer, _ in denied.MEANINGS} <= set(denials.LAYERS)
+
+
+def test_why_gives_the_name_that_the_log_has() -> None:
+    for question, denial in (
+        (kernel.Connect("www.example.org", 443), Denial("dns", "www.example.org", "name_not_granted")),
+        (kernel.Connect("203.0.113.5", 81), Denial("packet", "203.0.113.5:81/tcp", "not_granted")),
+        (kernel.Connect("::ffff:203.0.113.5", 81, "udp"), Denial("packet", "203.0.113.5:81/udp", "not_granted")),
+        (kernel.Connect("2606:4700::1", 443, "tls"), Denial("packet", "[2606:4700::1]:443/tcp", "not_granted")),
+        # What it leads to is not known beforehand.
+        (kernel.Connect("api.example.com", 80), None),
+        (kernel.Call("ptrace"), None),
+        (files.Open("/etc/passwd"), None),
+    ):
+        assert denied.of_question(question, FULL) == denial
+    assert denied.of_question(kernel.Connect("203.0.113.5", 81), OFF) is None
+
+
+@given(st.sampled_from([*denials.LAYERS, "x"]), st.text(max_size=40), st.sampled_from([*denied.MEANINGS]))
+def test_any_target_is_explained_without_an_error(layer: str, target: str, known: tuple[str, str]) -> None:
+    for one in (Denial(layer, target, known[1]), Denial(known[0], target, known[1])):
+        found = denied.explain(one, FULL)
+        assert found.meaning
+        assert found.document()["denial"] == one.id
+
+
+def test_a_ceiling_that_is_not_there_is_no_refusal() -> None:
+    answer = ask.ask(limit.Limit("net_bps", 10**9), FULL)
+    assert (answer.allowed, answer.add) == (True, ())
