@@ -14,12 +14,16 @@ import os
 import selectors
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sandbox.kernel import netns
+from tests.kernel import scripted_resolver, tls_servers
+from tests.kernel.scripted_resolver import Resolver
 from tests.kernel.world import World
 
 T = TypeVar("T")
@@ -32,8 +36,19 @@ PRIVATE = ("10.8.8.8", "192.168.7.7", "172.16.7.7", "100.64.7.7", "203.0.113.5",
 METADATA = "169.254.169.254"
 PUBLIC6 = ("2606:4700::1111", "2606:4700::2222")
 PRIVATE6 = ("fd00:9::9", "fe80:9::9")
+# What the world's resolver knows to begin with; a test may change its zone.
+ZONE = {
+    ("api.example.com", "A"): ["93.184.216.34"],
+    ("api.example.com", "AAAA"): ["2606:4700::1111"],
+    ("www.example.com", "CNAME"): ["edge.example.net."],
+    ("edge.example.net", "A"): ["93.184.216.35"],
+    ("other.example.com", "A"): ["9.9.9.9"],
+    ("rebind.example.com", "A"): ["10.8.8.8"],
+    ("metadata.example.com", "A"): [METADATA],
+}
+NAMES = ("*.example.com", "*.example.net")
 # Ports of the world with a listener on every address, and of the host.
-TCP_PORTS, UDP_PORTS = (22, 80, 443, 5432, 8443), (53, 123, 443)
+TCP_PORTS, UDP_PORTS, TLS_PORT = (22, 80, 5432, 8443), (123, 443), 443
 LOOPBACK_PORT, HOST_PORT = 7001, 7002
 
 _HOST_LINKS = f"""
@@ -106,8 +121,8 @@ class Servers:
         taken, peer = sock.accept()
         taken.setblocking(False)
         server.seen.append(peer[0])
-        taken.send(f"{server.name} {peer[0]}\n".encode())
         self._selector.register(taken, selectors.EVENT_READ, (self._echo, server))
+        taken.send(f"{server.name} {peer[0]}\n".encode())
 
     def _echo(self, sock: socket.socket, server: Server) -> None:
         try:
@@ -129,7 +144,12 @@ class Servers:
 
 
 class Internet:
-    """Made by ``made``. ``within`` runs a call in ``host`` or ``world``; ``world`` makes a World that runs there."""
+    """Made by ``made``. ``resolver`` answers at RESOLVER, ``tls`` on every address; ``certificate`` is what it shows,
+    as PEM. ``named`` are the host's own services."""
+
+    resolver: Resolver
+    tls: tls_servers.Server
+    certificate: str
 
     def __init__(self, spaces: Mapping[str, int], servers: Servers) -> None:
         self.spaces, self.servers = spaces, servers
@@ -150,6 +170,10 @@ class Internet:
 
     def listen(self, role: str, host: str, port: int, *, udp: bool = False, name: str = "") -> Server:
         """A server on an address of that namespace."""
+        return self.servers.add(self.bound(role, host, port, udp=udp), Server(name or f"{role}:{port}", port))
+
+    def bound(self, role: str, host: str, port: int, *, udp: bool = False) -> socket.socket:
+        """A socket there, listening for TCP; the caller closes it."""
 
         def make() -> socket.socket:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -162,7 +186,7 @@ class Internet:
                 made.listen(256)
             return made
 
-        return self.servers.add(self.within(role, make), Server(name or f"{role}:{port}", port))
+        return self.within(role, make)
 
     def leftovers(self) -> list[str]:
         """What runs left on the host: devices, tables, settings."""
@@ -207,6 +231,15 @@ def made() -> Iterator[Internet]:
         own += [f"address add {a}/128 dev lo nodad" for a in (*PUBLIC6, *PRIVATE6)]
         net.run("world", "ip", "-batch", "-", given=_WORLD_LINKS + "\n".join(own))
         _serve(net)
+        with tempfile.TemporaryDirectory() as folder:
+            certificates = tls_servers.Certificates(Path(folder), *NAMES)
+            net.certificate = "-----BEGIN CERT" + certificates.path.read_text().partition("-----BEGIN CERT")[2]
+            context = certificates.server()
+        listeners = [net.bound("world", host, TLS_PORT) for host in ("0.0.0.0", "::")]
+        net.tls = stack.enter_context(tls_servers.serving(context, *listeners))
+        net.resolver = stack.enter_context(
+            scripted_resolver.serving(Resolver(dict(ZONE)), RESOLVER, lambda call: net.within("world", call))
+        )
         yield net
 
 
@@ -214,7 +247,7 @@ def _serve(net: Internet) -> None:
     for host in ("0.0.0.0", "::"):
         for port in TCP_PORTS:
             net.listen("world", host, port)
-        for port in UDP_PORTS[1:]:
+        for port in UDP_PORTS:
             net.listen("world", host, port, udp=True)
         net.named[f"host {host}"] = net.listen("host", host, HOST_PORT)
     for host in ("127.0.0.1", "::1"):
@@ -266,6 +299,32 @@ def udp(host, port, wait=10, data=b"ask"):
 """
 
 
+# The certificate lies in the agent's package. Gives the server's word, or what went wrong.
+TLS_PROBE = """
+import ssl
+def tls(name, host=None, port=443, wait=10):
+    context = ssl.create_default_context(cafile="/workspace/ca.pem")
+    try:
+        with socket.create_connection((host or name, port), timeout=wait) as plain:
+            with context.wrap_socket(plain, server_hostname=name) as secure:
+                secure.sendall(b"name\\n")
+                return secure.recv(200).decode()
+    except socket.gaierror as e:
+        return "gaierror"
+    except ssl.SSLError as e:
+        return "ssl " + str(e.reason)
+    except TimeoutError:
+        return "silence"
+    except OSError as e:
+        return errno.errorcode.get(e.errno or 0, str(e))
+def resolve(name):
+    try:
+        return sorted({a[4][0] for a in socket.getaddrinfo(name, 80, type=socket.SOCK_STREAM)})
+    except socket.gaierror as e:
+        return "gaierror %d" % e.errno
+"""
+
+
 def probes(calls: Sequence[str]) -> str:
     """Agent code that answers with the values of these expressions, in order."""
-    return PROBES + "answer = [" + ", ".join(calls) + "]\n"
+    return PROBES + TLS_PROBE + "answer = [" + ", ".join(calls) + "]\n"

@@ -113,10 +113,17 @@ class World:
             return supervisor.run(Request(package.read(path), text, self.issuer, package_name=str(path), **request))
 
     def run_code(
-        self, code: str, text: str = "hi", *, request: Mapping[str, Any] | None = None, **fields: Any
+        self,
+        code: str,
+        text: str = "hi",
+        *,
+        request: Mapping[str, Any] | None = None,
+        files: Mapping[str, str] | None = None,
+        **fields: Any,
     ) -> Answer:
-        """Write, sign and run a python agent with this code."""
-        return self.run(self.sign(self.package({"main.py": code}, **fields)), text, **(request or {}))
+        """Write, sign and run a python agent with this code, and ``files`` beside it."""
+        package = self.package({"main.py": code, **(files or {})}, **fields)
+        return self.run(self.sign(package), text, **(request or {}))
 
     def ask(self, code: str, **fields: Any) -> Any:
         """What ``code`` put into ``answer``; fails the test when the run failed."""
