@@ -107,12 +107,14 @@ class Broker:
 
     def _change(self, ttl: int, patterns: int, count: int, rest: bytes) -> list[tuple[str, bytes]] | None:
         """The (set, address) pairs of an ADD; None when it is none that an honest gate asks for."""
+        if patterns > broker_wire.PATTERNS or count > broker_wire.ADDRESSES or not self._least <= ttl <= self._most:
+            return None
         named = broker_wire.patterns_of(rest, patterns)
-        if named is None or not self._least <= ttl <= self._most:
+        if named is None:
             return None
         numbers, rest = named
         packed = broker_wire.addresses_of(rest, count)
-        if not packed:
+        if not packed or len(set(numbers)) != len(numbers):
             return None
         pairs: list[tuple[str, bytes]] = []
         for number in numbers:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 ADD, UDP, TCP = 1, 2, 3
 DONE, FULL, FAILED = 0, 1, 2
 MESSAGE_BYTES = 4096
+# A name of 127 labels is covered by so many patterns, and an answer has no more addresses than dns_wire.RECORDS.
+PATTERNS, ADDRESSES = 128, 32
 # operation, id, time to live in seconds or number of the resolver, how many patterns, how many addresses
 HEADER = struct.Struct("!BIIHH")
 REPLY = struct.Struct("!IB")  # id, status; with a descriptor when it is DONE and a socket was asked for

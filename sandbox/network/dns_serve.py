@@ -20,6 +20,7 @@ sys.modules.setdefault("importlib.metadata", types.ModuleType("importlib.metadat
 
 from sandbox.network import broker_wire, dns_names, dns_wire  # noqa: E402
 from sandbox.network.dns_loop import READ, Loop  # noqa: E402
+from sandbox.network.dns_service import Service  # noqa: E402
 from sandbox.network.dns_upstream import TOTAL_SECONDS, Broker, Upstream, UpstreamError  # noqa: E402
 from sandbox.network.gate_main import Gate  # noqa: E402
 
@@ -221,7 +222,7 @@ class Server:
             if status != broker_wire.DONE:
                 raise _Refused(dns_wire.SERVFAIL, "set_full" if status == broker_wire.FULL else "upstream")
 
-    def _leads(self, service: dns_wire.Service, host: str) -> bool:
+    def _leads(self, service: Service, host: str) -> bool:
         """Whether the agent may follow an HTTPS record to its target."""
         return service.target in ("", host) or bool(self._patterns.covering(service.target))
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import dns.exception
 import dns.name
+
+from sandbox.network import dns_service
+from sandbox.network.dns_service import Service
 
 A, CNAME, SOA, AAAA, OPT, HTTPS = 1, 5, 6, 28, 41, 65
 TYPES = {"A": A, "AAAA": AAAA, "HTTPS": HTTPS}
@@ -26,18 +29,15 @@ PLAIN_BYTES = 512  # without EDNS (RFC 1035)
 QUERY_BYTES = 512
 # Addresses or HTTPS records of one answer that are passed on.
 RECORDS = 32
-_HTTPS_BYTES = 1024
 _RECORDS_READ = 256
 
 _HEADER = struct.Struct("!HHHHHH")
 _QUESTION = struct.Struct("!HH")
 _RECORD = struct.Struct("!HHIH")
-_PRIORITY, _PARAM = struct.Struct("!H"), struct.Struct("!HH")
+_PRIORITY = struct.Struct("!H")
 _QR, _AA, _TC, _RD, _RA = 0x8000, 0x0400, 0x0200, 0x0100, 0x0080
 _OPCODE, _RCODE = 0x7800, 0x000F
 _TO_QUESTION = b"\xc0\x0c"
-# SvcParamKeys (RFC 9460, 14.3.2; ech: RFC 9849)
-_MANDATORY, _IPV4HINT, _ECH, _IPV6HINT = 0, 4, 5, 6
 
 _LABEL = re.compile(rb"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(rb"[0-9]+|0x[0-9a-f]*")
@@ -72,18 +72,6 @@ class Query:
     def shown(self) -> str:
         """The name for people: what is not plain ASCII is escaped."""
         return self.host or self.name.to_text(omit_final_dot=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """An HTTPS record: ``hints`` are the packed addresses in it, ``data`` its bytes without them and without ECH.
-
-    ``data`` is None where the record makes no sense without what was taken out.
-    """
-
-    target: str
-    hints: tuple[bytes, ...]
-    data: Callable[[Sequence[bytes]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,49 +268,17 @@ def _read(records: Sequence[_Record], rcode: int, *, truncated: bool, name: str,
 
 
 def _service(reader: _Reader) -> Service | None:
-    """An HTTPS record; None for one that is of no use without ECH, or that only names another name."""
-    if reader.left > _HTTPS_BYTES:
-        return None
     (priority,) = reader.unpack(_PRIORITY)
     target = reader.name()
-    params: list[tuple[int, bytes]] = []
-    while reader.left:
-        key, length = reader.unpack(_PARAM)
-        if params and key <= params[-1][0]:
-            raise ValueError("keys of an HTTPS record out of order")
-        params.append((key, reader.take(length)))
-    known = dict(params)
-    hints = (*_split(known.get(_IPV4HINT, b""), 4), *_split(known.get(_IPV6HINT, b""), 16))
-    mandatory = _split(known.get(_MANDATORY, b""), 2)
-    taken = {_PRIORITY.pack(key) for key in (_ECH, _IPV4HINT, _IPV6HINT)}
-    if not priority or taken.intersection(mandatory):
+    own = target.labels == (b"",)
+    plain = "" if own else host(target)
+    if plain is None:
         return None
-    own = b"" if target.labels == (b"",) else target
-    if own and host(target) is None:
-        return None
-
-    def data(kept: Sequence[bytes]) -> bytes:
-        left = dict(known)
-        left.pop(_ECH, None)
-        for key, size in ((_IPV4HINT, 4), (_IPV6HINT, 16)):
-            left.pop(key, None)
-            packed = b"".join(hint for hint in kept if len(hint) == size)
-            if packed:
-                left[key] = packed
-        body = b"".join(_PARAM.pack(key, len(left[key])) + left[key] for key in sorted(left))
-        return _PRIORITY.pack(priority) + _uncompressed(target) + body
-
-    return Service("" if not own else host(target) or "", hints, data)
+    return dns_service.read(priority, plain, _uncompressed(target), reader.take(reader.left))
 
 
 def _uncompressed(name: dns.name.Name) -> bytes:
     return b"".join(bytes([len(label)]) + label for label in name.labels)
-
-
-def _split(value: bytes, size: int) -> tuple[bytes, ...]:
-    if len(value) % size:
-        raise ValueError("a list in an HTTPS record has a part too many")
-    return tuple(value[at : at + size] for at in range(0, len(value), size))
 
 
 def reply(query: Query, rcode: int, *, data: Sequence[bytes] = (), ttl: int = 0, room: int = 65535) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz import (
     answer_targets,
     artefact_targets,
+    dns_targets,
     hello_targets,
     manifest_targets,
     runtime_targets,
@@ -19,6 +20,7 @@ ALL: tuple[Target, ...] = (
     *runtime_targets.TARGETS,
     *answer_targets.TARGETS,
     *artefact_targets.TARGETS,
+    *dns_targets.TARGETS,
     *hello_targets.TARGETS,
     *tool_targets.TARGETS,
 )

@@ -1,0 +1,54 @@
+"""Which resolvers are asked."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from policy import errors
+from sandbox import config
+from sandbox.network import resolvers
+
+STATE = pathlib.Path("/nowhere")
+
+
+def parsed(text: str) -> config.Config:
+    """The configuration in ``text``."""
+    return config.parse(text.encode(), file="config.toml", state=STATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("nameserver 192.0.2.1\n", ("192.0.2.1",)),
+        ("# nameserver 192.0.2.9\nnameserver 192.0.2.1 # one\n;nameserver 192.0.2.8\n", ("192.0.2.1",)),
+        ("nameserver\t2001:db8::1\nnameserver fe80::1%eth0\n", ("2001:db8::1", "fe80::1%eth0")),
+        ("nameserver 192.0.2.1\nnameserver 192.0.2.1\n", ("192.0.2.1",)),
+        ("search example.com\nnameserver resolver.example\nnameservers 192.0.2.1\nnameserver\n", ()),
+        ("", ()),
+    ],
+)
+def test_the_hosts_file(text: str, found: tuple[str, ...]) -> None:
+    assert resolvers.nameservers(text) == found
+
+
+def test_the_operators_come_first(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text("nameserver 192.0.2.1\n" * 2 + "nameserver 192.0.2.2\nnameserver 192.0.2.3\nnameserver 192.0.2.4\n")
+    assert resolvers.of(parsed(""), hosts_file=file) == ("192.0.2.1", "192.0.2.2", "192.0.2.3")
+    assert resolvers.of(parsed('resolvers = ["192.0.2.7"]'), hosts_file=file) == ("192.0.2.7",)
+
+
+def test_none_at_all_is_an_error(tmp_path: pathlib.Path) -> None:
+    for file in (tmp_path / "missing", tmp_path / "empty"):
+        if file.name == "empty":
+            file.write_text("options edns0\n")
+        with pytest.raises(errors.HostError, match="names no resolver"):
+            resolvers.of(parsed(""), hosts_file=file)
+
+
+@pytest.mark.parametrize("text", ['resolvers = ["resolver.example"]', 'resolvers = "192.0.2.1"', "resolvers = [1]"])
+def test_a_resolver_is_an_address(text: str) -> None:
+    with pytest.raises(errors.ConfigError, match="resolvers"):
+        parsed(text)
