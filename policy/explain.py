@@ -158,7 +158,7 @@ def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> N
 
 
 def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    closed("mounts.json", plan, {"version", "root", "mounts"})
+    closed("mounts.json", plan, {"version", "rooms", "root", "mounts"})
     closed("root of mounts.json", plan["root"], {"readonly", "closures", "mount_points"})
     points = [{"path": mount["destination"], "kind": mount["kind"]} for mount in plan["mounts"]]
     if plan["root"]["mount_points"] != points:
@@ -171,7 +171,8 @@ def _mounts(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for mount in plan["mounts"]:
         closed("a mount of mounts.json", mount, _MOUNT_KEYS)
         options = ",".join(mount["options"])
-        yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}"
+        room = f", {plan['rooms'][mount['destination']]} MiB at most" if mount["destination"] in plan["rooms"] else ""
+        yield f"mounts.json:{mount['destination']}", f"{mount['type']} of {mount['source']}, {options}{room}"
 
 
 def _filter(artefacts: Artefacts) -> Iterator[tuple[str, str]]:

@@ -90,10 +90,16 @@ class RunscFacts:
 
 @dataclass(frozen=True, slots=True)
 class GrantedPath:
-    """A granted host path as it was found: resolved without symlinks, component by component."""
+    """A granted host path as it was found: resolved without symlinks, component by component.
+
+    ``room_mb`` is what can be written there at most, by whomever, in MiB: the size of the file system of its own that
+    is mounted there. It is 0 where nothing bounds that, and for a path that is only read; ``unbounded`` says why.
+    """
 
     path: str
     kind: Literal["file", "dir"]
+    room_mb: int = 0
+    unbounded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,6 @@ class HostFacts:
     pids_free: int
     cgroup: CgroupFacts
     runsc: RunscFacts | None
-    project_quota: bool = False
     runtimes: Mapping[str, Closure] = field(default_factory=dict)
     executables: Mapping[str, Closure] = field(default_factory=dict)
     granted: Mapping[str, GrantedPath] = field(default_factory=dict)

@@ -26,7 +26,8 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox import attest_processes, memo, package
+from sandbox import attest_network, attest_processes, memo, package
+from sandbox.attest_network import Network, Seen
 from sandbox.attest_processes import Family
 from sandbox.kernel import cgroupfs, libc, readback, readback_filter
 from sandbox.kernel.readback import Binary, Name
@@ -39,7 +40,7 @@ FILTERS = "host-filters.json"
 _LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
 # An operator who is only to be told is told this often at most in one run.
 _MOST_ALARMS = 100
-_BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package")
+_BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network")
 _BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 
 
@@ -63,10 +64,12 @@ class Made:
     limits: Mapping[str, str]
     mounts: Mapping[str, tuple[int, int]]
     package: str
+    network: Network | None = None
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
-        memo.write(directory / RECORD, {"version": 1, **asdict(self)})
+        network = None if self.network is None else self.network.to_json()
+        memo.write(directory / RECORD, {"version": 1, **asdict(self), "network": network})
 
     @classmethod
     def read(cls, directory: Path) -> Made | None:
@@ -74,8 +77,13 @@ class Made:
         found = memo.read(directory / RECORD)
         if found is None or found.pop("version", None) != 1:
             return None
-        runner, mounts = Name(**found.pop("runner")), found.pop("mounts")
-        return cls(runner=runner, mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()}, **found)
+        runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
+        return cls(
+            runner=runner,
+            mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
+            network=None if network is None else Network.from_json(network),
+            **found,
+        )
 
     @property
     def places(self) -> dict[str, str]:
@@ -90,6 +98,7 @@ class Known:
     digests: dict[Binary, str] = field(default_factory=dict)
     filters: dict[Name, tuple[str, ...] | None] = field(default_factory=dict)
     packages: dict[str, tuple[object, str]] = field(default_factory=dict)
+    network: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +115,20 @@ class Report:
         return not self.gone and all(layer.holds for layer in self.layers)
 
 
-def examine(made: Made, artefacts: Artefacts, known: Known, *, filters: Path) -> Report:
-    """Look at a run once. ``filters`` is where the digests of runsc's own filters are remembered, by its binary."""
+def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> Report:
+    """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads."""
     gone = Report(made.run_id, (), gone=True)
     found = attest_processes.family(made.runner)
     if found is None:
         return gone
     try:
         readout = _readout(made, artefacts, found, known)
-        beside = list(_beside(made, artefacts, found, known, readout, filters))
+        beside = list(_beside(made, artefacts, found, known, readout, state))
     except (FileNotFoundError, ProcessLookupError):
         return gone
+    except (OSError, errors.CovenantError) as e:
+        failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
+        return Report(made.run_id, (failed,)) if attest_processes.still_there(found) else gone
     layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
     layers |= {name: Layer(name, Standing.EQUAL) for name in _BESIDE if name not in layers}
     for layer in beside:
@@ -127,14 +139,22 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, filters: Path) ->
 
 
 def _beside(
-    made: Made, artefacts: Artefacts, found: Family, known: Known, readout: Readout, filters: Path
+    made: Made, artefacts: Artefacts, found: Family, known: Known, readout: Readout, state: Path
 ) -> Iterator[Layer]:
-    """(1), (2), (3), (5): what no artefact has a word for."""
-    expected = attest_processes.Expected(made.places, made.memberships)
+    """(1), (2), (3), (5), (6): what no artefact has a word for."""
+    expected = _expected(made)
     yield from attest_processes.judge(found, expected, _members(made))
-    yield from _filters(found, known, readout, filters)
+    yield from _filters(found, known, readout, state / "closures" / FILTERS)
     yield from _identities(made, found)
     yield from _package(made, artefacts, known)
+    if made.network is not None:
+        family = {one.name.pid for one in found.all()}
+        yield from attest_network.judge(made.network, known.network, state=state, family=family)
+
+
+def _expected(made: Made) -> attest_processes.Expected:
+    inode = None if made.network is None else made.network.agent.inode
+    return attest_processes.Expected(made.places, made.memberships, inode)
 
 
 def _members(made: Made) -> dict[str, set[int]]:
@@ -149,7 +169,7 @@ def _members(made: Made) -> dict[str, set[int]]:
 
 
 def _readout(made: Made, artefacts: Artefacts, found: Family, known: Known) -> Readout:
-    expected = attest_processes.Expected(made.places, made.memberships)
+    expected = _expected(made)
     return Readout(
         run_id=made.run_id,
         uid=made.uid,
@@ -159,6 +179,7 @@ def _readout(made: Made, artefacts: Artefacts, found: Family, known: Known) -> R
         cgroup_version=made.cgroup_version,
         limits=dict(_limits(made, artefacts)),
         mounts={mount.place: mount.options for mount in _mounts(found)},
+        firewall=None if made.network is None else attest_network.firewall(made.network, known.network),
     )
 
 
@@ -267,12 +288,12 @@ class Attestor:
         made: Made,
         artefacts: Artefacts,
         *,
-        filters: Path,
+        state: Path,
         seconds: float,
         alarm: bool,
         drifted: Callable[[Layer], None],
     ) -> None:
-        self._made, self._artefacts, self._filters = made, artefacts, filters
+        self._made, self._artefacts, self._state = made, artefacts, state
         self._seconds, self._alarm, self._drifted = seconds, alarm, drifted
         self._known = Known()
         self._started = False
@@ -290,7 +311,7 @@ class Attestor:
     def _look(self) -> Outcome:
         if not self._started:
             return None
-        report = examine(self._made, self._artefacts, self._known, filters=self._filters)
+        report = examine(self._made, self._artefacts, self._known, state=self._state)
         if not report.gone:
             self._missing = 0.0
             return self._judge([layer for layer in report.layers if not layer.holds])

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 from policy import errors
 from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
 from policy.rules import never as rule
+from sandbox import room
 
 _NO_TABLE = NeverGrantable(0, {}, {})
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,12 +28,17 @@ KERNEL_FILESYSTEMS = frozenset(
 
 
 def open_granted(
-    path: str, *, owners: Collection[int] = (), never: Mapping[str, str] | None = None, where: str = ""
+    path: str,
+    *,
+    owners: Collection[int] = (),
+    never: Mapping[str, str] | None = None,
+    where: str = "",
+    writing: bool = False,
 ) -> tuple[int, GrantedPath]:
     """An O_PATH descriptor of a granted file or directory, and the fact; the descriptor is the caller's.
 
     ``owners`` are uids trusted besides 0; ``never`` maps a path to the reason why it, what lies in it and what
-    contains it is never granted; ``where`` stands in errors.
+    contains it is never granted; ``where`` stands in errors. For ``writing`` the fact says how much can be written.
 
     Raises:
         errors.GrantedPathError: the path cannot be granted on this host.
@@ -55,16 +62,23 @@ def open_granted(
         filesystem = _filesystem_of(info.st_dev)
         if filesystem in KERNEL_FILESYSTEMS:
             raise errors.GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
-        return os.dup(fd), GrantedPath(path, "dir" if stat.S_ISDIR(info.st_mode) else "file")
+        bound = room.of(fd, path) if writing else room.Room()
+        kind: Literal["dir", "file"] = "dir" if stat.S_ISDIR(info.st_mode) else "file"
+        return os.dup(fd), GrantedPath(path, kind, bound.mb, bound.lacking)
     finally:
         os.close(fd)
 
 
 def look_up(
-    path: str, *, owners: Collection[int] = (), never: Mapping[str, str] | None = None, where: str = ""
+    path: str,
+    *,
+    owners: Collection[int] = (),
+    never: Mapping[str, str] | None = None,
+    where: str = "",
+    writing: bool = False,
 ) -> GrantedPath:
     """As ``open_granted``, for the fact alone."""
-    fd, fact = open_granted(path, owners=owners, never=never, where=where)
+    fd, fact = open_granted(path, owners=owners, never=never, where=where, writing=writing)
     os.close(fd)
     return fact
 

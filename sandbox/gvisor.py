@@ -17,7 +17,7 @@ from policy import denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
-from sandbox import attest
+from sandbox import attest, attest_network
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, network_of, remove
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, trace
@@ -45,7 +45,8 @@ PACKAGE = "/workspace"
 @dataclass(frozen=True, slots=True)
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
-    to be mounted there; the descriptors stay the caller's. ``label`` says whose run it is (bundle.live_labels);
+    to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
+    see (sandbox.runsc_network). ``label`` says whose run it is (bundle.live_labels);
     ``claim`` is called once others can see it, and raises when the run may not go on beside theirs. ``denied`` is told
     of everything that was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` are looked
     at while the run lasts; ``disks`` are those that its limits of input and output are about."""
@@ -54,6 +55,7 @@ class Job:
     artefacts: Artefacts
     runsc_path: str
     rootfs: Path
+    covered: Sequence[str]
     sources: Mapping[str, int]
     intent: bytes
     limits: Limits
@@ -84,10 +86,12 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         directory.write_config(compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid))
         mounts = _mounts(job, directory, stack, uid)
         gate = _gateway(job, directory, stack)
+        # Before runsc takes the addresses over: then it may have less than this, and never more.
+        network = None if gate is None else _network(job, gate)
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
         child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, started.config, gate)))
-        attestor = _attestor(job, directory, leaf, limits, child, uid)
+        attestor = _attestor(job, directory, leaf, limits, child, uid, network)
         exchange = Exchange(_channel(job, directory, leaf, child, started, attestor, gate), job.intent, job.limits)
         exchange.run()
         status = child.reap()
@@ -171,9 +175,7 @@ def _gateway(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> 
     if job.artefacts.json("network.json")["mode"] == "off":
         return None
     return stack.enter_context(
-        gateway.opened(
-            job.artefacts, job.run_id, config=job.config, note=directory.note_network, denied=job.denied
-        )
+        gateway.opened(job.artefacts, job.run_id, config=job.config, note=directory.note_network, denied=job.denied)
     )
 
 
@@ -199,12 +201,22 @@ def _launch(
         join_files=leaf.join_files(),
         mounts=mounts,
         network=None if gate is None else gate.spaces.agent,
-        covered=() if gate is None else gate.covered,
+        covered=job.covered,
     )
 
 
+def _network(job: Job, gate: gateway.Gateway) -> attest_network.Network:
+    return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=trusted_binary(job.config.nft))
+
+
 def _attestor(
-    job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf, limits: list[cgroupfs.Limit], child: process.Child, uid: int
+    job: Job,
+    directory: RunDirectory,
+    leaf: cgroupfs.Leaf,
+    limits: list[cgroupfs.Limit],
+    child: process.Child,
+    uid: int,
+    network: attest_network.Network | None,
 ) -> attest.Attestor | None:
     """What was made for this run, written down for whoever attests it, and the one that does so while it lasts."""
     controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
@@ -230,13 +242,14 @@ def _attestor(
         limits={limit.file: limit.value for limit in limits},
         mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
         package=package,
+        network=network,
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)
     return attest.Attestor(
         made,
         job.artefacts,
-        filters=job.config.state / "closures" / attest.FILTERS,
+        state=job.config.state,
         seconds=job.config.attest_seconds,
         alarm=job.config.on_drift == "alarm",
         drifted=job.drifted,

@@ -46,8 +46,6 @@ def probe(config: Config) -> HostFacts:
             pids_free=_pids_free(),
             cgroup=cgroup_facts(),
             runsc=_usable_runsc(config),
-            # Honest until it is probed: a project quota is what write grants need, and they are refused without.
-            project_quota=False,
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
@@ -81,7 +79,9 @@ def for_manifest(
             asked = {path: asked.get(path, "") for path in getattr(effective.filesystem, table)}
         for path, index in asked.items():
             where = manifest.where(f"permissions.filesystem.{table}{index}")
-            found[path] = granted.look_up(path, owners=config.path_owners, never=trees, where=where)
+            found[path] = granted.look_up(
+                path, owners=config.path_owners, never=trees, where=where, writing=table == "write"
+            )
     programs: dict[str, Closure] = {}
     for i, entry in enumerate(permissions.executables.allow):
         where = manifest.where(f"permissions.executables.allow[{i}]")

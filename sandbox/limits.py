@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from policy import errors
+from sandbox.kernel import filesystems
 from sandbox.runner import Round
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
@@ -51,3 +52,33 @@ class CpuTime:
     def _wait(self) -> float:
         left = self.limit_ms / 1000 - self._used_us / 1e6
         return max(SHORTEST_SECONDS, left / self.cores)
+
+
+DEVICE = "$DEVICE"
+
+
+def devices(places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """The disks, ``major:minor``, that hold what a run reads and writes: paths with their open descriptors.
+
+    Raises:
+        errors.NotEnforceableError: something lies on no disk that io.max could bound.
+    """
+    found: set[str] = set()
+    for path, fd in places:
+        mount = filesystems.mount_of(fd)
+        disk = filesystems.whole_disk(mount.device)
+        if disk is None:
+            raise errors.NotEnforceableError(
+                f"io limits cannot be held: `{path}` lies on {mount.kind}, which is no one block device",
+                hint="take the resources.io_* limits out, or keep it on ext4 or xfs",
+                grant="resources.io",
+            )
+        found.add(disk)
+    return tuple(sorted(found))
+
+
+def on_devices(value: str, disks: Iterable[str]) -> str:
+    """A line of cgroup.json about ``$DEVICE`` as a line for each disk; any other value as it is."""
+    if not value.startswith(f"{DEVICE} "):
+        return value
+    return "\n".join(value.replace(DEVICE, disk, 1) for disk in disks)

@@ -12,7 +12,7 @@ from policy import decide, denials, errors
 from policy.host import Closure, HostFacts
 from policy.package import Package
 from policy.prove import live
-from sandbox import durable, granted, gvisor, host, limits
+from sandbox import durable, granted, gvisor, host, limits, runsc_network
 from sandbox.config import Config
 from sandbox.network import addresses
 from sandbox.rootfs import Skeletons
@@ -84,11 +84,13 @@ def job(
         stack.callback(os.close, root)
         disks = limits.devices([("/", root), *sources.items()])
     assert facts.runsc is not None
+    networked = decision.artefacts.json("network.json")["mode"] != "off"
     return gvisor.Job(
         run_id=order.run_id,
         artefacts=decision.artefacts,
         runsc_path=facts.runsc.path,
         rootfs=rootfs,
+        covered=runsc_network.covered(config, facts) if networked else (),
         sources=sources,
         intent=order.intent,
         limits=order.limits,

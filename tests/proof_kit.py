@@ -98,9 +98,9 @@ class Documents:
 
 
 def host(**changes: Any) -> HostFacts:
-    """The machine of the compilers' tests, with a pinned grep, node, a program of a package, and a project quota."""
+    """The machine of the compilers' tests, with a pinned grep, node, a program of a package, and room at each path."""
     grep = Closure("/usr/bin/grep", "/usr/bin/grep", (ClosureFile("/usr/bin/grep", "file", 0o755, 9, PIN),))
-    base = sample.host()
+    base = sample.host(room_mb=8)
     facts = replace(
         base,
         executables={**base.executables, "/usr/bin/grep": grep},
@@ -110,7 +110,6 @@ def host(**changes: Any) -> HostFacts:
             "rust-bin": Closure("rust-bin", "", ()),
         },
         granted={**base.granted, "/opt/file": GrantedPath("/opt/file", "file")},
-        project_quota=True,
     )
     return replace(facts, **changes)
 

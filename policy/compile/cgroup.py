@@ -51,6 +51,11 @@ class CgroupFile:
 
 # Ceiling -> its word in io.max, in the kernel's order.
 IO_KEYS = {"io_read_bps": "rbps", "io_write_bps": "wbps", "io_read_iops": "riops", "io_write_iops": "wiops"}
+# What we add ourselves, and why.
+_OWN = {
+    "memory.high": "memory is taken back from the sandbox at its limit and not before",
+    "memory.oom.group": "an out-of-memory kill takes the whole sandbox",
+}
 _BOUNDED = ("memory_mb", "disk_mb", "cpu_millis", "cpu_weight", "pids_max", "swap_mb")
 
 
@@ -62,13 +67,13 @@ def _bounded(effective: Effective, name: str) -> int:
     return value
 
 
-def compile(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+def compile(effective: Effective, origins: Origins, provenance: Provenance, *, scratch_mb: int) -> dict[str, Any]:
     """cgroup.json: ``v2`` and ``v1`` lists in writing order, and ``oci`` (linux.resources). Bytes, microseconds.
 
+    ``scratch_mb`` is the size of the tmpfs that lives in the sandbox's memory.
     ``v1`` is None with a limit of input and output: version 1 counts no buffered write, so it cannot hold one.
     """
     limits = {name: _bounded(effective, name) for name in _BOUNDED}
-    scratch_mb = limits["disk_mb"] if effective.filesystem.mode != "read-only-package" else 0
     overhead = overhead_mb(limits["pids_max"])
     memory = (limits["memory_mb"] + scratch_mb + overhead) * MIB
     quota = limits["cpu_millis"] * PERIOD_US // 1000
@@ -78,6 +83,8 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
     files: dict[str, list[CgroupFile]] = {
         "v2": [
             CgroupFile("memory", "memory.max", str(memory), True, "resources.memory_mb"),
+            # Below the limit it would slow an agent without swap to a crawl instead of ending it by its name.
+            CgroupFile("memory", "memory.high", str(memory), False, "memory.high"),
             CgroupFile("memory", "memory.swap.max", str(swap), swap > 0, "resources.swap_mb"),
             CgroupFile("memory", "memory.oom.group", "1", False, "memory.oom.group"),
             CgroupFile("pids", "pids.max", str(pids), True, "resources.pids_max"),
@@ -137,4 +144,4 @@ def _explain(version: str, entries: list[CgroupFile], origins: Origins, provenan
         elif entry.key.startswith("resources."):
             provenance.add(rule, origins.resource(entry.key.removeprefix("resources.")))
         else:
-            provenance.add(rule, built_in(entry.key, "an out-of-memory kill takes the whole sandbox"))
+            provenance.add(rule, built_in(entry.key, _OWN[entry.key]))

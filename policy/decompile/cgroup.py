@@ -179,6 +179,7 @@ def _needed(found: Mapping[str, tuple[str, bool]], where: str, names: tuple[str,
 
 _V2: Final[Mapping[str, tuple[str, bool | None]]] = {
     "memory.max": ("memory", True),
+    "memory.high": ("memory", False),
     # Where nothing may be swapped, a machine without swap accounting does as well.
     "memory.swap.max": ("memory", None),
     "memory.oom.group": ("memory", False),
@@ -192,8 +193,10 @@ _V2: Final[Mapping[str, tuple[str, bool | None]]] = {
 def _v2(value: list[Any]) -> tuple[_Written, tuple[tuple[str, int | None], ...]]:
     where = f"{CGROUP}:v2"
     found = _entries(value, where, _V2)
-    numbers = _needed(found, where, ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.weight"))
+    simple = tuple(name for name in _V2 if name not in ("cpu.max", "io.max"))
+    numbers = _needed(found, where, simple)
     fixed(numbers["memory.oom.group"], f"{where}/memory.oom.group", 1)
+    fixed(numbers["memory.high"], f"{where}/memory.high", numbers["memory.max"])
     fixed(found["memory.swap.max"][1], f"{where}/memory.swap.max", bool(numbers["memory.swap.max"]))
     quota, _, period = found.get("cpu.max", ("", True))[0].partition(" ")
     weight = numbers["cpu.weight"]

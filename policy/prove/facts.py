@@ -31,6 +31,7 @@ class Facts:
     runsc: tuple[str, str] | None
     closures: Mapping[str, Closure] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
+    rooms: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Manifest, host: HostFacts, package_digest: str) -> Facts:
@@ -46,6 +47,7 @@ class Facts:
             None if host.runsc is None else (host.runsc.version, host.runsc.sha256),
             {**host.runtimes, **host.executables},
             {path: found.kind for path, found in host.granted.items()},
+            {path: found.room_mb for path, found in host.granted.items()},
         )
 
 
@@ -70,6 +72,7 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         if closure.sha256:
             pairs.append((f"content of {closure.name}", closure.sha256, _content(known)))
     pairs += [(f"kind of {place}", kind, facts.kinds.get(place)) for place, kind in seen.granted.items()]
+    pairs += [(f"MiB at {place}", mb, facts.rooms.get(place)) for place, mb in seen.rooms.items()]
     for name, here, expected in pairs:
         if here != expected:
             raise errors.ProofError(

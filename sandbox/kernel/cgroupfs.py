@@ -18,7 +18,7 @@ from pathlib import Path
 
 from policy import errors
 from sandbox.kernel import delegation
-from sandbox.kernel.delegation import BASE, NEEDED
+from sandbox.kernel.delegation import BASE, NEEDED, OPTIONAL
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
 OPTIONAL_V1 = ("freezer", "cpuacct")
@@ -50,21 +50,25 @@ class Hierarchies:
                     legacy.setdefault(name, Path(fields[4]))
         if all(name in legacy for name in NEEDED):
             return cls(1, {n: legacy[n] for n in (*NEEDED, *OPTIONAL_V1) if n in legacy})
-        if unified is not None and _has_controllers(unified):
-            return cls(2, dict.fromkeys(NEEDED, unified))
+        there = _controllers(unified) if unified is not None else set()
+        if unified is not None and set(NEEDED) <= there:
+            return cls(2, dict.fromkeys((*NEEDED, *(name for name in OPTIONAL if name in there)), unified))
         return cls(0, {})
 
 
-def _has_controllers(root: Path) -> bool:
+def _controllers(root: Path) -> set[str]:
     try:
-        return set(NEEDED) <= set((root / "cgroup.controllers").read_text().split())
+        return set((root / "cgroup.controllers").read_text().split())
     except OSError:
-        return False
+        return set()
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One file to write: ``controller``/``file`` = ``value``; ``required`` says whether absence is an error."""
+    """One file to write: ``controller``/``file`` = ``value``; ``required`` says whether absence is an error.
+
+    A file that has a line for each device takes one line a write: ``value`` then has them all.
+    """
 
     controller: str
     file: str
@@ -84,10 +88,16 @@ def _exchange(directory: Path | None, limit: Limit) -> str:
     # Never O_CREAT: the kernel answers it with EACCES where there is no such file, which looks like a lack of rights.
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(fd, limit.value.encode())
+        for line in limit.value.splitlines():
+            os.write(fd, line.encode())
     finally:
         os.close(fd)
     return path.read_text().strip()
+
+
+def same(held: str, wanted: str) -> bool:
+    """Whether a file holds what was written. The kernel keeps the lines of devices in an order of its own."""
+    return sorted(held.splitlines()) == sorted(wanted.splitlines())
 
 
 @dataclass
@@ -147,7 +157,7 @@ class Leaf:
                 raise errors.NotEnforceableError(
                     f"cgroup limit {limit.controller}:{limit.file} cannot be set: {e.strerror}"
                 ) from e
-            if held != limit.value:
+            if not same(held, limit.value):
                 raise errors.KernelError(
                     f"cgroup limit {limit.controller}:{limit.file} was written as {limit.value}, "
                     f"the kernel holds {held}"

@@ -18,6 +18,8 @@ from pathlib import Path
 from policy import errors
 
 NEEDED = ("memory", "pids", "cpu")
+# Switched on where it is to be had: only a limit that a manifest writes needs it.
+OPTIONAL = ("io",)
 BASE = "covenant"
 _SYSTEMD = Path("/run/systemd/system")
 _BUSCTL = "/usr/bin/busctl"
@@ -40,15 +42,20 @@ def base(root: Path) -> Path:
         unit = _await_delegation(root)
     if unit is None:
         return _own_name(root)
-    missing = set(NEEDED) - set((unit / "cgroup.controllers").read_text().split())
-    if missing:
+    there = set((unit / "cgroup.controllers").read_text().split())
+    if missing := set(NEEDED) - there:
         raise errors.NotEnforceableError(
             f"cgroup controllers {sorted(missing)} are not delegated to `{unit}`",
             hint="run it in a unit with Delegate=yes",
         )
     _step_aside(unit)
-    (unit / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in NEEDED))
+    (unit / "cgroup.subtree_control").write_text(_switched_on(there))
     return unit
+
+
+def _switched_on(there: set[str]) -> str:
+    """What to write to subtree_control, where these controllers are."""
+    return " ".join(f"+{name}" for name in (*NEEDED, *OPTIONAL) if name in there)
 
 
 def _own(root: Path) -> Path | None:
@@ -136,15 +143,14 @@ def _step_aside(unit: Path) -> None:
 
 def _own_name(root: Path) -> Path:
     """Without systemd: below our own name, where the machine has switched the controllers on."""
-    wanted = " ".join(f"+{c}" for c in NEEDED)
     enabled = set((root / "cgroup.subtree_control").read_text().split())
     if not set(NEEDED) <= enabled:
         # INVARIANT: the root's own switch is the machine's; we write to nothing that is not ours.
         raise errors.NotEnforceableError(
             f"cgroup controllers {sorted(set(NEEDED) - enabled)} are not enabled for children of `{root}`",
-            hint=f"echo '{wanted}' > {root}/cgroup.subtree_control, or use systemd",
+            hint=f"echo '{_switched_on(set(NEEDED))}' > {root}/cgroup.subtree_control, or use systemd",
         )
     path = root / BASE
     path.mkdir(mode=0o755, exist_ok=True)
-    (path / "cgroup.subtree_control").write_text(wanted)
+    (path / "cgroup.subtree_control").write_text(_switched_on(enabled))
     return path

@@ -42,11 +42,13 @@ MOUNT_ATTR_RDONLY = 0x01
 MOUNT_ATTR_NOSUID = 0x02
 MOUNT_ATTR_NODEV = 0x04
 MOUNT_ATTR_NOEXEC = 0x08
+MOUNT_ATTR_IDMAP = 0x00100000
 MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
@@ -114,12 +116,17 @@ def open_tree_clone(fd: int, *, recursive: bool = False) -> int:
     )
 
 
-def mount_setattr(fd: int, attributes: int, *, private: bool = True, recursive: bool = False) -> None:
+def mount_setattr(
+    fd: int, attributes: int, *, private: bool = True, recursive: bool = False, idmap: int | None = None
+) -> None:
     """mount_setattr(2) on the mount that ``fd`` opens: set ``attributes``, make it private.
 
-    ``recursive`` takes every mount below it along, all or none.
+    ``recursive`` takes every mount below it along, all or none. ``idmap`` is a user namespace whose maps say which
+    user of the disk is which; a detached mount that had none takes it.
     """
-    attr = _MountAttr(attributes, 0, MS_PRIVATE if private else 0, 0)
+    if idmap is not None:
+        attributes |= MOUNT_ATTR_IDMAP
+    attr = _MountAttr(attributes, 0, MS_PRIVATE if private else 0, idmap or 0)
     _syscall(
         SYS_MOUNT_SETATTR,
         "mount_setattr",

@@ -50,7 +50,7 @@ def _host(**changes: Any) -> HostFacts:
 
 
 HOSTS: dict[str, HostFacts] = {
-    "x86_64-v2": _host(cgroup=CgroupFacts(2, _CONTROLLERS, swap_accounting=True), project_quota=True),
+    "x86_64-v2": _host(cgroup=CgroupFacts(2, _CONTROLLERS, swap_accounting=True), room_mb=8),
     "x86_64-v1": _host(),
     "aarch64": _host(arch="aarch64", cgroup=CgroupFacts(2, _CONTROLLERS)),
 }

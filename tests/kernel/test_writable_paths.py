@@ -1,81 +1,71 @@
-"""A written path as it is compiled for a host with a project quota: runsc takes the mount and its flags hold.
+"""A written path is bounded by the file system of its own that is there and leads nowhere else, or it is refused.
 
-No host is probed to have such a quota yet, so the fact is given here; everything else is a real run.
+The images are mounted in a mount namespace of the test's own (written_image.py); everything else is a real run.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import shutil
-from collections.abc import Iterator
+import errno
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policy import errors
-from policy.host import HostFacts
-from sandbox import host
-from tests.kernel.world import HEAD, TAIL, World
-
-CODE = """
-answer = {{}}
-def tried(name, act):
-    try: answer[name] = act() or "done"
-    except OSError as e: answer[name] = e.errno
-tried("read", lambda: open("{path}/text").read())
-tried("write", lambda: os.close(os.open("{path}/new", os.O_CREAT | os.O_WRONLY, 0o666)))
-tried("change", lambda: open("{path}/text", "a").write("x") and "")
-tried("closed", lambda: os.open("{path}/closed", os.O_WRONLY))
-tried("link", lambda: open("{path}/link").read())
-tried("outside", lambda: open("{path}/outside").read())
-tried("chmod", lambda: os.chmod("{path}/new", 0o4755))
-"""
+from tests.kernel.world import ROOT
 
 
-@pytest.fixture
-def written() -> Iterator[Path]:
-    """A directory that root alone can change, with a file in it that everybody may write."""
-    path = Path(f"/srv/covenant-test-written-{os.getpid()}")
-    path.mkdir(mode=0o755)
-    (path / "text").write_text("as it was")
-    (path / "text").chmod(0o666)
-    (path / "closed").write_text("root's")
-    (path / "closed").chmod(0o600)
-    (path / "link").symlink_to("text")
-    (path / "outside").symlink_to("/etc/hostname")
-    yield path
-    shutil.rmtree(path)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> dict[str, Any]:
+    base = tmp_path_factory.mktemp("written")
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "tests.kernel.written_image"]
+    done = subprocess.run([*command, str(base), str(warm)], cwd=ROOT, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    loops = subprocess.run(["losetup", "-a"], capture_output=True, check=True).stdout.decode()
+    assert str(base) not in loops
+    whole: dict[str, Any] = json.loads(done.stdout)
+    return whole
 
 
-def grant(path: Path) -> dict[str, Any]:
-    return {"filesystem": "host", "more": f'[permissions.filesystem]\nwrite = ["{path}"]\n'}
+def test_a_path_that_nothing_bounds_is_refused_with_what_it_lies_on(found: dict[str, Any]) -> None:
+    assert "not_enforceable: write path `/srv/memory`" in found["memory"]
+    assert "it lies on tmpfs" in found["memory"]
+    assert "it is part of the file system that is mounted at `/srv/room`" in found["below"]
+    assert "its file system is mounted at `/srv/open` without nosuid" in found["open"]
+    assert "disk_mb is 16, and the file systems of the written paths have 16 MiB" in found["large"]
+    # The controls: the same with what was missing.
+    assert found["closed"] == 1
+    assert found["room"]["change"] == "done"
+    assert found["leftovers"] == []
 
 
-def test_a_written_path_takes_what_its_owner_allows_and_no_link_leads_out_of_it(
-    world: World, written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = CODE.format(path=written)
-    assert Path("/etc/hostname").exists()
-    with pytest.raises(errors.NotEnforceableError, match="needs a project quota"):
-        world.run_code(HEAD + code + TAIL, **grant(written))
-    real = host.probe
+def test_the_agent_writes_as_the_owner_of_the_granted_path_and_as_nobody_else(found: dict[str, Any]) -> None:
+    got = found["room"]
+    assert (got["read"], got["change"], got["owners"], got["uid"]) == ("as it was", "done", "done", "mine")
+    assert got["new"] == "done"
+    assert got["anothers"] == errno.EACCES
+    assert got["give away"] == errno.EPERM
+    # As root's on the disk, which owns the granted path; the run's own uid is nowhere.
+    assert found["on disk"]["new"][0] == found["on disk"]["text"][0] == 0
+    assert found["on disk"]["anothers"] == [12345, "0o100600"]
 
-    def with_quota(config: Any) -> HostFacts:
-        return dataclasses.replace(real(config), project_quota=True)
 
-    monkeypatch.setattr(host, "probe", with_quota)
-    got = world.ask(code, **grant(written))
-    assert got == {
-        "read": "as it was",
-        "write": 13,  # the directory is root's; which uid may write waits for the quota itself
-        "change": "done",
-        "closed": 13,
-        # gVisor reads the link and walks on within the agent's root: nothing of the host is behind it.
-        "link": "as it wasx",
-        "outside": 2,
-        "chmod": 2,
-    }
-    assert (written / "text").read_text() == "as it wasx"
-    assert sorted(p.name for p in written.iterdir()) == ["closed", "link", "outside", "text"]
+def test_no_link_program_or_device_leads_out_of_it(found: dict[str, Any]) -> None:
+    got = found["room"]
+    assert got["inner link"] == "as it wasx"
+    assert got["outer link"] == errno.ENOENT
+    assert got["rename out"] == got["link out"] == errno.EXDEV
+    assert got["run it"] in (errno.EPERM, errno.EACCES)
+    assert got["device"] == errno.EPERM
+    assert "device" not in found["listed"]
+
+
+def test_bytes_names_and_holes_end_where_its_file_system_ends(found: dict[str, Any]) -> None:
+    got = found["room"]
+    assert (got["fill"], got["many"]) == (errno.ENOSPC, errno.ENOSPC)
+    assert 8 <= got["filled"] < 16
+    assert got["sparse"] == errno.EFBIG
+    # disk_mb bounds everything that can be written: the scratch has what the path leaves of 24 MiB.
+    assert got["scratch"] == 24 - 16

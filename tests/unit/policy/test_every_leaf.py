@@ -63,7 +63,7 @@ MOST = 250  # changes of one document; of a longer list every second, third, ...
 
 @functools.cache
 def compiled(policy: str) -> tuple[Effective, Mapping[str, bytes], prove.Facts]:
-    found, host = POLICIES[policy](), sample.host(cgroup=V2, project_quota=True)
+    found, host = POLICIES[policy](), sample.host(cgroup=V2, room_mb=8)
     facts = prove.Facts.of(found, host, "d" * 64)
     return nine.requested(found, roles=data.roles()), sample.compiled(found, host).files, facts
 

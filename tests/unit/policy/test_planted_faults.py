@@ -104,6 +104,7 @@ def memory(d: Documents, extra: int) -> None:
     (entry,) = (e for e in d["cgroup.json"]["v2"] if e["file"] == "memory.max")
     value = int(entry["value"]) + extra
     file(d, "v2", "memory.max", str(value))
+    file(d, "v2", "memory.high", str(value))
     for key in ("limit", "swap"):
         oci(d, "memory", key, d["cgroup.json"]["oci"]["memory"][key] + extra)
     file(d, "v1", "memory.limit_in_bytes", str(value))
@@ -137,7 +138,7 @@ def drop(entries: list[Any], **where: Any) -> None:
 
 
 READ = ["ro", "nosuid", "nodev", "noexec"]
-WRITE = ["rw", "nosuid", "nodev", "noexec", "nosymfollow"]
+WRITE = ["rw", "nosuid", "nodev", "noexec", "nosymfollow", "idmapped"]
 SCRATCH = ["nosuid", "nodev", "noexec", "mode=1777"]
 COVER = [*READ, "mode=0555", "size=4k"]
 
@@ -250,7 +251,13 @@ CEILINGS: dict[str, tuple[str, Fault]] = {
         "much",
         lambda d: file(d, "v1", "memory.memsw.limit_in_bytes", str((100 + 7 + 68 + 9) * MIB)),
     ),
-    "swap that need not be held": ("much", lambda d: d["cgroup.json"]["v2"][1].update(required=False)),
+    "swap that need not be held": ("much", lambda d: d["cgroup.json"]["v2"][2].update(required=False)),
+    "memory that is taken back too late": ("much", lambda d: file(d, "v2", "memory.high", "max")),
+    "a written path without a bound": ("writes", lambda d: d["mounts.json"]["rooms"].clear()),
+    "more room than there is": ("writes", lambda d: d["mounts.json"]["rooms"].update({"/srv/data": 9})),
+    "no room at all": ("writes", lambda d: d["mounts.json"]["rooms"].update({"/srv/data": 0})),
+    "room that is no number": ("writes", lambda d: d["mounts.json"]["rooms"].update({"/srv/data": True})),
+    "a bound for what is not written": ("least", lambda d: d["mounts.json"]["rooms"].update({"/opt/a": 1})),
     "swappiness": ("least", lambda d: file(d, "v1", "memory.swappiness", "60")),
     "no swappiness": ("least", lambda d: drop(d["cgroup.json"]["v1"], file="memory.swappiness")),
     "tasks without end": ("much", lambda d: file(d, "v2", "pids.max", "max")),

@@ -64,8 +64,8 @@ def closure(name: str, entry: str) -> Closure:
     )
 
 
-def host(**changes: Any) -> HostFacts:
-    """A machine with a runsc, cgroup v1, python3 and what is named in ``changes``."""
+def host(*, room_mb: int = 0, **changes: Any) -> HostFacts:
+    """A machine with a runsc, cgroup v1, python3 and what is named in ``changes``; ``room_mb`` at each granted path."""
     facts: dict[str, Any] = {
         "arch": "x86_64",
         "kernel": "6.1.0",
@@ -79,7 +79,7 @@ def host(**changes: Any) -> HostFacts:
         "runsc": RunscFacts("/usr/bin/runsc", "20240729.0", "b" * 64),
         "runtimes": {"python3": closure("python3", "/usr/bin/python3.11")},
         "executables": {path: closure(path, path) for path in ("/usr/bin/cat", "/usr/bin/grep")},
-        "granted": {p: GrantedPath(p, "dir") for p in ("/usr/share/doc", "/opt/a", "/opt/b", "/srv/data")},
+        "granted": {p: GrantedPath(p, "dir", room_mb) for p in ("/usr/share/doc", "/opt/a", "/opt/b", "/srv/data")},
     }
     return HostFacts(**{**facts, **changes})
 

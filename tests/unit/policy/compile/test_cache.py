@@ -87,7 +87,7 @@ CHANGES: dict[str, Callable[[], Arguments]] = {
     "manifest": lambda: arguments(sample.manifest(more=MORE, resources="memory_mb = 512")),
     "architecture": lambda: arguments(host=sample.host(arch="aarch64")),
     "runsc": lambda: arguments(host=sample.host(runsc=RunscFacts("/usr/bin/runsc", "20250101.0", "f" * 64))),
-    "quota": lambda: arguments(host=sample.host(project_quota=True)),
+    "room": lambda: arguments(host=sample.host(room_mb=8)),
     "runtime": lambda: arguments(
         host=sample.host(runtimes={"python3": sample.closure("python3", "/usr/bin/python3.12")})
     ),

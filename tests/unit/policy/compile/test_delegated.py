@@ -47,9 +47,7 @@ on_expiry = "suspend"
 NETWORK = sample.entries(
     ("*.example.com", "[443]", "tls"), ("10.0.0.0/8", '["5000-6000"]', "tcp"), ("192.0.2.7", "[80]", "tcp")
 )
-HOST = sample.host(
-    granted={p: GrantedPath(p, "dir") for p in ("/srv/data", "/srv/data/in", "/opt", "/opt/a")}, project_quota=True
-)
+HOST = sample.host(granted={p: GrantedPath(p, "dir", 8) for p in ("/srv/data", "/srv/data/in", "/opt", "/opt/a")})
 
 
 def child(**changes: str) -> Manifest:

@@ -41,23 +41,37 @@ def test_all_limits_of_input_and_output_stand_in_one_line() -> None:
     assert entry["value"] == "$DEVICE rbps=1 wbps=2 riops=3 wiops=4"
 
 
-def test_a_written_path_is_a_mount_without_rights_and_links_where_a_quota_bounds_it() -> None:
+def test_a_written_path_is_a_mount_without_rights_and_links_where_something_bounds_it() -> None:
     found = sample.manifest(filesystem="host", more=WRITE)
-    mounts = {
-        m["destination"]: m
-        for m in sample.compiled(found, sample.host(project_quota=True)).json("mounts.json")["mounts"]
-    }
-    assert mounts["/srv/data"]["options"] == ["rw", "nosuid", "nodev", "noexec", "nosymfollow"]
+    mounts = {m["destination"]: m for m in sample.compiled(found, sample.host(room_mb=8)).json("mounts.json")["mounts"]}
+    assert mounts["/srv/data"]["options"] == ["rw", "nosuid", "nodev", "noexec", "nosymfollow", "idmapped"]
     assert mounts["/opt/a"]["options"] == ["ro", "nosuid", "nodev", "noexec"]
-    with pytest.raises(errors.NotEnforceableError, match="write path `/srv/data` needs a project quota") as caught:
+    with pytest.raises(errors.NotEnforceableError, match="write path `/srv/data` is bounded by nothing") as caught:
         sample.compiled(found)
     assert caught.value.where == found.where("permissions.filesystem.write")
+
+
+def test_the_scratch_has_what_the_written_paths_leave_of_disk_mb() -> None:
+    found = sample.manifest(filesystem="host", more=WRITE, resources="disk_mb = 20\nmemory_mb = 100")
+    artefacts = sample.compiled(found, sample.host(room_mb=8))
+    plan = artefacts.json("mounts.json")
+    assert plan["rooms"] == {"/srv/data": 8}
+    (scratch,) = (m for m in plan["mounts"] if m["destination"] == "/tmp")
+    assert scratch["options"][-1] == "size=12m"
+    # The scratch lives in memory, the written path does not.
+    assert artefacts.json("cgroup.json")["v2"][0]["value"] == str((100 + 12 + 64 + 32) << 20)
+    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(artefacts, where=found.where)}
+    assert rows["mounts.json:/srv/data"].says.endswith(", 8 MiB at most")
+    with pytest.raises(errors.NotEnforceableError, match="the file systems of the written paths have 20 MiB") as caught:
+        sample.compiled(found, sample.host(room_mb=20))
+    assert caught.value.where == found.where("resources.disk_mb")
+    sample.compiled(found, sample.host(room_mb=19))
 
 
 def test_a_written_path_covers_what_is_read_below_it() -> None:
     more = '[permissions.filesystem]\nread = ["/srv/data/in"]\nwrite = ["/srv/data"]'
     found = sample.manifest(filesystem="host", more=more)
-    mounts = sample.compiled(found, sample.host(project_quota=True)).json("mounts.json")["mounts"]
+    mounts = sample.compiled(found, sample.host(room_mb=8)).json("mounts.json")["mounts"]
     assert [m["destination"] for m in mounts if m["destination"].startswith("/srv")] == ["/srv/data"]
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from policy import errors
 from policy.grants.resources import UNITS
-from policy.host import CgroupFacts, HostFacts
+from policy.host import CgroupFacts, GrantedPath, HostFacts
 from policy.manifest.parse import parse
 from policy.rules import enforceable
 from tests import rules_kit as kit
 
 SIZES = ("disk_mb = 16", "disk_mb = 16\n{0}")
-LIMITS = ("io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops", "net_bps")
+IO = ("io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops")
+LIMITS = ("net_bps",)
 
 
 def limit(line: str) -> str:
@@ -71,6 +72,7 @@ def test_the_base_manifest_is_enforceable() -> None:
 
 
 WRITES = kit.text(('filesystem = "read-only-package"', 'filesystem = "host"'), ('read = ["/srv', 'write = ["/srv'))
+ROOM = {path: GrantedPath(path, "dir", 8) for path in ("/srv/docs", "/srv/data")}
 UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
     "runsc": (kit.MANIFEST, {"runsc": None}, "sandbox.backend", {}),
     "runtime": (kit.MANIFEST, {"runtimes": {}}, "agent.runtime", {}),
@@ -84,7 +86,7 @@ UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
         limit("cpu_time_ms = 1000"), {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))},
         "resources.cpu_time_ms", {"cgroup": CgroupFacts(1, frozenset({"cpu", "cpuacct", "memory", "pids"}))},
     ),
-    "write": (WRITES, {}, "permissions.filesystem.write[0]", {"project_quota": True}),
+    "write": (WRITES, {}, "permissions.filesystem.write[0]", {"granted": ROOM}),
 }  # fmt: skip
 
 
@@ -111,21 +113,20 @@ def test_every_finding_is_listed_what_is_not_built_first() -> None:
 def test_every_limit_of_resources_is_enforced_or_refused() -> None:
     """A limit that a manifest can write is either compiled or named here: none is ignored."""
     compiled = {"cpu_ms_per_task", "memory_mb", "disk_mb", "pids_max", "cpu_millis", "cpu_weight", "swap_mb"}
-    compiled.add("cpu_time_ms")
+    compiled |= {"cpu_time_ms", *IO}
     refused = {key.removeprefix("resources.") for key in enforceable.NOT_YET if key.startswith("resources.")}
     assert compiled | refused == {*UNITS, "network"}
     assert not compiled & refused
 
 
-@pytest.mark.parametrize("name", [name for name in LIMITS if name.startswith("io_")])
-def test_what_no_hierarchy_here_can_bound_is_refused_for_that_as_well(name: str) -> None:
+@pytest.mark.parametrize("name", IO)
+def test_a_limit_that_no_hierarchy_here_can_hold_is_refused(name: str) -> None:
     """Buffered writes escape version 1 (decisions.md); version 2 needs its controller."""
     manifest = parse(limit(f"{name} = 1000").encode())
     v1 = dataclasses.replace(kit.HOST, cgroup=CgroupFacts(1, frozenset({"cpu", "io", "memory", "pids"})))
     for host, lacking in ((v1, "cgroup version 2"), (kit.HOST, "the cgroup controller `io`")):
-        found = list(enforceable.findings(manifest, host))
-        assert [f.code for f in found] == ["not_yet_enforceable", "not_enforceable"]
-        assert found[1].details["grant"] == f"resources.{name}"
-        assert lacking in str(found[1])
-    assert [f.code for f in enforceable.findings(manifest, IO_HOST)] == ["not_yet_enforceable"]
+        (found,) = enforceable.findings(manifest, host)
+        assert (found.code, found.details["grant"]) == ("not_enforceable", f"resources.{name}")
+        assert lacking in str(found)
+    assert not list(enforceable.findings(manifest, IO_HOST))
     assert not list(enforceable.findings(kit.manifest(), v1))

@@ -46,7 +46,7 @@ def test_a_hybrid_machine_is_version_1(tmp_path: Path) -> None:
 def test_a_unified_machine_is_version_2(tmp_path: Path) -> None:
     found = Hierarchies.read(_tree(tmp_path))
     assert found.version == 2
-    assert set(found.mounts) == set(NEEDED)
+    assert set(found.mounts) == {*NEEDED, "io"}
 
 
 @pytest.mark.parametrize("missing", ["memory", "pids", "cpu"])

@@ -40,7 +40,7 @@ def test_a_delegated_unit_is_the_base_and_its_processes_step_aside(root: Path) -
     unit = _unit(root)
     assert delegation.base(root) == unit
     assert (unit / "supervisor").is_dir()
-    assert (unit / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    assert (unit / "cgroup.subtree_control").read_text() == "+memory +pids +cpu +io"
 
 
 def test_a_unit_that_nobody_delegated_is_not_ours(root: Path) -> None:

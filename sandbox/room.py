@@ -1,0 +1,44 @@
+"""How much can be written below a granted path, whoever writes: nothing is granted for writing that has no end.
+
+A path is bounded where a file system of its own is mounted, on one block device that is small enough: an image in a
+loop device, a partition, a logical volume. What is beside it on the machine's own file system is bounded by nothing
+that we read back (project quotas are not used, docs/adr/0029).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandbox.kernel import filesystems
+
+# Local file systems on one device that grow only by root's hand. btrfs may span devices, a tmpfs is memory.
+KINDS = ("ext2", "ext3", "ext4", "xfs")
+# What a program that an agent left behind must not gain by: the agent's rights end with the run, its files stay.
+NEEDED = ("nosuid", "nodev")
+MEND = "give it a file system of its own: truncate -s 32M IMAGE; mkfs.ext4 IMAGE; mount -o loop,nosuid,nodev IMAGE PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``mb`` is the size in MiB of the file system at a path; 0 where nothing bounds it, and ``lacking`` says why."""
+
+    mb: int = 0
+    lacking: str = ""
+
+
+def of(fd: int, path: str) -> Room:
+    """The room of an open directory or file that was found at ``path``.
+
+    Raises:
+        errors.KernelError: the kernel does not say where it lies.
+    """
+    mount = filesystems.mount_of(fd)
+    if mount.kind not in KINDS or not filesystems.is_block_device(mount.device):
+        return Room(lacking=f"it lies on {mount.kind}; {', '.join(KINDS)} on a block device can be bounded")
+    if mount.point != path or mount.root != "/":
+        return Room(lacking=f"it is part of the file system that is mounted at `{mount.point}`")
+    for other in filesystems.mounts():
+        missing = [flag for flag in NEEDED if flag not in other.options]
+        if other.device == mount.device and missing:
+            return Room(lacking=f"its file system is mounted at `{other.point}` without {' and '.join(missing)}")
+    return Room(filesystems.size_mb(mount.device))
