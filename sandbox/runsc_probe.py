@@ -14,11 +14,11 @@ import secrets
 import select
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy.compile import plan
+from policy.compile import oci, plan
 from sandbox import closure, rootfs
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs, process, runsc
@@ -74,17 +74,38 @@ def alive(config: Config, binary: Path, *, deadline_seconds: float) -> Alive:
         return Alive("", status.seconds)
 
 
+def networked(config: Config, binary: Path, *, network: int, covered: Sequence[str], deadline_seconds: float) -> str:
+    """Start a sandbox in a network namespace whose device is eth0; empty when it takes the device, else what is wrong.
+
+    Raises:
+        errors.MachineError: no cgroup can be made, or the probe's own program is missing.
+    """
+    with tempfile.TemporaryDirectory(prefix="covenant-doctor-") as folder:
+        store = rootfs.Skeletons(Path(folder) / "rootfs")
+        root = store.get([closure.of_elf(_PROGRAMS["cat"], config)], _POINTS)
+        probe = _Probe(Path(folder), binary, root, deadline_seconds)
+        argv = [str(_PROGRAMS["cat"]), "/proc/net/dev"]
+        found = probe.start(argv, filtered=True, network=network, covered=covered)
+        if fault := _started(found):
+            return fault
+        return "" if b"eth0:" in found.output else "the sandbox starts, and has not taken its device"
+
+
 class _Probe:
     def __init__(self, folder: Path, binary: Path, root: Path, deadline_seconds: float) -> None:
         self._folder, self._binary, self._root, self._deadline = folder, binary, root, deadline_seconds
 
-    def start(self, argv: list[str], *, filtered: bool) -> Outcome:
+    def start(
+        self, argv: list[str], *, filtered: bool, network: int | None = None, covered: Sequence[str] = ()
+    ) -> Outcome:
         """One sandbox from start to nothing left."""
         name = f"doctor-{secrets.token_hex(8)}"
         bundle, state = self._folder / name, self._folder / f"{name}-state"
         bundle.mkdir(mode=0o700)
-        (bundle / "config.json").write_text(json.dumps(_config(self._root, argv)))
+        (bundle / "config.json").write_text(json.dumps(_config(self._root, argv, network=network is not None)))
         flags = {flag: value for flag, (value, _) in plan.RUNSC_FLAGS.items() if filtered or flag != _FILTER_FLAG}
+        if network is not None:
+            flags["--network"] = plan.NETSTACK[0]
         arguments = [str(self._binary), f"--root={state}", *(f"{k}={v}" for k, v in flags.items())]
         with contextlib.ExitStack() as stack:
             leaf = stack.enter_context(cgroupfs.Leaf(cgroupfs.Hierarchies.read(), name))
@@ -93,6 +114,8 @@ class _Probe:
                 arguments=[*arguments, "run", f"--bundle={bundle}", name],
                 environment=runsc.ENVIRONMENT,
                 join_files=leaf.join_files(),
+                network=network,
+                covered=covered,
             )
             began = time.monotonic()
             child = stack.enter_context(process.spawn(launch))
@@ -125,10 +148,9 @@ def _read(child: process.Child, until: float) -> bytes | None:
     return out if exited.poll(max(0, int((until - time.monotonic()) * 1000))) else None
 
 
-def _config(root: Path, argv: list[str]) -> Mapping[str, object]:
+def _config(root: Path, argv: list[str], *, network: bool) -> Mapping[str, object]:
     arch, names = _ARCHES[os.uname().machine]
     deny = {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": 1}
-    kinds = ("pid", "network", "ipc", "uts", "mount")
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -146,7 +168,7 @@ def _config(root: Path, argv: list[str]) -> Mapping[str, object]:
             {"destination": _SCRATCH, "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]},
         ],
         "linux": {
-            "namespaces": [{"type": kind} for kind in kinds],
+            "namespaces": oci.namespaces(network=network),
             "seccomp": {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [arch], "syscalls": [deny]},
         },
     }

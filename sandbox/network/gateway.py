@@ -23,8 +23,6 @@ from sandbox.kernel import netns as spaces
 from sandbox.kernel import nflog, nft
 from sandbox.network import addresses, dns_gate, netns, resolvers, tls_gate, uplink, walls
 
-# What an old runsc takes for a sign of the host's own network namespace (sandbox-facts).
-_COVERED = ("/proc/sys/net/core",)
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
 
@@ -35,7 +33,6 @@ class Gateway:
     spaces: netns.Spaces
     place: addresses.Uplink
     watches: Watches
-    covered: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -75,7 +72,7 @@ def opened(
         place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (4)
         gates = _gates(artefacts, made, config, denied, stack)  # (5)
         refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
-        yield Gateway(made, place, {**gates, refused.fileno(): refused.ready}, _COVERED)
+        yield Gateway(made, place, {**gates, refused.fileno(): refused.ready})
 
 
 def _gates(

@@ -1,0 +1,87 @@
+"""How this runsc is started with a network on this kernel: found out by starting it, once for each pair of the two.
+
+    plain    in the agent's namespace, as it is
+    masked   the same, with /proc/sys/net/core covered by an empty directory
+
+Releases up to 20240729 take /proc/sys/net/core/rmem_default for a sign of the machine's own namespace and refuse, and
+from about Linux 6.7 on every namespace shows it. Covered, they see what older kernels showed (sandbox-facts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from policy import errors
+from policy.host import HostFacts
+from sandbox import memo, runsc_probe
+from sandbox.config import Config
+from sandbox.network import netns
+
+# The directories that the sandbox's own processes see empty, by the name of the way; tried in this order.
+WAYS: Final[Mapping[str, tuple[str, ...]]] = {"plain": (), "masked": ("/proc/sys/net/core",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``name`` is one of ``WAYS``, empty where none works; ``fault`` then says what runsc said of the last."""
+
+    name: str
+    fault: str = ""
+
+
+def known(config: Config, *, sha256: str, kernel: str) -> Way | None:
+    """What was found before for this binary on this kernel."""
+    held = memo.read(_record(config))
+    if held is None or held.get("key") != [sha256, kernel] or held.get("way") not in WAYS:
+        return None
+    return Way(str(held["way"]))
+
+
+def find(config: Config, binary: Path, *, sha256: str, kernel: str, deadline_seconds: float) -> Way:
+    """Start a sandbox on a link of its own by each way until one shows the device; a success is remembered.
+
+    Raises:
+        errors.MachineError: the attempt itself could not be made.
+    """
+    fault = ""
+    for name, covered in WAYS.items():
+        with contextlib.ExitStack() as stack:
+            spaces = stack.enter_context(netns.made())
+            netns.connect(spaces)
+            netns.open_link(spaces)
+            fault = runsc_probe.networked(
+                config, binary, network=spaces.agent, covered=covered, deadline_seconds=deadline_seconds
+            )
+        if not fault:
+            memo.write(_record(config), {"key": [sha256, kernel], "way": name})
+            return Way(name)
+    return Way("", fault)
+
+
+def covered(config: Config, facts: HostFacts) -> tuple[str, ...]:
+    """What a run with a network must not see of /proc.
+
+    Raises:
+        errors.NotEnforceableError: this runsc takes no network on this kernel.
+        errors.MachineError: it could not be tried.
+    """
+    assert facts.runsc is not None
+    key = {"sha256": facts.runsc.sha256, "kernel": facts.kernel}
+    way = known(config, **key)
+    if way is None:
+        way = find(config, Path(facts.runsc.path), **key, deadline_seconds=config.start_deadline_seconds)
+    if not way.name:
+        raise errors.NotEnforceableError(
+            f"this runsc takes no network on this kernel: {way.fault}",
+            hint="run `covenant doctor` for the mend",
+            grant="resources.network",
+        )
+    return WAYS[way.name]
+
+
+def _record(config: Config) -> Path:
+    return config.state / "closures" / "runsc-network.json"
