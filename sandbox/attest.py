@@ -238,7 +238,9 @@ def _digest(pid: int, known: Known) -> str:
 
 def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Iterator[Layer]:
     """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded."""
-    key = hashlib.sha256(json.dumps([readout.runsc_sha256, sorted(readout.flags), os.uname().release]).encode())
+    # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount.
+    made_for = [readout.runsc_sha256, sorted(readout.flags), len(readout.mounts), os.uname().release]
+    key = hashlib.sha256(json.dumps(made_for).encode())
     remembered: dict[str, Any] = memo.read(path) or {}
     before = remembered.get(key.hexdigest())
     now: dict[str, list[str]] = {}
