@@ -99,16 +99,8 @@ def judge(found: Family, expected: Expected, members: Mapping[str, set[int]]) ->
     for controller, pids in members.items():
         for pid in sorted(pids - ours):
             # One that was born or has ended since the family was read is no stranger.
-            if readback.name(pid) is not None and not _descends(pid, ours):
+            if readback.name(pid) is not None and not readback.descends(pid, ours):
                 yield _drift("cgroup", f"no process of others in the run's cgroup {controller}", f"process {pid}")
-
-
-def _descends(pid: int, ours: set[int]) -> bool:
-    for _ in range(64):
-        pid = readback.parent(pid)
-        if pid in ours or pid == 0:
-            return pid != 0
-    return False
 
 
 def _who(found: Family, expected: Expected) -> Iterator[Layer]:

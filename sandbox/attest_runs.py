@@ -89,7 +89,7 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         # (2), (3)
         beside, domains = _trusted(made, artefacts, started)
         # (4)
-        report = attest.examine(made, artefacts, known, filters=state / "closures" / attest.FILTERS)
+        report = attest.examine(made, artefacts, known, state=state)
         if not report.gone:
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
         if not directory.exists():

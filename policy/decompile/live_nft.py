@@ -41,16 +41,26 @@ class Listing:
     others: bytes
 
 
+@functools.lru_cache(maxsize=8)
 def read(raw: bytes) -> Listing:
-    """What the kernel holds.
+    """What the kernel holds. The same bytes are read once: a gateway whose rules rest says the same in every round.
 
     Raises:
         errors.ArtefactError: something in our table is not understood, or a name led to what no name may lead to.
     """
     items = _items(raw)
     own = [(kind, body) for kind, body in items if _table(kind, body) == _OURS]
-    others = [{kind: _restful(body)} for kind, body in items if _table(kind, body) != _OURS]
-    return Listing(_text(own), dumps(others))
+    beside = [{kind: _restful(body)} for kind, body in items if _table(kind, body) != _OURS]
+    return Listing(_text(own), dumps(beside))
+
+
+def others(raw: bytes) -> bytes:
+    """As ``read``, for what stands in other tables alone.
+
+    Raises:
+        errors.ArtefactError: it is no listing.
+    """
+    return dumps([{kind: _restful(body)} for kind, body in _items(raw) if _table(kind, body) != _OURS])
 
 
 def text(raw: bytes) -> bytes:
@@ -316,4 +326,4 @@ _EXPRESSIONS: Final[Mapping[str, Callable[[Any], str | None]]] = {
     **{word: _bare(word) for word in ("accept", "drop", "return")},
 }
 
-__all__ = ["FIREWALL", "Listing", "read", "text"]
+__all__ = ["FIREWALL", "Listing", "others", "read", "text"]

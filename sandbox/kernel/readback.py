@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,6 +78,15 @@ def parent(pid: int) -> int:
     """The number of a process's parent; 0 when it has none, or is gone."""
     fields = _stat(pid)
     return 0 if fields is None else int(fields[1])
+
+
+def descends(pid: int, ancestors: Collection[int]) -> bool:
+    """Whether a process is one of these, or a child of one, or of a child, and so on."""
+    for _ in range(64):
+        if pid in ancestors or pid == 0:
+            return pid != 0
+        pid = parent(pid)
+    return False
 
 
 def family(of: Name) -> list[int] | None:
@@ -164,7 +173,10 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 
 
 def in_namespace(kind: str, inodes: Sequence[int]) -> dict[int, set[int]]:
-    """By inode, the processes that are in these namespaces, whichever of their threads is."""
+    """By inode, the processes that are in these namespaces, whichever of their threads is.
+
+    What has more rights than the caller (a container's first process, seen from within) does not let itself be read.
+    """
     found: dict[int, set[int]] = {inode: set() for inode in inodes}
     for pid in pids():
         try:
@@ -174,7 +186,7 @@ def in_namespace(kind: str, inodes: Sequence[int]) -> dict[int, set[int]]:
                 inode = os.stat(f"/proc/{pid}/task/{task}/ns/{kind}").st_ino
                 if inode in found:
                     found[inode].add(pid)
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     return found
 

@@ -21,7 +21,7 @@ _SYS = Path("/proc/sys/net")
 _LOOPBACK, _AGENT, _UPLINK = 1, 2, 3  # indices of the devices in their namespaces
 # Before there is a device, because each takes over what `default` says when it is made. IPv6 addresses are only those
 # that are given, and are used at once: nobody else is on these links. No neighbour redirects, no route advertises.
-_ALIKE: Final = {
+SETTINGS: Final = {
     "ipv4/conf/all/accept_redirects": 0,
     "ipv4/conf/all/accept_source_route": 0,
     "ipv6/conf/all/accept_redirects": 0,
@@ -33,8 +33,8 @@ _ALIKE: Final = {
     "ipv6/conf/default/accept_dad": 0,
     "ipv6/conf/default/addr_gen_mode": 1,
 }
-_GATEWAY: Final = {
-    **_ALIKE,
+GATEWAY_SETTINGS: Final = {
+    **SETTINGS,
     "ipv4/ip_forward": 1,
     "ipv6/conf/all/forwarding": 1,
     "ipv4/conf/all/send_redirects": 0,
@@ -68,8 +68,8 @@ def made() -> Iterator[Spaces]:
     """
     agent, gateway = netns.make(2)
     try:
-        netns.within(gateway, lambda: _settle(_GATEWAY))
-        netns.within(agent, lambda: _settle(_ALIKE))
+        netns.within(gateway, lambda: _settle(GATEWAY_SETTINGS))
+        netns.within(agent, lambda: _settle(SETTINGS))
         yield Spaces(agent, gateway)
     finally:
         os.close(agent)

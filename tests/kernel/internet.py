@@ -263,7 +263,7 @@ def entries(*listed: tuple[str, str, str]) -> str:
 def configured(world: NetworkedWorld, net: Internet, **more: Any) -> NetworkedWorld:
     """The world with the internet's host as its own, its uplink and resolver named."""
     world.internet = net
-    world.configure(**{"uplink": "eth0", "resolvers": [RESOLVER], "on_drift": "alarm", **more})
+    world.configure(**{"uplink": "eth0", "resolvers": [RESOLVER], **more})
     return world
 
 

@@ -47,8 +47,7 @@ class Live:
     def report(self) -> attest.Report:
         """What a look from another process comes to."""
         policy = artefact_files.read(self.directory / bundle.POLICY)
-        filters = self.world.state / "closures" / attest.FILTERS
-        return attest.examine(self.made, policy, attest.Known(), filters=filters)
+        return attest.examine(self.made, policy, attest.Known(), state=self.world.state)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """This run's rows of a kind."""

@@ -1,0 +1,247 @@
+"""A run's network namespaces beside what was made of them: rules, devices, addresses, routes, settings, members.
+
+The compiled rules go to policy.prove.live. Of everything else there are constants, or a listing that was taken when it
+was made and before the agent was: the walls and the host's own table read as the same text reads in a namespace that
+belongs to nobody. The kernel numbers its transactions of rules by namespace, so a listing is taken again only when
+that number has moved, as it does for each name that the DNS gate answers.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from policy.decompile import live_nft
+from policy.prove.live import Layer, Standing
+from sandbox import memo
+from sandbox.kernel import netns as spaces
+from sandbox.kernel import nft, readback, readback_net
+from sandbox.kernel.readback import Name
+from sandbox.network import netns, uplink, walls
+
+T = TypeVar("T")
+# Whoever else looks into these namespaces (another `covenant attest`) is in them for as long as nft takes.
+_PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
+_GATES: Final = (64_990, 65_000)
+# Below ``closures``: what our own texts read like, by text, nft and kernel.
+WALLS: Final = "walls.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One namespace: the supervisor's descriptor of it, its inode, and what was in it when it was made."""
+
+    fd: int
+    inode: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What was made for one run. ``thread`` is the supervisor's that made it, in whose namespace the way out lies."""
+
+    supervisor: Name
+    thread: int
+    agent: Space
+    gateway: Space
+    uplink: str
+    nft: str
+
+    @classmethod
+    def made(cls, found: netns.Spaces, *, device: str, nft: Path) -> Network:
+        """What there is now, before the agent is.
+
+        Raises:
+            errors.KernelError: the kernel does not say.
+        """
+        supervisor = readback.name(os.getpid())
+        assert supervisor is not None
+        agent, gateway = (
+            Space(fd, os.fstat(fd).st_ino, tuple(sorted(spaces.within(fd, readback_net.lines))))
+            for fd in (found.agent, found.gateway)
+        )
+        return cls(supervisor, threading.get_native_id(), agent, gateway, device, str(nft))
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Network:
+        """As ``to_json`` wrote it."""
+        agent, gateway = (
+            Space(**{**found.pop(name), "lines": tuple(found[f"{name}_lines"])}) for name in ("agent", "gateway")
+        )
+        supervisor = Name(**found["supervisor"])
+        return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"])
+
+    def to_json(self) -> dict[str, Any]:
+        """For the run's directory."""
+        written = asdict(self)
+        for name in ("agent", "gateway"):
+            written[f"{name}_lines"] = list(written[name].pop("lines"))
+        return written
+
+
+@dataclass
+class Seen:
+    """Listings by what was listed, each with the number of the transaction after which it was taken."""
+
+    listings: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+
+def firewall(made: Network, seen: Seen) -> bytes:
+    """What ``nft -j list ruleset`` prints in the gateway.
+
+    Raises:
+        FileNotFoundError: the supervisor of the run, which holds the namespace, is gone.
+        errors.KernelError: it cannot be listed.
+    """
+    return _in(made, made.gateway, lambda: _listed(made, seen, "gateway", "ruleset"))
+
+
+def judge(made: Network, seen: Seen, *, state: Path, family: set[int]) -> Iterator[Layer]:
+    """What is not as it was made. ``family`` are the run's own processes.
+
+    Raises:
+        FileNotFoundError, errors.KernelError: as ``firewall``.
+    """
+    expected = functools.partial(_expected, binary=Path(made.nft), path=state / "closures" / WALLS)
+    yield from _walls("the walls of the gateway", _beside(firewall(made, seen)), (expected(walls.GATEWAY),))
+    inner = _in(made, made.agent, lambda: _listed(made, seen, "agent", "ruleset"))
+    yield from _walls("the walls of the agent's namespace", _beside(inner), (expected(walls.AGENT),))
+    outer = _in_host(made, lambda: _listed(made, seen, "host", "table", "inet", uplink.TABLE))
+    known = (expected(uplink.text(before)) for before in _befores(made.uplink))
+    yield from _walls("the host's table", _beside(outer), known)
+    yield from _things(made)
+    yield from _settings(made)
+    yield from _members(made, family)
+
+
+def _in(made: Network, space: Space, call: Callable[[], T]) -> T:
+    return _entered(f"/proc/{made.supervisor.pid}/fd/{space.fd}", space.inode, made, call)
+
+
+def _in_host(made: Network, call: Callable[[], T]) -> T:
+    return _entered(f"/proc/{made.supervisor.pid}/task/{made.thread}/ns/net", None, made, call)
+
+
+def _entered(path: str, inode: int | None, made: Network, call: Callable[[], T]) -> T:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # A descriptor's number is the supervisor's own: it may have been given to something else since.
+        if readback.name(made.supervisor.pid) != made.supervisor or inode not in (None, os.fstat(fd).st_ino):
+            raise FileNotFoundError(path)
+        return spaces.within(fd, call)
+    finally:
+        os.close(fd)
+
+
+def _listed(made: Network, seen: Seen, key: str, *what: str) -> bytes:
+    """A listing, taken anew when a transaction has been since; the number is read before, so that none is missed."""
+    number = readback_net.generation()
+    before = seen.listings.get(key)
+    if before is not None and before[0] == number:
+        return before[1]
+    listing = nft.listed(Path(made.nft), *what)
+    seen.listings[key] = (number, listing)
+    return listing
+
+
+@functools.lru_cache(maxsize=16)
+def _beside(listing: bytes) -> str:
+    return hashlib.sha256(live_nft.others(listing)).hexdigest()
+
+
+def _expected(text: bytes, *, binary: Path, path: Path) -> str:
+    """What a listing of this text is, by digest: found out once in a namespace of nobody's."""
+    info = binary.stat()
+    which = [hashlib.sha256(text).hexdigest(), str(binary), info.st_ino, info.st_ctime_ns, os.uname().release]
+    key = hashlib.sha256(json.dumps(which).encode()).hexdigest()
+    known = memo.read(path) or {}
+    if key not in known:
+        (fd,) = spaces.make()
+        try:
+            known[key] = spaces.within(fd, lambda: _alone(binary, text))
+        finally:
+            os.close(fd)
+        memo.write(path, known)
+    return str(known[key])
+
+
+def _alone(binary: Path, text: bytes) -> str:
+    nft.apply(binary, text)
+    return _beside(nft.listed(binary, "ruleset"))
+
+
+def _befores(device: str) -> Iterator[uplink.Before]:
+    """What the operator's interface may have done before: it says which packets of others the table drops as well."""
+    for ipv4 in (False, True):
+        for ipv6 in (None, False, True):
+            yield uplink.Before(device, ipv4, ipv6)
+
+
+def _walls(name: str, found: str, expected: Iterable[str]) -> Iterator[Layer]:
+    if found not in expected:
+        yield Layer("network", Standing.WIDER, f"{name} as they are written", "other rules, or other tables")
+
+
+def _things(made: Network) -> Iterator[Layer]:
+    """Devices, addresses, routes and rules. runsc takes those of the agent's own namespace over, so there may be less
+    there than was made, and nothing else."""
+    for name, space, whole in (("gateway", made.gateway, True), ("agent", made.agent, False)):
+        found = _in(made, space, readback_net.lines)
+        more, less = sorted(found - set(space.lines)), sorted(set(space.lines) - found)
+        if more:
+            yield Layer("network", Standing.WIDER, f"in the namespace of the {name} what was made there", more[0])
+        if less and whole:
+            yield Layer("network", Standing.WIDER, f"in the namespace of the {name} {less[0]}", "it is gone")
+
+
+def _settings(made: Network) -> Iterator[Layer]:
+    for name, space, settings in (
+        ("gateway", made.gateway, netns.GATEWAY_SETTINGS),
+        ("agent", made.agent, netns.SETTINGS),
+    ):
+        found = _in(made, space, functools.partial(_read, tuple(settings)))
+        for one, value in settings.items():
+            if found[one].strip() != str(value):
+                expected = f"net/{one} {value} in the namespace of the {name}"
+                yield Layer("network", Standing.WIDER, expected, found[one].strip())
+
+
+def _read(settings: tuple[str, ...]) -> dict[str, str]:
+    return {one: netns.setting(one).read_text() for one in settings}
+
+
+def _members(made: Network, family: set[int]) -> Iterator[Layer]:
+    """Who lives there: the run's own processes, its gates, and whoever only passes through."""
+    until = time.monotonic() + _PASSING_SECONDS
+    while True:
+        inside = readback.in_namespace("net", [made.agent.inode, made.gateway.inode])
+        at_home = {*family, made.supervisor.pid}
+        strangers = [pid for pid in sorted(inside[made.agent.inode] - at_home) if not readback.descends(pid, family)]
+        strangers += sorted(pid for pid in inside[made.gateway.inode] if not _serves(pid, made))
+        if not strangers or time.monotonic() > until:
+            break
+        time.sleep(_AGAIN_SECONDS)
+    for pid in strangers:
+        yield Layer("namespace", Standing.WIDER, "the run's own processes in its network namespaces", f"process {pid}")
+
+
+def _serves(pid: int, made: Network) -> bool:
+    """Whether this is the supervisor, or a gate of its: a user of a gate's, without rights, under a filter."""
+    one = readback.process(pid) if pid != made.supervisor.pid else None
+    if one is None:
+        return True  # the supervisor, or gone
+    return (
+        one.parent == made.supervisor.pid
+        and _GATES[0] <= one.uid < _GATES[1]
+        and one.no_new_privs
+        and one.seccomp == 2
+        and not any(one.capabilities.values())
+    )
