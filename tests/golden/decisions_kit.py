@@ -29,7 +29,7 @@ from typing import Any
 from policy import data, decide, errors, package, prove
 from policy.compile import plan
 from policy.compile.artefacts import NAMES
-from policy.host import CgroupFacts, Closure, ClosureFile, HostFacts
+from policy.host import CgroupFacts, Closure, ClosureFile, HostFacts, NetworkFacts
 from policy.manifest import parse
 from policy.rules import enforceable, nine
 from policy.rules.case import Owner, Unsigned
@@ -49,9 +49,10 @@ def _host(**changes: Any) -> HostFacts:
     return sample.host(audience=kit.HOST, executables={path: program}, **changes)
 
 
+_NETWORKED = NetworkFacts("", "")
 HOSTS: dict[str, HostFacts] = {
-    "x86_64-v2": _host(cgroup=CgroupFacts(2, _CONTROLLERS, swap_accounting=True), room_mb=8),
-    "x86_64-v1": _host(),
+    "x86_64-v2": _host(cgroup=CgroupFacts(2, _CONTROLLERS, swap_accounting=True), room_mb=8, network=_NETWORKED),
+    "x86_64-v1": _host(network=_NETWORKED),
     "aarch64": _host(arch="aarch64", cgroup=CgroupFacts(2, _CONTROLLERS)),
 }
 
