@@ -6,6 +6,7 @@ is the same package with the named lines, in which the same probes succeed.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +95,59 @@ def test_a_run_in_which_nothing_was_refused_has_no_row(world: World, monkeypatch
     answer = world.run_code(HEAD + "answer = 1" + TAIL)
     assert (answer.denials, denied(world, answer.run_id)) == ((), [])
     assert explained(world, answer.run_id, monkeypatch) == {}
+
+
+# --- the network ---------------------------------------------------------------------------------------------------
+
+GRANTED = (("api.example.com", "[443]", "tls"),)
+# What is tried, how it ends where it is not granted and where it is, and the denial that it is.
+PROBES: dict[str, tuple[Any, Any, Denial]] = {
+    "resolve('www.example.com')": (
+        "gaierror -2", ["93.184.216.35"], Denial("dns", "www.example.com", "name_not_granted"),
+    ),
+    "tls('other.example.com', '93.184.216.34')": (
+        "ECONNRESET", "other.example.com", Denial("sni", "other.example.com:443/tls", "sni_not_granted"),
+    ),
+    "tcp('93.184.216.34', 80)": (
+        "ECONNREFUSED", "connected", Denial("packet", "93.184.216.34:80/tcp", "not_granted"),
+    ),
+    "tcp('2606:4700::2222', 5432)": (
+        "ECONNREFUSED", "connected", Denial("packet", "[2606:4700::2222]:5432/tcp", "not_granted"),
+    ),
+    "udp('10.77.0.1', 123)": ("ECONNREFUSED", "answered", Denial("packet", "10.77.0.1:123/udp", "not_granted")),
+}  # fmt: skip
+FIRST = "tls('api.example.com')"
+
+
+def tried(networked: NetworkedWorld, more: str) -> tuple[Any, Any]:
+    """The run's answer, and what each probe came to; api.example.com is reached first, which is granted."""
+    code = HEAD + internet.probes([FIRST, *PROBES]) + TAIL
+    files = {"main.py": code, "ca.pem": networked.internet.certificate}
+    answer = networked.run(networked.sign(networked.package(files, network="full", more=more)))
+    assert answer.error is None, (answer.error, answer.stderr)
+    first, *rest = json.loads(answer.result.text)
+    assert first == "api.example.com"
+    return answer, dict(zip(PROBES, rest, strict=True))
+
+
+def test_each_refusal_of_the_network_is_one_denial_whose_line_mends_it(
+    networked: NetworkedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, found = tried(networked, internet.entries(*GRANTED))
+    assert found == {probe: refused for probe, (refused, _, _) in PROBES.items()}
+    rows = denied(networked, answer.run_id)
+    expected = [denial for _, _, denial in PROBES.values()]
+    # One name of each, whatever the agent's libraries repeat (a name is asked for twice, by IPv4 and IPv6).
+    assert {row["denial"] for row in rows} == {denial.id for denial in expected}
+    assert {(row["layer"], row["target"], row["code"]) for row in rows} == {
+        (denial.layer, denial.target, denial.code) for denial in expected
+    }
+    assert len(rows) <= 2 * len(expected)
+    assert {row.denial for row in answer.denials} == set(expected)
+    # Every line that is named, together.
+    told = explained(networked, networked.base / "packages" / "probe", monkeypatch)
+    entries = [entry for denial in expected for entry in added(told[denial.target], "permissions")["network"]]
+    lines = [(entry["host"], str(entry["ports"]), entry["protocol"]) for entry in entries]
+    answer, found = tried(networked, internet.entries(*GRANTED, *lines))
+    assert found == {probe: granted for probe, (_, granted, _) in PROBES.items()}
+    assert answer.denials == ()
