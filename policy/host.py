@@ -89,6 +89,14 @@ class RunscFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """Whether an agent can have a network here. ``lacks`` is what is missing, ``mend`` what to do; empty when nothing."""
+
+    lacks: str = "a look at this host"
+    mend: str = "run `covenant doctor`"
+
+
+@dataclass(frozen=True, slots=True)
 class GrantedPath:
     """A granted host path as it was found: resolved without symlinks, component by component.
 
@@ -116,6 +124,7 @@ class HostFacts:
     pids_free: int
     cgroup: CgroupFacts
     runsc: RunscFacts | None
+    network: NetworkFacts = NetworkFacts()
     runtimes: Mapping[str, Closure] = field(default_factory=dict)
     executables: Mapping[str, Closure] = field(default_factory=dict)
     granted: Mapping[str, GrantedPath] = field(default_factory=dict)

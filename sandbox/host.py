@@ -14,7 +14,7 @@ from typing import Literal
 
 from policy import data, errors
 from policy.grants.effective import Effective
-from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, RunscFacts
+from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts
 from policy.manifest.agent import Manifest
 from sandbox import closure, granted, ldso, memo
 from sandbox.config import Config, trusted_binary
@@ -22,6 +22,7 @@ from sandbox.kernel import cgroupfs
 
 _VERSION_SECONDS = 15
 _MIB = 1024 * 1024
+_NET = Path("/proc/sys/net")
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -46,6 +47,7 @@ def probe(config: Config) -> HostFacts:
             pids_free=_pids_free(),
             cgroup=cgroup_facts(),
             runsc=_usable_runsc(config),
+            network=network_facts(config),
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
@@ -132,6 +134,21 @@ def cgroup_facts(hierarchies: cgroupfs.Hierarchies | None = None) -> CgroupFacts
     controllers = frozenset((memory / "cgroup.controllers").read_text().split())
     # The root cgroup has no such file; any other with the memory controller shows whether swap is counted.
     return CgroupFacts(2, controllers, any(memory.glob("*/memory.swap.max")))
+
+
+def network_facts(config: Config) -> NetworkFacts:
+    """What a gateway needs of this host: nft, IPv6 to refuse it by, and the interface that the operator named."""
+    try:
+        trusted_binary(config.nft)
+    except errors.HostError as e:
+        return NetworkFacts(f"nft ({e.message})", e.hint or "apt-get install nftables")
+    if not _NET.joinpath("ipv6").is_dir():
+        return NetworkFacts("IPv6, which a gateway must have to refuse it", "boot without ipv6.disable=1")
+    if not config.uplink:
+        return NetworkFacts("an uplink", 'write uplink = "NAME" in config.toml, an interface that `ip link` shows')
+    if not _NET.joinpath("ipv4", "conf", config.uplink).is_dir():
+        return NetworkFacts(f"the uplink `{config.uplink}`", "name an interface that `ip link` shows")
+    return NetworkFacts("", "")
 
 
 def runsc_facts(config: Config) -> RunscFacts:

@@ -146,6 +146,12 @@ def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"{key.removeprefix('resources.')} `{value}`", "the cgroup controller `io`", "take it out"
 
 
+def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    mode = manifest.resources.network
+    if mode != "off" and host.network.lacks:
+        yield "resources.network", f"network {text.quote(mode)}", host.network.lacks, host.network.mend
+
+
 def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     for i, path in enumerate(manifest.permissions.filesystem.write):
         found = host.granted.get(path)
@@ -158,5 +164,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _writes),
+    *(_io, _network, _writes),
 )

@@ -112,8 +112,8 @@ def test_a_look_is_told_what_a_run_is_refused() -> None:
     decision = decide.compile_unsigned(package, manifest, host=HOST)
     assert decision.trusted is None
     assert [(type(e), e.details["grant"]) for e in decision.refusals] == [
-        (errors.NotYetEnforceableError, "resources.network"),
         (errors.NotYetEnforceableError, "permissions.credentials.grants[0]"),
+        (errors.NotEnforceableError, "resources.network"),
     ]
     prove.prove(decision.effective, decision.artefacts)
     assert decide.compile_unsigned(kit.signed(kit.MANIFEST), kit.manifest(), host=HOST).refusals == ()

@@ -29,9 +29,11 @@ def test_every_key_can_be_written() -> None:
         'host = "box-1.example"\nrunsc = "/opt/runsc"\nnft = "/x/nft"\nip = "/x/ip"\npython3 = "/x/p"\nnode = "/x/n"\n'
         "uid_first = 100000\nuid_count = 10\nstart_deadline_seconds = 300\ngrace_seconds = 1\n"
         'allow_unsigned_trusted_local = true\ntrusted_local_user = "nobody"\npath_owners = [1000]\n'
+        'uplink = "eth0"\nresolvers = ["9.9.9.9", "2620:fe::fe"]\nattest_seconds = 5\non_drift = "alarm"\n'
     )
     written = {"host", "runsc", "nft", "ip", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
+    written |= {"uplink", "resolvers", "attest_seconds", "on_drift"}
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
 

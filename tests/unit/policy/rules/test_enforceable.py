@@ -8,14 +8,13 @@ import pytest
 
 from policy import errors
 from policy.grants.resources import UNITS
-from policy.host import CgroupFacts, GrantedPath, HostFacts
+from policy.host import CgroupFacts, GrantedPath, HostFacts, NetworkFacts
 from policy.manifest.parse import parse
 from policy.rules import enforceable
 from tests import rules_kit as kit
 
 SIZES = ("disk_mb = 16", "disk_mb = 16\n{0}")
 IO = ("io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops")
-LIMITS = ("net_bps",)
 
 
 def limit(line: str) -> str:
@@ -24,8 +23,6 @@ def limit(line: str) -> str:
 
 IO_HOST = dataclasses.replace(kit.HOST, cgroup=CgroupFacts(2, frozenset({"cpu", "io", "memory", "pids"})))
 NOT_YET = {
-    "network-https": (kit.text(('network = "off"', 'network = "outbound-https-only"')), "resources.network", "network"),
-    "network-full": (kit.text(('network = "off"', 'network = "full"')), "resources.network", "network"),
     "credential": (
         kit.text(more='\n[permissions.credentials]\ngrants = ["db"]\n'), "permissions.credentials.grants[0]", "grants",
     ),
@@ -48,7 +45,6 @@ NOT_YET = {
     "suspend": (
         kit.text(more='\n[lifetime]\nttl_seconds = 9\non_expiry = "suspend"\n'), "lifetime.on_expiry", "on_expiry",
     ),
-    **{name: (limit(f"{name} = 1000"), f"resources.{name}", name) for name in LIMITS},
 }  # fmt: skip
 
 
@@ -86,6 +82,13 @@ UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
         limit("cpu_time_ms = 1000"), {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))},
         "resources.cpu_time_ms", {"cgroup": CgroupFacts(1, frozenset({"cpu", "cpuacct", "memory", "pids"}))},
     ),
+    **{
+        f"network-{mode}": (
+            kit.text(('network = "off"', f'network = "{mode}"')), {"network": NetworkFacts("an uplink", "name one")},
+            "resources.network", {"network": NetworkFacts("", "")},
+        )
+        for mode in ("outbound-https-only", "full")
+    },
     "write": (WRITES, {}, "permissions.filesystem.write[0]", {"granted": ROOM}),
 }  # fmt: skip
 
@@ -107,15 +110,22 @@ def test_every_finding_is_listed_what_is_not_built_first() -> None:
         ('network = "off"', 'network = "full"'), more='\n[permissions.skills]\nside_effects = ["read"]\n'
     )
     found = list(enforceable.findings(parse(document.encode()), dataclasses.replace(kit.HOST, runsc=None)))
-    assert [f.code for f in found] == ["not_yet_enforceable", "not_yet_enforceable", "not_enforceable"]
+    assert [f.code for f in found] == ["not_yet_enforceable", "not_enforceable", "not_enforceable"]
+
+
+def test_a_host_that_nobody_looked_at_has_no_network() -> None:
+    manifest = parse(kit.text(('network = "off"', 'network = "full"')).encode())
+    assert kit.HOST.network == NetworkFacts()
+    with pytest.raises(errors.NotEnforceableError, match="a look at this host"):
+        enforceable.check(manifest, kit.HOST)
 
 
 def test_every_limit_of_resources_is_enforced_or_refused() -> None:
     """A limit that a manifest can write is either compiled or named here: none is ignored."""
     compiled = {"cpu_ms_per_task", "memory_mb", "disk_mb", "pids_max", "cpu_millis", "cpu_weight", "swap_mb"}
-    compiled |= {"cpu_time_ms", *IO}
+    compiled |= {"cpu_time_ms", "net_bps", *IO}
     refused = {key.removeprefix("resources.") for key in enforceable.NOT_YET if key.startswith("resources.")}
-    assert compiled | refused == {*UNITS, "network"}
+    assert compiled | refused == {*UNITS}
     assert not compiled & refused
 
 
