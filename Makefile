@@ -1,11 +1,15 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: demo test lint undo mutants fuzz coverage golden
+.PHONY: demo test lint undo mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
 
 test:
 	./scripts/test
+
+# A real machine in software emulation, pure cgroup v2 under systemd: docs/virtual-machine.md.
+vm:
+	./scripts/vm
 
 lint:
 	.venv/bin/ruff check .

@@ -63,14 +63,19 @@ def provide(machine: Machine) -> None:
             f"remove {found.path} or replace it, then run set-up again; how to get a newer one:",
             *GVISOR_RELEASE,
         )
-    _install(machine)
+    install(machine)
     found = runsc.probe()
     if not found.works:
         raise SetupError(f"a runsc that works: the one that was installed does not ({found.problem})", *GVISOR_RELEASE)
     console.fine(f"{found.path} starts a sandbox")
 
 
-def _install(machine: Machine) -> None:
+def install(machine: Machine) -> None:
+    """Get runsc from where this distribution has one that is new enough; whether it works is not asked here.
+
+    Raises:
+        SetupError: no source of the machine leads to one.
+    """
     if machine.codename is None:
         raise SetupError(f"runsc (gVisor) on {machine.system}", *GVISOR_RELEASE)
     newer = NEWER.get(machine.codename)

@@ -14,6 +14,7 @@ import shutil
 from scripts.machine import apt, console
 from scripts.machine.console import SetupError
 from scripts.machine.record import Record
+from scripts.virtual import recipe
 
 
 def take_back(clone: pathlib.Path) -> None:
@@ -26,6 +27,7 @@ def take_back(clone: pathlib.Path) -> None:
     added = record.added
     if (added.packages or added.files or added.users) and os.geteuid() != 0:
         raise SetupError("root, since set-up added packages, files or users", "sudo ./scripts/undo")
+    _images(record)
     _paths(clone, record)
     _users(record)
     _packages(record)
@@ -54,6 +56,13 @@ def _paths(clone: pathlib.Path, record: Record) -> None:
             console.change(f"remove {name}/")
             shutil.rmtree(path)
         record.forget("paths", name)
+
+
+def _images(record: Record) -> None:
+    # They lie outside the clone, in a place that is computed: the record says only that there are some.
+    if recipe.WORK in record.added.paths and recipe.cache().exists():
+        console.change(f"remove {recipe.cache()}, the images of the virtual machine")
+        shutil.rmtree(recipe.cache())
 
 
 def _users(record: Record) -> None:

@@ -85,7 +85,7 @@ def test_no_key_is_committed(clone: pathlib.Path) -> None:
 
 
 def test_scripts_can_be_run(clone: pathlib.Path) -> None:
-    for name in ("setup", "undo", "demo", "test", "lock", "build_agents", "sign_agents", "transcript"):
+    for name in ("setup", "undo", "demo", "test", "lock", "build_agents", "sign_agents", "transcript", "vm"):
         path = clone / "scripts" / name
         assert path.stat().st_mode & 0o111 == 0o111, name
         assert path.read_text().startswith(("#!/usr/bin/", "#!/bin/bash\n")), name

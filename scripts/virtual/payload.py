@@ -1,0 +1,53 @@
+"""What a boot brings along beside the image: this clone as it is now, and Covenant's wheel built from it."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+
+from scripts.machine import console
+from scripts.machine.console import SetupError
+from scripts.machine.where import Machine
+from scripts.virtual import image
+
+SIZE = "256M"
+
+
+def files(clone: pathlib.Path) -> list[pathlib.Path]:
+    """Of the clone: what git tracks, and what is new and not ignored; paths relative to it.
+
+    Raises:
+        SetupError: git does not say.
+    """
+    # Under sudo the clone may belong to another user; the command line may say that it is safe.
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=clone, capture_output=True)
+    if done.returncode != 0:
+        raise SetupError(f"git in {clone}: {done.stderr.decode(errors='replace').strip()}", "use a clone made by git")
+    names = sorted({name for name in done.stdout.decode().split("\0") if name})
+    return [pathlib.Path(name) for name in names if (clone / name).is_file() and not (clone / name).is_symlink()]
+
+
+def make(machine: Machine, place: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
+    """An ext4 file with the clone, and in `built/` the wheel, built with the wheels of the locks in `place`.
+
+    Raises:
+        SetupError: a wheel could not be had or built.
+    """
+    stage = work / "payload"
+    shutil.rmtree(stage, ignore_errors=True)
+    for name in files(machine.clone):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(machine.clone / name, stage / name)
+    console.change("build Covenant's wheel, and a disk with it and the clone")
+    steps = str(stage / "vagrant/provision.sh")
+    console.run([steps, "wheel"], env={"WHEELS": str(place / image.WHEELS), "BUILT": str(stage / "built")})
+    # pip leaves what it built from there; the guest gets the clone.
+    shutil.rmtree(stage / "build", ignore_errors=True)
+    disk = work / "payload.ext4"
+    disk.unlink(missing_ok=True)
+    owner = ["-E", "root_owner=0:0"]
+    console.run(["mke2fs", "-q", "-t", "ext4", "-L", "payload", *owner, "-d", str(stage), str(disk), SIZE])
+    shutil.rmtree(stage)
+    return disk

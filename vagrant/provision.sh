@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# From an installed Debian or Ubuntu to a Covenant that was checked on it. One script, driven three ways:
+#
+#   make vm                the steps run where docs/virtual-machine.md says: host, image, guest without network
+#   vagrant up             `all` in the machine, from a copy of the clone
+#   gvisor-live.yml        `all` on a hosted runner
+#
+#   ./vagrant/provision.sh STEP...
+#
+#   packages      Debian packages and a runsc, from the machine's own mirrors           (network)
+#   wheels        the Python packages of the locks by their hashes, into $WHEELS        (network)
+#   wheel         Covenant itself as a wheel, into $BUILT
+#   v2-only       from the next boot on, no cgroup controller is on version 1
+#   no-kvm        from the next boot on, the kvm modules do not load
+#   environment   /opt/covenant and /opt/covenant-tests, from $WHEELS alone
+#   install       Covenant's wheel, its user and its configuration, as an operator would
+#   check         the suite of vagrant/tests and the network part of tests/kernel; a skip is a failure
+#   all           packages wheels wheel environment install check
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+# Where the wheels lie: those of the locks, which an image may hold for long, and Covenant's own, made from this clone.
+: "${WHEELS:=/var/cache/covenant/wheels}" "${BUILT:=/var/cache/covenant/built}"
+OPERATOR=/opt/covenant
+TESTS=/opt/covenant-tests
+# What builds the wheel and what runs the suite, by their names in locks/dev.txt.
+BUILD=(hatchling packaging pathspec pluggy trove-classifiers)
+SUITE=(iniconfig packaging pluggy pygments pytest pytest-testinfra)
+# In this order: what the machine is, then what it does.
+CHECKED=(vagrant/tests/test_machine.py vagrant/tests/test_limits.py)
+PIP=(-m pip --disable-pip-version-check --no-input --quiet)
+HASHED=(--require-hashes --no-deps --only-binary=:all:)
+
+say() { printf '== %s\n' "$*"; }
+
+# The entries of a lock with these names, hashes included.
+part() { # LOCK NAME...
+    local lock=$1
+    shift
+    awk -v names="$*" '
+        BEGIN { wanted = split(names, list); for (i in list) want[list[i]] = 1 }
+        /^[^ ]/ { split($1, name, "=="); keep = name[1] in want; found += keep }
+        keep
+        END { if (found != wanted) { print "not all of " names " are in the lock" > "/dev/stderr"; exit 1 } }
+    ' "$lock"
+}
+
+packages() {
+    /usr/bin/python3 -B vagrant/packages.py
+}
+
+wheels() {
+    say "wheels of locks/ into $WHEELS"
+    local work
+    work=$(mktemp -d)
+    mkdir -p "$WHEELS"
+    part locks/dev.txt "${BUILD[@]}" >"$work/build.txt"
+    part locks/dev.txt "${SUITE[@]}" >"$work/suite.txt"
+    /usr/bin/python3 -m venv "$work/venv"
+    for list in locks/runtime.txt "$work/build.txt" "$work/suite.txt"; do
+        "$work/venv/bin/python" "${PIP[@]}" --no-cache-dir download "${HASHED[@]}" -d "$WHEELS" -r "$list"
+    done
+    rm -r "$work"
+}
+
+# install_from LIST VENV: exactly what a list says, from $WHEELS and nowhere else.
+install_from() {
+    "$2/bin/python" "${PIP[@]}" install --no-index --find-links "$WHEELS" "${HASHED[@]}" -r "$1"
+}
+
+wheel() {
+    say "Covenant's own wheel into $BUILT"
+    local work
+    work=$(mktemp -d)
+    mkdir -p "$BUILT"
+    part locks/dev.txt "${BUILD[@]}" >"$work/build.txt"
+    /usr/bin/python3 -m venv "$work/venv"
+    install_from "$work/build.txt" "$work/venv"
+    "$work/venv/bin/python" "${PIP[@]}" wheel --no-index --no-deps --no-build-isolation -w "$BUILT" .
+    rm -r "$work"
+}
+
+v2-only() {
+    say "kernel command line: $(cat vagrant/cmdline)"
+    install -d /etc/default/grub.d
+    printf 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX %s"\n' "$(cat vagrant/cmdline)" >/etc/default/grub.d/covenant.cfg
+    # The virtual machine of `make vm` has no boot loader: its kernel gets the same words from the same file.
+    if command -v update-grub >/dev/null; then update-grub; fi
+}
+
+no-kvm() {
+    say "no kvm from the next boot on"
+    printf 'install %s /bin/false\n' kvm kvm_intel kvm_amd >/etc/modprobe.d/covenant-no-kvm.conf
+}
+
+environment() {
+    say "$OPERATOR from locks/runtime.txt, $TESTS for the suite"
+    local list
+    list=$(mktemp)
+    part locks/dev.txt "${SUITE[@]}" >"$list"
+    for venv in "$OPERATOR" "$TESTS"; do
+        /usr/bin/python3 -m venv "$venv"
+        install_from locks/runtime.txt "$venv"
+    done
+    install_from "$list" "$TESTS"
+    rm "$list"
+}
+
+install_covenant() {
+    say "Covenant into $OPERATOR, /etc/covenant, user covenant-agent"
+    "$OPERATOR/bin/python" "${PIP[@]}" install --no-index --no-deps --force-reinstall "$BUILT"/covenant_supervisor-*.whl
+    ln -sfn "$OPERATOR/bin/covenant" /usr/local/bin/covenant
+    if ! id -u covenant-agent >/dev/null 2>&1; then
+        useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin covenant-agent
+    fi
+    install -d -m 0755 /etc/covenant
+    install -d -m 0700 /var/lib/covenant
+    # An emulated machine starts a sandbox in half a minute. The suite lowers a limit by hand, which attestation would find.
+    printf 'start_deadline_seconds = 300\nattest_seconds = 1800\n' >/etc/covenant/config.toml
+}
+
+check() {
+    say "the suite"
+    # A test that cannot run is a failure here.
+    export COVENANT_REQUIRE_KERNEL=1
+    "$TESTS/bin/python" -m pytest -v -rP --durations=8 --color=no -p no:cacheprovider --hosts=local:// "${CHECKED[@]}"
+}
+
+if [ "$(id -u)" != 0 ]; then
+    printf '\nmissing: root\n   mend: sudo ./vagrant/provision.sh %s\n' "$*" >&2
+    exit 1
+fi
+steps=("$@")
+if [ "$*" = all ]; then steps=(packages wheels wheel environment install check); fi
+for step in "${steps[@]}"; do
+    case $step in
+        install) install_covenant ;;
+        packages | wheels | wheel | v2-only | no-kvm | environment | check) "$step" ;;
+        *) printf 'no step `%s`\n' "$step" >&2; exit 2 ;;
+    esac
+done

@@ -1,0 +1,175 @@
+"""An operator on a machine that is Covenant's alone: the installed command, agents that are written, signed and run,
+several at once, and what runs left anywhere on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+HOME = pathlib.Path("/root/operator")
+STATE = pathlib.Path("/var/lib/covenant")
+CLONE = pathlib.Path(__file__).resolve().parents[2]
+COVENANT = "/usr/local/bin/covenant"
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+# Nothing here is measured by the clock; an emulated machine takes half a minute for what takes a real one 0.3 s.
+PATIENCE_SECONDS = 420
+
+MANIFEST = """\
+[agent]
+id = "{name}"
+name = "{name}"
+version = "1.0.0"
+runtime = "python3"
+entry = "main.py"
+[resources]
+cpu_ms_per_task = 600000
+network = "off"
+{resources}
+[sandbox]
+required = true
+backend = "linux-gvisor"
+filesystem = "ephemeral"
+"""
+HEAD = "import json, os, signal, sys, time\nintent = json.loads(sys.stdin.readline())\n"
+TAIL = "\nprint(json.dumps({'text': json.dumps(answer)}))\n"
+
+
+class Agent:
+    """One `covenant run` in the background."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.name = name
+        self.process = process
+
+    def leaf(self) -> pathlib.Path:
+        """The cgroup of its sandbox, once there are processes in it."""
+
+        def look() -> pathlib.Path | None:
+            assert self.process.poll() is None, self.process.communicate()
+            for run_id in [row["run_id"] for row in rows("run_started") if row["agent_id"] == self.name][-1:]:
+                for path in CGROUPS.glob(f"covenant.slice/*/{run_id}"):
+                    if len((path / "cgroup.procs").read_text().split()) > 2:
+                        return path
+            return None
+
+        return until(look, f"a leaf of {self.name}")
+
+    def answer(self) -> dict[str, Any]:
+        """The document that the run ended with, result or error."""
+        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        assert out, (self.process.returncode, err)
+        document: dict[str, Any] = json.loads(out)
+        return document
+
+    def value(self) -> Any:
+        """What the agent put into `answer`; a run that failed fails the test."""
+        document = self.answer()
+        assert document["kind"] == "intent_result", document
+        return json.loads(document["text"])
+
+
+class Operator:
+    """Root with a home of its own, as one who installed the wheel and read the README."""
+
+    def __init__(self, base: pathlib.Path) -> None:
+        self.base = base
+        self.environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "COVENANT_HOME": str(HOME),
+            "COVENANT_STATE": str(STATE),
+        }
+
+    def covenant(self, *arguments: str, expect: int = 0) -> str:
+        """Run the command to its end; what it printed."""
+        done = subprocess.run(
+            [COVENANT, *arguments],
+            env=self.environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == expect, (arguments, done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def signed(self, packages: Mapping[str, tuple[str, str]]) -> dict[str, pathlib.Path]:
+        """Signed packages by name, of (code, resources): the agent runs the code and answers with its `answer`."""
+        paths = {}
+        for name, (code, resources) in packages.items():
+            paths[name] = self.base / name
+            paths[name].mkdir(mode=0o755)
+            (paths[name] / "agent.toml").write_text(MANIFEST.format(name=name, resources=resources))
+            (paths[name] / "main.py").write_text(HEAD + code + TAIL)
+        with futures.ThreadPoolExecutor() as pool:
+            list(pool.map(self.sign, paths.values()))
+        return paths
+
+    def sign(self, path: pathlib.Path) -> pathlib.Path:
+        """Put an envelope into a package."""
+        self.covenant("manifest", "sign", str(path), "--key", "operator")
+        return path
+
+    def start(self, path: pathlib.Path, *options: str) -> Agent:
+        """Run a signed package in the background."""
+        command = [COVENANT, "run", str(path), "go", "--json", *options]
+        process = subprocess.Popen(
+            command, env=self.environment, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return Agent(path.name, process)
+
+
+def rows(kind: str) -> list[dict[str, Any]]:
+    """The supervisor's audit rows of one kind."""
+    log = STATE / "audit/events.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    found = [json.loads(line)["kind"] for line in lines]
+    return [row for row in found if row["type"] == kind]
+
+
+def until(look: Callable[[], _T | None], what: str) -> _T:
+    """What `look` gives once it gives something; a test that waits in vain fails."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (found := look()) is None:
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def numbers(path: pathlib.Path) -> Mapping[str, int]:
+    """A flat keyed cgroup file such as cpu.stat."""
+    return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
+
+
+def kernel_log() -> list[str]:
+    """What the kernel said since it started."""
+    done = subprocess.run(
+        ["/usr/bin/journalctl", "-k", "-b", "-o", "cat"], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def leftovers() -> list[str]:
+    """What runs left anywhere on this machine: leaves, scopes, processes, mounts, run directories."""
+    found = [str(path) for path in CGROUPS.glob("covenant.slice/*") if path.is_dir()]
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = pathlib.Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"runsc" in command.split(b"\0")[0]:
+            found.append(f"process {entry}: {command!r}")
+    mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    found += [line for line in mounts if str(STATE) in line]
+    runs = STATE / "runs"
+    return found + ([str(path) for path in runs.iterdir() if path.is_dir()] if runs.exists() else [])
