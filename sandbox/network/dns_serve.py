@@ -27,8 +27,9 @@ from sandbox.network.gate_main import Gate  # noqa: E402
 # Questions that wait for a resolver at once, and TCP connections, with the seconds that one may be silent or lasts.
 _WAITING = 32
 _CONNECTIONS, _IDLE_SECONDS, _LASTS_SECONDS = 8, 5.0, 30.0
-# Datagrams a second that are read at all: a flood waits in the socket's small buffer, and falls out of it there.
-_READ_PER_SECOND, _READ_BURST, _PAUSE_SECONDS = 200, 200, 0.05
+# Datagrams that are read at all, for each that the plan lets be asked: a flood waits in the socket's small buffer, and
+# falls out of it there.
+_READ_FOR_EACH, _PAUSE_SECONDS = 10, 0.05
 _AT_ONCE = 16
 # Aliases that are followed out of what one answer holds.
 _FOLLOWED = 4
@@ -51,8 +52,9 @@ class Server:
         self._types = {dns_wire.TYPES[name] for name in plan["types"]}
         self._ttl, self._name_bytes = plan["ttl_seconds"], plan["name_bytes"]
         now = time.monotonic()
-        self._tokens = dns_names.Tokens(plan["queries_per_second"], plan["burst"], now)
-        self._reading = dns_names.Tokens(_READ_PER_SECOND, _READ_BURST, now)
+        rate, burst = plan["queries_per_second"], plan["burst"]
+        self._tokens = dns_names.Tokens(rate, burst, now)
+        self._reading = dns_names.Tokens(_READ_FOR_EACH * rate, _READ_FOR_EACH * burst, now)
         self._agent = plan["agent"]
         self._broker = Broker(loop, gate.fds["broker"])
         self._upstream = Upstream(loop, self._broker, plan["resolvers"])

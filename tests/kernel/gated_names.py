@@ -141,7 +141,7 @@ class Gated:
         return {(one.target, one.code) for one in list(self.denied) if not one.target.startswith("mark")}
 
 
-def _exchange(gated: Gated, spaces: Namespaces, stop: int) -> None:
+def exchange(gated: Gated, spaces: Namespaces, stop: int) -> None:
     """What the run's exchange does, in the namespace that stands for the supervisor's."""
     with open(f"/proc/{spaces.pids['world']}/ns/net") as entry:
         assert _LIBC.setns(entry.fileno(), 0x40000000) == 0
@@ -206,7 +206,7 @@ def opened(
         gated = Gated(spaces, resolver, names, gate, denied)
         stop, wake = os.pipe()
         stack.callback(os.close, stop)
-        thread = threading.Thread(target=_exchange, args=(gated, spaces, stop))
+        thread = threading.Thread(target=exchange, args=(gated, spaces, stop))
         thread.start()
         try:
             yield gated
