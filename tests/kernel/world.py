@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -40,11 +41,13 @@ backend = "{backend}"
 filesystem = "{filesystem}"
 {more}
 """
+# How many times slower than an ordinary machine this one is: an emulated one says so (vagrant/provision.sh).
+SLOWNESS = int(os.environ.get("COVENANT_SLOWNESS", "1"))
 DEFAULTS: dict[str, Any] = {
     "id": "probe",
     "runtime": "python3",
     "entry": "main.py",
-    "cpu_ms": 20000,
+    "cpu_ms": 20000 * SLOWNESS,
     "memory_mb": 128,
     "disk_mb": 16,
     "network": "off",
@@ -133,7 +136,9 @@ class World:
         return json.loads(answer.result.text)
 
     def configure(self, **settings: Any) -> None:
-        """Write the supervisor's configuration."""
+        """Write the supervisor's configuration, where it would else be the machine's own (/etc/covenant)."""
+        if SLOWNESS > 1:
+            settings = {"start_deadline_seconds": 60 * SLOWNESS, "attest_seconds": 30 * SLOWNESS, **settings}
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         (self.state / "config.toml").write_text("\n".join(lines) + "\n")
         config.load(self.state)
