@@ -20,7 +20,7 @@ from typing import Any
 
 from policy import errors
 from policy.host import RunscFacts
-from sandbox import closure, host, ldso, runsc_probe
+from sandbox import closure, host, ldso, room, runsc_probe
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs, landlock
 
@@ -252,12 +252,30 @@ def _loader(config: Config, deadline: float) -> Finding:
     return _ok(f"{path} takes the trampoline")
 
 
-def _quota(config: Config, deadline: float) -> Finding:
-    return Finding(
-        Status.MISSING,
-        "project quotas are not used yet: host write paths are refused",
-        'use sandbox.filesystem = "ephemeral" and no write paths',
-    )
+def _written(config: Config, deadline: float) -> Finding:
+    """What bounds a write path is looked at where one is granted; here, whether this host can have one."""
+    known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines() if line}
+    kinds = sorted(known & set(room.KINDS))
+    if not kinds:
+        return Finding(
+            Status.MISSING, f"none of {', '.join(room.KINDS)} is known to this kernel", "load the ext4 module"
+        )
+    return _ok(f"a write path is a file system of its own ({', '.join(kinds)}) of less than disk_mb; no project quotas")
+
+
+def _io(config: Config, deadline: float) -> Finding:
+    hierarchies = cgroupfs.Hierarchies.read()
+    if "io" in hierarchies.mounts:
+        return _ok("cgroup v2 with the controller io")
+    lacking = "cgroup v1 counts no buffered write" if hierarchies.version == 1 else "the controller io is not there"
+    return Finding(Status.DEGRADED, f"{lacking}: io limits are refused", "boot with systemd's unified cgroups")
+
+
+def _cpu_time(config: Config, deadline: float) -> Finding:
+    hierarchies = cgroupfs.Hierarchies.read()
+    if hierarchies.version == 2 or "cpuacct" in hierarchies.mounts:
+        return _ok("cpu.stat" if hierarchies.version == 2 else "cpuacct.usage")
+    return Finding(Status.DEGRADED, "processor time is not counted: cpu_time_ms is refused", "mount the v1 cpuacct")
 
 
 def _landlock(config: Config, deadline: float) -> Finding:
@@ -302,6 +320,8 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("ip", False, "network modes other than off", _tool("ip", "iproute2")),
     ("libseccomp", False, "the deny list of trusted-local", _seccomp_library),
     ("trusted-local user", False, "trusted-local never runs as root", _user),
-    ("project quota", False, "disk_mb over host write paths", _quota),
+    ("write paths", False, "disk_mb over host write paths", _written),
+    ("io limits", False, "io_read_bps, io_write_bps, io_read_iops, io_write_iops", _io),
+    ("processor time", False, "cpu_time_ms", _cpu_time),
     ("landlock", False, "nothing yet: for information", _landlock),
 )

@@ -29,6 +29,21 @@ def test_memory_over_the_limit_is_an_oom_and_under_it_is_not(world: World) -> No
     assert (ended["code"], ended["oom"]) == ("out_of_memory", True)
 
 
+def test_a_kill_for_memory_takes_the_agent_that_asked_for_it_and_nobody_else(world: World) -> None:
+    path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(6)\nanswer = 7" + TAIL}, name="calm"))
+    greedy = world.sign(world.package({"main.py": HEAD + FILL.format(mb=400) + TAIL}, name="greedy", id="greedy"))
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(world.run(path)))
+    thread.start()
+    try:
+        _held(world)  # the calm one is up before the other takes everything that it may
+        refused(errors.OutOfMemoryError, world.run(greedy).error)
+    finally:
+        thread.join()
+    assert answers[0].error is None, answers[0].error
+    assert answers[0].result.text == "7"
+
+
 def test_node_out_of_memory_ends_at_once_and_by_its_name(world: World) -> None:
     """The kernel takes another process of the sandbox than with python, and the rest hangs (cgroup v1)."""
     fill = "const held = [];\nfor (let i = 0; i < {n}; i++) held.push(Buffer.alloc(10 << 20, 1));\n"

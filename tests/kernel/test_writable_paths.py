@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.kernel import cgroupfs
 from tests.kernel.world import ROOT
 
 
@@ -69,3 +70,12 @@ def test_bytes_names_and_holes_end_where_its_file_system_ends(found: dict[str, A
     assert got["sparse"] == errno.EFBIG
     # disk_mb bounds everything that can be written: the scratch has what the path leaves of 24 MiB.
     assert got["scratch"] == 24 - 16
+
+
+def test_input_and_output_is_as_slow_as_was_granted_or_refused(found: dict[str, Any]) -> None:
+    """Four MiB at one a second, on the very disk that holds the path; version 1 of cgroups cannot hold it."""
+    assert isinstance(found["any speed"], float)
+    if cgroupfs.Hierarchies.read().version == 1:
+        assert "io_write_bps `1048576` needs cgroup version 2" in found["slow"]
+    else:
+        assert found["slow"] > 3 * found["any speed"]

@@ -56,6 +56,15 @@ def many():
     for n in range(50000): opened(f"{at}many/{n}", os.O_CREAT | os.O_WRONLY)
 tried("many", many)
 """
+# How long four MiB take to be on the disk, in seconds.
+TIMED = """
+import time
+begin = time.monotonic()
+with open("/srv/room/timed", "wb") as file:
+    file.write(bytes(4 << 20)), file.flush(), os.fsync(file.fileno())
+os.unlink("/srv/room/timed")
+answer = time.monotonic() - begin
+"""
 
 
 def image(base: Path, name: str, options: str, *, mb: int = ROOM_MB) -> Path:
@@ -91,10 +100,10 @@ def main(base: Path, warm: Path) -> dict[str, Any]:
     furnish(room)
     (room / "below").mkdir(mode=0o755)
 
-    def asked(path: Path, code: str = "answer = 1\n", disk_mb: int = 24) -> Any:
+    def asked(path: Path, code: str = "answer = 1\n", disk_mb: int = 24, resources: str = "") -> Any:
         more = f'[permissions.filesystem]\nwrite = ["{path}"]\n'
         try:
-            return world.ask(code, filesystem="host", disk_mb=disk_mb, more=more)
+            return world.ask(code, filesystem="host", disk_mb=disk_mb, more=more, resources=resources)
         except errors.CovenantError as e:
             return f"{e.code}: {e}"
 
@@ -104,6 +113,8 @@ def main(base: Path, warm: Path) -> dict[str, Any]:
         "below": asked(room / "below"),
         "open": asked(open_),
         "large": asked(room, disk_mb=ROOM_MB),
+        "any speed": asked(room, TIMED),
+        "slow": asked(room, TIMED, resources=f"io_write_bps = {1 << 20}"),
         "room": asked(room, CODE),
         "leftovers": leftovers(world),
     }
