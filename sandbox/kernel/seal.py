@@ -1,4 +1,4 @@
-"""How a process of ours gives up everything before it hears the agent: identity, capabilities, system calls.
+"""How a process of ours gives up everything before it hears the agent: files, identity, capabilities, system calls.
 
 For a process with one thread: each step binds the calling thread and what it starts later.
 """
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandbox.kernel import libc
+
+_COVER = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Seal:
 
     def describe(self) -> str:
         """The operation in words."""
-        return f"become uid {self.uid} without capabilities, under a filter"
+        return f"become uid {self.uid} without files and capabilities, under a filter"
 
 
 def apply(seal: Seal) -> None:
@@ -39,6 +41,7 @@ def apply(seal: Seal) -> None:
     """
     if not seal.uid:
         raise OSError(0, "refusing to serve an agent as root")
+    _empty_root()
     libc.drop_bounding_set()
     os.setgroups([])
     os.setresgid(seal.uid, seal.uid, seal.uid)
@@ -57,3 +60,15 @@ def apply(seal: Seal) -> None:
         resource.setrlimit(name, (value, value))
     libc.set_no_new_privs()
     libc.set_seccomp_filter(seal.program)
+
+
+def _empty_root() -> None:
+    """A root directory with nothing in it: a gate that may make sockets must not reach the host's by their paths.
+
+    Nothing can be imported after this; the filter refuses to open files anyway.
+    """
+    libc.private_mounts()
+    # Any directory that surely exists; what it covers is covered in this process alone.
+    libc.mount("none", "/proc", "tmpfs", _COVER, "size=4k,nr_inodes=1,mode=0555")
+    os.chroot("/proc")
+    os.chdir("/")

@@ -93,6 +93,7 @@ class Server:
             try:
                 self._take(agent, now)
             except OSError:
+                reset_on_close(agent)
                 agent.close()
 
     def _take(self, agent: socket.socket, now: float) -> None:

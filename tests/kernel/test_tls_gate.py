@@ -398,6 +398,10 @@ def test_the_gate_holds_no_right_and_nothing_of_ours(world: World) -> None:
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{world.spaces.pids['gateway']}/ns/net")
+    # A socket of the host that is reached by its path is not reached: there is no path.
+    assert os.listdir(f"/proc/{os.getpid()}/root")
+    assert os.listdir(f"/proc/{pid}/root") == []
+    assert os.readlink(f"/proc/{pid}/cwd") == os.readlink(f"/proc/{pid}/root")
     kinds = {os.readlink(entry).partition(":")[0] for entry in Path(f"/proc/{pid}/fd").iterdir()}
     assert kinds <= {"socket", "pipe", "anon_inode"}
 
