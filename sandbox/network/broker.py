@@ -19,6 +19,7 @@ from policy.compile import nft
 from policy.grants import addresses
 from sandbox.kernel import nft_elements
 from sandbox.network import broker_wire, dns_names
+from sandbox.network.tokens import Tokens
 
 # A connection at the very end of the answer's time must still find its element.
 GRACE_SECONDS = 10
@@ -27,6 +28,8 @@ _KINDS = {broker_wire.UDP: socket.SOCK_DGRAM, broker_wire.TCP: socket.SOCK_STREA
 _AT_ONCE = 16
 # A name may take several questions (aliases that lead on, a resolver that does not answer): so many for each.
 _QUESTIONS = 4
+# An honest gate asks for a few sockets and one change of sets for each question of the agent's; more is another.
+_REQUESTS = 32
 
 
 class Broker:
@@ -50,7 +53,8 @@ class Broker:
         self._held: dict[tuple[str, bytes], float] = {}
         self._resolvers, self._port, self._clock = resolvers, port, clock
         rate, burst = plan["queries_per_second"], plan["burst"]
-        self._sockets = dns_names.Tokens(rate * _QUESTIONS, burst * _QUESTIONS, clock())
+        self._sockets = Tokens(rate * _QUESTIONS, burst * _QUESTIONS, clock())
+        self._requests = Tokens(rate * _REQUESTS, burst * _REQUESTS, clock())
         self._public = dns_names.Public(addresses.PUBLIC)
         self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._own, self._gates):
@@ -85,7 +89,7 @@ class Broker:
                 message = b""
             if not message:
                 return errors.GateError("the dns gate hung up")
-            if not self._one(message):
+            if not self._requests.take(self._clock()) or not self._one(message):
                 return errors.GateError("the dns gate asked for what it may not have")
         return None
 

@@ -56,23 +56,6 @@ def clamp(ttl: int | None, bounds: Sequence[int]) -> int:
     return max(least, min(ttl if ttl is not None else least, most))
 
 
-class Tokens:
-    """A bucket: ``burst`` at once, refilled by ``per_second``. Times are the caller's clock, in seconds."""
-
-    def __init__(self, per_second: float, burst: float, now: float) -> None:
-        self._per_second, self._burst = per_second, burst
-        self._left, self._at = burst, now
-
-    def take(self, now: float) -> bool:
-        """Take one if there is one."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 def tables(plan: Mapping[str, Any]) -> tuple[Patterns, Public]:
     """Both lookups of a plan."""
     return Patterns(row["pattern"] for row in plan["names"]), Public(plan["public"])

@@ -23,6 +23,7 @@ from sandbox.network.dns_loop import READ, Loop  # noqa: E402
 from sandbox.network.dns_service import Service  # noqa: E402
 from sandbox.network.dns_upstream import TOTAL_SECONDS, Broker, Upstream, UpstreamError  # noqa: E402
 from sandbox.network.gate_main import Gate  # noqa: E402
+from sandbox.network.tokens import Tokens  # noqa: E402
 
 # Questions that wait for a resolver at once, and TCP connections, with the seconds that one may be silent or lasts.
 _WAITING = 32
@@ -53,8 +54,8 @@ class Server:
         self._ttl, self._name_bytes = plan["ttl_seconds"], plan["name_bytes"]
         now = time.monotonic()
         rate, burst = plan["queries_per_second"], plan["burst"]
-        self._tokens = dns_names.Tokens(rate, burst, now)
-        self._reading = dns_names.Tokens(_READ_FOR_EACH * rate, _READ_FOR_EACH * burst, now)
+        self._tokens = Tokens(rate, burst, now)
+        self._reading = Tokens(_READ_FOR_EACH * rate, _READ_FOR_EACH * burst, now)
         self._agent = plan["agent"]
         self._broker = Broker(loop, gate.fds["broker"])
         self._upstream = Upstream(loop, self._broker, plan["resolvers"])
@@ -182,7 +183,10 @@ class Server:
         services = [one for one in answer.services if self._leads(one, host)]
         named = [*answer.addresses, *(hint for one in services for hint in one.hints)]
         public = [packed for packed in named if packed in self._public]
-        if len(public) != len(named):
+        inward = len(public) != len(named)
+        # Hints of many records may be more than anybody needs; those that stay out of the sets stay out of the answer.
+        public = list(dict.fromkeys(public))[: dns_wire.RECORDS]
+        if inward:
             # Said even when others are left: the name's owner has tried to lead the agent inwards.
             if answer.addresses and not public:
                 raise _Refused(dns_wire.NOERROR, "rebinding")
@@ -219,10 +223,9 @@ class Server:
         wanted = [one for one in packed if any(self._filled[number][len(one)] for number in covering)]
         if not wanted:
             return  # every public address is granted anyway
-        for at in range(0, len(wanted), dns_wire.RECORDS):
-            status = await self._broker.add(ttl, covering, wanted[at : at + dns_wire.RECORDS])
-            if status != broker_wire.DONE:
-                raise _Refused(dns_wire.SERVFAIL, "set_full" if status == broker_wire.FULL else "upstream")
+        status = await self._broker.add(ttl, covering, wanted)
+        if status != broker_wire.DONE:
+            raise _Refused(dns_wire.SERVFAIL, "set_full" if status == broker_wire.FULL else "upstream")
 
     def _leads(self, service: Service, host: str) -> bool:
         """Whether the agent may follow an HTTPS record to its target."""

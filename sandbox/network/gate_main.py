@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sandbox.kernel import seal
+from sandbox.network.tokens import Tokens
 
 READY = b'{"ready":true}'
 REPORT_BYTES = 1024
 # Reports of one gate: as many as this at once, and then this many a second.
-_BURST, _PER_SECOND = 100, 50
+BURST, PER_SECOND = 100, 50
 
 
 class Gate:
@@ -34,28 +35,24 @@ class Gate:
         self.fds: Mapping[str, int] = document["fds"]
         self._layer = str(document["layer"])
         self._seal = document["seal"]
-        self._reports = int(document["reports"])
-        self._tokens, self._at = float(_BURST), time.monotonic()
+        self.reports = int(document["reports"])
+        self._tokens = Tokens(PER_SECOND, BURST, time.monotonic())
 
     def seal(self) -> None:
         """Give up every right, load the filter, and say that the gate is ready."""
         wanted = self._seal
         limits = [(int(name), int(value)) for name, value in wanted["limits"]]
         seal.apply(seal.Seal(wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"])))
-        os.write(self._reports, READY)
+        os.write(self.reports, READY)
 
     def denied(self, target: str, code: str) -> None:
         """Report a refusal; beyond the bound of a gate it is left out. Never waits, never raises."""
-        now = time.monotonic()
-        self._tokens = min(_BURST, self._tokens + (now - self._at) * _PER_SECOND)
-        self._at = now
-        if self._tokens < 1:
+        if not self._tokens.take(time.monotonic()):
             return
-        self._tokens -= 1
         row = {"layer": self._layer, "target": target[:512], "code": code}
         message = json.dumps(row, separators=(",", ":")).encode()
         try:
-            os.write(self._reports, message if len(message) <= REPORT_BYTES else b"")
+            os.write(self.reports, message if len(message) <= REPORT_BYTES else b"")
         except BlockingIOError:
             return  # the supervisor is behind: a flood is its reason, and it has counted that already
         except OSError:

@@ -19,6 +19,7 @@ import resource
 import select
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from policy import denials, errors
 from policy.compile import seccomp
 from sandbox.kernel import libc, process
 from sandbox.network import gate_main
+from sandbox.network.tokens import Tokens
 
 # What the interpreter itself needs once everything is imported, and reading and writing of what it was given.
 CALLS = frozenset({
@@ -74,6 +76,8 @@ class GateProcess:
         self._gate, self._child, self._reports = gate, child, reports
         self.pid, self.pidfd = child.pid, child.pidfd
         self._is_ready = False
+        # Twice what an honest gate reports; at once, more than the line holds when nobody has listened for a while.
+        self._tokens = Tokens(2 * gate_main.PER_SECOND, 10 * gate_main.BURST, time.monotonic())
 
     def ready(self, timeout_seconds: float = 10.0) -> None:
         """Wait until the gate is sealed and serves.
@@ -109,7 +113,7 @@ class GateProcess:
             if message == gate_main.READY and not self._is_ready:
                 self._is_ready = True
                 continue
-            row = _row(message)
+            row = _row(message) if self._tokens.take(time.monotonic()) else None
             if row is None or row["layer"] != self._gate.layer or row["code"] not in self._gate.codes:
                 return errors.GateError(f"the {self._gate.layer} gate reports what it may not")
             denied(denials.Denial(**row))

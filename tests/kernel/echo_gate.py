@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -26,6 +27,13 @@ def serve(gate: gate_main.Gate) -> NoReturn:
 def _probe(asked: str, status: int, gate: gate_main.Gate) -> str:
     if asked == "status":
         return os.read(status, 4096).decode()
+    if asked in ("flood", "nonsense"):
+        # As a gate in an agent's hands would: past gate_main, straight into the line.
+        message = b'{"layer":"dns","target":"x","code":"refused"}' if asked == "flood" else b"["
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(100):
+                os.write(gate.reports, message)
+        return "done"
     if asked == "plan":
         return str(gate.plan["word"])
     try:

@@ -103,3 +103,28 @@ def test_it_ends_with_the_block(echo: _Echo) -> None:
         started.ready(60)
         pid = started.pid
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_gate_that_reports_without_end_is_ended(echo: _Echo) -> None:
+    told: list[denials.Denial] = []
+    watches = dict(echo.started.watches(told.append))
+    (reports,) = watches.keys() - {echo.started.pidfd}
+    echo.ask("flood")  # past the bound that an honest gate holds itself to
+    error = None
+    for _ in range(1000):
+        if not select.select([reports], [], [], 5)[0]:
+            break
+        error = error or watches[reports]()
+        if error is not None:
+            break
+        echo.ask("flood")
+    assert isinstance(error, errors.GateError)
+    assert len(told) < 5000
+
+
+def test_a_gate_that_reports_nonsense_is_ended(echo: _Echo) -> None:
+    watches = dict(echo.started.watches(lambda _: None))
+    (reports,) = watches.keys() - {echo.started.pidfd}
+    echo.ask("nonsense")
+    assert select.select([reports], [], [], 30)[0]
+    assert isinstance(watches[reports](), errors.GateError)

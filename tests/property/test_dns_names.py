@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policy.grants import addresses, hostnames
 from sandbox.network import dns_names
+from sandbox.network.tokens import Tokens
 
 _LABEL = st.sampled_from(["a", "b", "example", "xn--a", "_x", "com"])
 _NAME = st.lists(_LABEL, min_size=1, max_size=5).map(".".join)
@@ -55,7 +56,7 @@ def test_an_address_is_public_where_the_policy_says_so(packed: bytes) -> None:
 @given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 20), st.integers(1, 20))
 def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(steps: list[float], rate: int, burst: int) -> None:
     now, given_out = 100.0, 0
-    tokens = dns_names.Tokens(rate, burst, now)
+    tokens = Tokens(rate, burst, now)
     for step in steps:
         now += step
         given_out += tokens.take(now)
