@@ -29,7 +29,7 @@ from policy.prove.live import Layer, Standing
 from sandbox import attest_network, attest_processes, memo, package
 from sandbox.attest_network import Network, Seen
 from sandbox.attest_processes import Family
-from sandbox.kernel import cgroupfs, libc, readback, readback_filter
+from sandbox.kernel import cgroupfs, libc, readback, readback_filter, sentry_log
 from sandbox.kernel.readback import Binary, Name
 from sandbox.runner import Outcome, Round
 
@@ -49,7 +49,8 @@ class Made:
     """What was made for one run.
 
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
-    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there.
+    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
+    ``tells_calls`` says whether runsc writes what its filter refuses.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class Made:
     mounts: Mapping[str, tuple[int, int]]
     package: str
     network: Network | None = None
+    tells_calls: bool = True
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
@@ -87,8 +89,12 @@ class Made:
 
     @property
     def places(self) -> dict[str, str]:
-        """runsc's flags that say where this run's files lie."""
-        return {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
+        """runsc's flags that say where this run's files lie, and where it writes what its filter refuses."""
+        places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
+        if self.tells_calls:
+            # The last is what runsc itself makes of the log for its children.
+            places |= {**sentry_log.flags(Path(self.directory) / "trace"), "--debug-log-fd": "3"}
+        return places
 
 
 @dataclass
@@ -238,8 +244,9 @@ def _digest(pid: int, known: Known) -> str:
 
 def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Iterator[Layer]:
     """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded."""
-    # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount.
-    made_for = [readout.runsc_sha256, sorted(readout.flags), len(readout.mounts), os.uname().release]
+    # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount and its log.
+    before_it = len(readout.mounts) + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
+    made_for = [readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
     key = hashlib.sha256(json.dumps(made_for).encode())
     remembered: dict[str, Any] = memo.read(path) or {}
     before = remembered.get(key.hexdigest())
@@ -301,6 +308,7 @@ class Attestor:
         self._started = False
         self._missing = 0.0
         self._told: set[Layer] = set()
+        self._alarms = 0
 
     def started(self) -> None:
         """The agent's first process runs: from now on there is something to look at."""
@@ -327,9 +335,11 @@ class Attestor:
 
     def _judge(self, drift: list[Layer]) -> Outcome:
         for layer in drift:
-            if layer not in self._told and len(self._told) < _MOST_ALARMS:
-                self._told.add(layer)
+            if layer not in self._told and self._alarms < _MOST_ALARMS:
+                self._alarms += 1
                 self._drifted(layer)
+        # What was undone and is done again is told again.
+        self._told = set(drift)
         if not drift or self._alarm:
             return None
         first = drift[0]

@@ -50,8 +50,7 @@ def read(raw: bytes) -> Listing:
     """
     items = _items(raw)
     own = [(kind, body) for kind, body in items if _table(kind, body) == _OURS]
-    beside = [{kind: _restful(body)} for kind, body in items if _table(kind, body) != _OURS]
-    return Listing(_text(own), dumps(beside))
+    return Listing(_text(own), _others(items))
 
 
 def others(raw: bytes) -> bytes:
@@ -60,7 +59,14 @@ def others(raw: bytes) -> bytes:
     Raises:
         errors.ArtefactError: it is no listing.
     """
-    return dumps([{kind: _restful(body)} for kind, body in _items(raw) if _table(kind, body) != _OURS])
+    return _others(_items(raw))
+
+
+def _others(items: list[tuple[str, dict[str, Any]]]) -> bytes:
+    """In the order of their tables' names: which of them was made first means nothing."""
+    beside = [(kind, body) for kind, body in items if _table(kind, body) != _OURS]
+    beside.sort(key=lambda item: str(_table(*item)))
+    return dumps([{kind: _restful(body)} for kind, body in beside])
 
 
 def text(raw: bytes) -> bytes:

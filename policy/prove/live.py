@@ -5,7 +5,8 @@
     (3) any other is read as artefacts are, and compared domain by domain: calls with their arguments, ceilings by
         each of their holders, what is started and from which files
 
-What is narrower than the grants is no drift. What cannot be read is: it came from no grant.
+A limit that somebody has lowered is no drift. Rules, mounts, flags or a configuration that grant no more and yet are
+not what was made are: nobody has any business there. So is what cannot be read: it came from no grant.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
@@ -25,12 +27,17 @@ from policy.prove.differences import Difference
 
 
 class Standing(StrEnum):
-    """How a layer stands to what was proved: only the first two are within it."""
+    """How a layer stands to what was proved: with the first two it holds."""
 
     EQUAL = "equal"
     NARROWER = "narrower"
+    OTHER = "other"
     WIDER = "wider"
     UNREADABLE = "unreadable"
+
+
+# Layers that an operator may well narrow while an agent runs.
+_LOWERED: Final = frozenset({"cgroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,10 @@ def _layer(name: str, compiled: Artefacts, made: Callable[[], dict[str, bytes]])
         wider = [line for difference in _beyond(now, before) for line in difference.wider]
     except errors.ArtefactError as e:
         return Layer(name, Standing.UNREADABLE, "as it was compiled and proved", live.said(e))
-    if not wider:
+    if not wider and name in _LOWERED:
         return Layer(name, Standing.NARROWER)
+    if not wider:
+        return Layer(name, Standing.OTHER, "as it was compiled and proved", "something else that grants no more")
     more = f" and {len(wider) - 1} more" if len(wider) > 1 else ""
     return Layer(name, Standing.WIDER, "nothing beyond the grants", f"{wider[0]}{more}")
 
