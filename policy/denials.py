@@ -41,6 +41,10 @@ REST_TARGET, REST_CODE = "", "not_listed"
 _ID = re.compile(r"d-[0-9a-f]{12}")
 # What a layer says of what no grant allows; the gates have their own words (sandbox.network).
 NOT_GRANTED: Final = "not_granted"
+# A call that is granted, and was refused with these arguments, which nobody tells.
+ARGUMENTS: Final = "arguments"
+# The target of a start of a program whose path nobody tells.
+EXECVE: Final = "execve"
 # The key of agent.toml that would have allowed it, by layer and code; what is not here no line of a manifest allows.
 _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("dns", "name_not_granted"): "permissions.network",

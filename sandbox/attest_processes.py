@@ -31,7 +31,7 @@ _OWN: Final = {
     _SANDBOX: ("ipc", "mnt", "net", "user", "uts"),
 }
 # Of the flags before the sub-command, those that say where this run's files lie, and not what it may.
-_PLACES: Final = ("--root", "--pod-init-config")
+_PLACES: Final = ("--root", "--pod-init-config", "--debug", "--debug-log", "--debug-log-fd")
 _COMMANDS: Final = {_GOFER: "gofer", _SANDBOX: "boot"}
 
 

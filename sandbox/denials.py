@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from policy import denials, errors
+from policy.compile.artefacts import Artefacts
 from sandbox.runner import Outcome, Round
 
+_STARTS = frozenset({"execve", "execveat"})
 # Half of the second that a summary is for: it is written at most so much later.
 _LOOK_SECONDS = 0.5
 # The errors that end a run because a limit was reached: each is a denial as well, with the limit as its target.
@@ -20,6 +23,12 @@ _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
     errors.DeadlineError: ("time", ""),
     errors.CpuTimeError: ("time", ""),
 }
+
+
+class Told(Protocol):
+    """Whoever is told of a denial."""
+
+    def __call__(self, denial: denials.Denial, *, count: int = 1) -> None: ...
 
 
 class Denials:
@@ -69,3 +78,22 @@ class Denials:
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
+
+
+def refused_calls(artefacts: Artefacts, told: Told) -> Callable[[str, int], None]:
+    """What to do when the filter of these artefacts has refused a call of this name so often."""
+    rules = artefacts.json("seccomp.json")["syscalls"]
+    ruled = {name for rule in rules if rule.get("args") for name in rule["names"]}
+    # ENOSYS, so that a libc takes an older call: no refusal of anything.
+    missing = {name for rule in rules if rule["action"] == "SCMP_ACT_TRACE" for name in rule["names"]}
+
+    def tell(name: str, count: int) -> None:
+        if name in missing:
+            return
+        if name in _STARTS:
+            told(denials.Denial("exec", denials.EXECVE, denials.NOT_GRANTED), count=count)
+        else:
+            code = denials.ARGUMENTS if name in ruled else denials.NOT_GRANTED
+            told(denials.Denial("syscall", name, code), count=count)
+
+    return tell

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policy import denials, errors
+from policy import data, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
-from sandbox import attest, attest_network
+from sandbox import attest, attest_network, host
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, network_of, remove
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs, libc, process, readback, runsc, trace
+from sandbox.denials import Told, refused_calls
+from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
 from sandbox.network import gateway, uplink
@@ -62,7 +63,7 @@ class Job:
     label: Mapping[str, str]
     claim: Callable[[], None]
     config: Config
-    denied: Callable[[denials.Denial], None]
+    denied: Told
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
     disks: Sequence[str] = ()
@@ -90,9 +91,12 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         network = None if gate is None else _network(job, gate)
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
-        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, started.config, gate)))
+        calls = _refused_calls(job, directory, stack)
+        places = {"--pod-init-config": str(started.config), **(sentry_log.flags(directory.trace) if calls else {})}
+        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate)))
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
-        exchange = Exchange(_channel(job, directory, leaf, child, started, attestor, gate), job.intent, job.limits)
+        watches = {**(gate.watches if gate else {}), **({calls.fileno(): calls.ready} if calls else {})}
+        exchange = Exchange(_channel(job, directory, leaf, child, started, attestor, watches), job.intent, job.limits)
         exchange.run()
         status = child.reap()
         leaf.kill()
@@ -179,12 +183,21 @@ def _gateway(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> 
     )
 
 
+def _refused_calls(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> sentry_log.RefusedCalls | None:
+    """What the filter refuses, unless the operator does without."""
+    if not job.config.tell_calls:
+        return None
+    names = {number: name for name, number in data.syscalls(host.architecture()).numbers.items()}
+    told = refused_calls(job.artefacts, job.denied)
+    return stack.enter_context(contextlib.closing(sentry_log.RefusedCalls(directory.trace, names, told)))
+
+
 def _launch(
     job: Job,
     directory: RunDirectory,
     leaf: cgroupfs.Leaf,
     mounts: Sequence[process.Attach],
-    pod_init: Path,
+    places: Mapping[str, str],
     gate: gateway.Gateway | None = None,
 ) -> process.Launch:
     return process.Launch(
@@ -193,7 +206,7 @@ def _launch(
             job.runsc_path,
             job.artefacts.json("runtime.json")["flags"],
             root=directory.runsc_root,
-            pod_init=pod_init,
+            places=places,
             bundle=directory.bundle,
             container=job.run_id,
         ),
@@ -243,6 +256,7 @@ def _attestor(
         mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
         package=package,
         network=network,
+        tells_calls=job.config.tell_calls,
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)
@@ -263,7 +277,7 @@ def _channel(
     child: process.Child,
     started: trace.StartTrace,
     attestor: attest.Attestor | None,
-    gate: gateway.Gateway | None,
+    watches: gateway.Watches,
 ) -> Channel:
     def terminate() -> None:
         runsc.kill(
@@ -295,7 +309,7 @@ def _channel(
         terminate=terminate,
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,
-        watches={} if gate is None else gate.watches,
+        watches=watches,
         rounds=(*job.rounds, *(one.round() for one in watching)),
     )
 

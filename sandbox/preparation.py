@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy import decide, denials, errors
+from policy import decide, errors
 from policy.host import Closure, HostFacts
 from policy.package import Package
 from policy.prove import live
 from sandbox import durable, granted, gvisor, host, limits, runsc_network
 from sandbox.config import Config
+from sandbox.denials import Told
 from sandbox.network import addresses
 from sandbox.rootfs import Skeletons
 from sandbox.runner import Limits, Round
@@ -30,7 +31,7 @@ class Order:
     limits: Limits
     label: Mapping[str, str]
     claim: Callable[[], None]
-    denied: Callable[[denials.Denial], None]
+    denied: Told
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
 

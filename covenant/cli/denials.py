@@ -44,9 +44,9 @@ class Told:
 def denials(subject: str, package: Path | None, parent: Path | None, as_json: bool) -> None:
     """Explain what was refused to an agent: in the latest run of PACKAGE, or in RUN (its id, or how that begins).
 
-    Each refusal has an id, the same in every run and wherever it is shown. What gVisor's kernel refuses inside the
-    sandbox is not listed, since no runtime tells of it: a system call outside the filter, a path that is not there, a
-    program that may not be started, a full scratch. `covenant policy why` answers for those.
+    Each refusal has an id, the same in every run and wherever it is shown. Not listed is what gVisor does not tell: a
+    path that is not there, a granted program that fails, a full scratch, a process too many, and with trusted-local
+    every refusal by the kernel. `covenant policy why` answers for those.
     """
     told, looked = _subject(subject, package)
     sight = None if looked is None else _sight(looked, parent)
@@ -64,7 +64,13 @@ def denials(subject: str, package: Path | None, parent: Path | None, as_json: bo
 
 
 def remark(rows: Sequence[Row], run_id: str) -> None:
-    """What ``run`` says on stderr when something was refused: the first few, and where the rest is explained."""
+    """What ``run`` says on stderr when something was refused: the first few, and where the rest is explained.
+
+    A granted call with other arguments is not among them: a libc tries some and goes on without.
+    """
+    from policy.denials import ARGUMENTS
+
+    rows = [row for row in rows if row.denial.code != ARGUMENTS]
     for row in rows[:_SHOWN]:
         one = row.denial
         common.say(common.visible(f"denied {one.id}: {_words(one.layer, one.target, one.code, row.count)}"), err=True)

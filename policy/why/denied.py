@@ -39,9 +39,10 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("packet", denials.NOT_GRANTED): "no grant covers this destination, so the connection was refused",
     ("packet", "gateway"): "this is the gateway itself, which has no doors but its gates",
     ("packet", "protocol"): "grants are for tcp, tls and udp; no other protocol can be granted",
-    ("syscall", denials.NOT_GRANTED): "the filter answered EPERM",
+    ("syscall", denials.NOT_GRANTED): "the filter answered EPERM, as to every call that is not granted",
+    ("syscall", denials.ARGUMENTS): "the filter answered EPERM: the call is granted, and not with these arguments",
     ("path", denials.NOT_GRANTED): "the path is not in the agent's root, or not writable there",
-    ("exec", denials.NOT_GRANTED): "the program is not among those that may be started",
+    ("exec", denials.NOT_GRANTED): "no program is granted, so none can be started",
     ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
     ("time", "deadline"): "the agent was still running when this clock had run out",
     ("time", "cpu_time"): "the agent had used up its processor time",
@@ -166,6 +167,10 @@ def _of_packet(denial: Denial, sight: Sight) -> Question | None:
     return kernel.Connect(host, port, "tls" if port == HTTPS else "tcp")
 
 
+def _of_program(target: str) -> Question:
+    return kernel.Call(target) if target == denials.EXECVE else files.Execute(target)
+
+
 def _of_limit(denial: Denial, sight: Sight) -> Question | None:
     return limit.Limit.more(denial.target, sight) if denial.target in limit.KEYS else None
 
@@ -176,7 +181,7 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
     "packet": _of_packet,
     "syscall": lambda denial, sight: kernel.Call(denial.target),
     "path": lambda denial, sight: files.Open(denial.target),
-    "exec": lambda denial, sight: files.Execute(denial.target),
+    "exec": lambda denial, sight: _of_program(denial.target),
     **dict.fromkeys(("memory", "pids", "time", "disk"), _of_limit),
 }
 
@@ -186,6 +191,8 @@ def _note(denial: Denial, answer: Answer | None) -> str:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
         return f"a run's rows end at {denials.MAX_ROWS}; the first of them are listed"
+    if denial.code == denials.ARGUMENTS:
+        return "with which arguments is what `covenant policy why --syscall` says; no line changes it"
     if answer is not None and answer.allowed:
         return "the package as it is now allows it: it was changed since this run"
     if (denial.layer, denial.code) == ("packet", denials.NOT_GRANTED):

@@ -14,16 +14,16 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
 def run_arguments(
-    binary: str, flags: Mapping[str, str], *, root: Path, pod_init: Path, bundle: Path, container: str
+    binary: str, flags: Mapping[str, str], *, root: Path, places: Mapping[str, str], bundle: Path, container: str
 ) -> list[str]:
     """``runsc run`` in the foreground: it stays the parent of the sandbox, forwards nothing but stdio and exits
-    with the first process's status."""
+    with the first process's status. ``flags`` are the policy's, ``places`` say where this run's own files lie."""
     stated = [f"{name}={value}" for name, value in flags.items()]
     return [
         binary,
         f"--root={root}",
         *stated,
-        f"--pod-init-config={pod_init}",
+        *(f"{name}={value}" for name, value in places.items()),
         "run",
         f"--bundle={bundle}",
         container,

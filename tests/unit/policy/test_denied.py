@@ -93,6 +93,7 @@ def test_a_ceiling_is_twice_as_high(denial: Denial, table: str, key: str, value:
         (Denial("packet", "192.0.0.1:22/tcp", "gateway"), "no line of agent.toml allows it"),
         (Denial("time", "timeout", "deadline"), "--timeout"),
         (Denial("packet", "", "not_listed"), "1000"),
+        (Denial("syscall", "ioctl", "arguments"), "policy why --syscall"),
         (Denial("unknown", "x", "whatever"), "no line of agent.toml allows it"),
     ],
 )
@@ -100,6 +101,15 @@ def test_what_no_line_allows(denial: Denial, note: str) -> None:
     found = denied.explain(denial, FULL)
     assert (found.add, found.answer) == ((), None)
     assert note in found.note
+
+
+def test_a_call_and_a_program_are_asked_for_by_their_own_tables() -> None:
+    found = denied.explain(Denial("syscall", "getcpu", "not_granted"), FULL)
+    assert wanted(found.add) == {"permissions": {"syscalls": {"allow": ["getcpu"]}}}
+    assert "executables" in wanted(denied.explain(Denial("exec", "execve", "not_granted"), FULL).add)["permissions"]
+    never = denied.explain(Denial("syscall", "ptrace", "not_granted"), FULL)
+    assert never.answer is not None
+    assert (never.add, bool(never.answer.never)) == ((), True)
 
 
 def test_who_is_above_is_asked_as_well() -> None:

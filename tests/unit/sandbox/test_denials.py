@@ -6,7 +6,8 @@ import pytest
 
 from policy import denials, errors
 from policy.denials import Denial, Row
-from sandbox.denials import Denials
+from sandbox.denials import Denials, refused_calls
+from tests.unit.policy.compile import sample
 
 NAME = Denial("dns", "api.example.com", "not_granted")
 
@@ -67,6 +68,21 @@ def test_a_row_that_cannot_be_written_is_an_error_at_once() -> None:
 
     with pytest.raises(errors.LedgerError):
         Denials(full).told(NAME)
+
+
+def test_a_refused_call_is_one_of_its_kind() -> None:
+    log = Log()
+    tell = refused_calls(sample.compiled(sample.manifest()), log.denials.told)
+    for name in ("getcpu", "ioctl", "clone3", "execve", "execveat", "#999"):
+        tell(name, 2)
+    assert [(row.denial.layer, row.denial.target, row.denial.code) for row in log.rows] == [
+        ("syscall", "getcpu", "not_granted"),
+        ("syscall", "ioctl", "arguments"),
+        ("exec", "execve", "not_granted"),
+        ("syscall", "#999", "not_granted"),
+    ]
+    log.denials.wind_up()
+    assert log.rows[-1] == Row(Denial("exec", "execve", "not_granted"), 2)
 
 
 def test_every_layer_has_words() -> None:

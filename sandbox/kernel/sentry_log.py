@@ -1,0 +1,87 @@
+"""Which system calls the filter refused, out of gVisor's own debug log: a pipe with a name that runsc writes it to.
+
+A call that the filter refuses reaches no trace point (tried: seccheck's raw points of a refused call stay silent), and
+gVisor knows no action that would log or hand it over. The one place where it says so is a line of its debug log,
+``Syscall 121: denied by seccomp``. The log goes into a named pipe and is thrown away but for these lines, so a flood
+fills no disk; what the agent can make the sentry write, it waits for itself.
+
+What is read may be written by an agent that has taken its sentry over: it can add refusals of calls that there are, and
+nothing else. tests/kernel/test_denied_calls.py fails with a runsc that says it otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from policy import errors
+
+_REFUSED = re.compile(rb"\] Syscall ([0-9]{1,4}): denied by seccomp\n")
+_PIPE_BYTES = 1 << 20
+# At most so much a turn: whoever waits for the agent waits no longer than this takes.
+_CHUNK, _AT_ONCE = 65536, 16
+# A line that is longer than this is none of those.
+_LINE_BYTES = 256
+_NAME = "sentry.log"
+
+
+def flags(directory: Path) -> dict[str, str]:
+    """What runsc is told, with a pipe in this directory."""
+    return {"--debug": "true", "--debug-log": str(directory / _NAME)}
+
+
+class RefusedCalls:
+    """The pipe in ``directory``; ``fileno`` is readable when ``ready`` has something to do; ``ready`` never blocks.
+
+    ``calls`` gives each system call's name by its number; ``told`` is given a name and how often it was refused.
+    """
+
+    def __init__(self, directory: Path, calls: Mapping[int, str], told: Callable[[str, int], None]) -> None:
+        """Make the pipe.
+
+        Raises:
+            errors.KernelError: it cannot be made.
+        """
+        path = directory / _NAME
+        self._calls, self._told = calls, told
+        self._rest = b""
+        try:
+            os.mkfifo(path, 0o600)
+            # To read and to write: there is always a writer, so an end of file is never seen, and runsc never waits
+            # for a reader. The sandbox starts before anybody listens, and says some 100 KiB while it does.
+            self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as e:
+            raise errors.KernelError(f"the sandbox's log cannot be read: {e.strerror}") from e
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._fd
+
+    def ready(self) -> None:
+        """Tell of the calls that were refused since."""
+        found: Counter[int] = Counter()
+        for _ in range(_AT_ONCE):
+            try:
+                chunk = os.read(self._fd, _CHUNK)
+            except BlockingIOError:
+                break
+            data = self._rest + chunk
+            end = data.rfind(b"\n") + 1
+            found.update(int(number) for number in _REFUSED.findall(data, 0, end))
+            self._rest = data[end:][-_LINE_BYTES:]
+        for number, count in found.items():
+            self._told(self._calls.get(number, f"#{number}"), count)
+
+    def close(self) -> None:
+        """Tell of the last ones; the pipe goes with its directory."""
+        try:
+            self.ready()
+        finally:
+            os.close(self._fd)
