@@ -24,6 +24,7 @@ _LOOPBACK, _AGENT, _UPLINK = 1, 2, 3  # indices of the devices in their namespac
 SETTINGS: Final = {
     "ipv4/conf/all/accept_redirects": 0,
     "ipv4/conf/all/accept_source_route": 0,
+    "ipv4/conf/default/accept_redirects": 0,
     "ipv6/conf/all/accept_redirects": 0,
     "ipv6/conf/all/accept_source_route": -1,
     "ipv6/conf/all/accept_ra": 0,

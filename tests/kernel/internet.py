@@ -159,9 +159,12 @@ class Internet:
         """The value of ``call`` in that namespace; what it raises is raised here."""
         return netns.within(self.spaces[role], call)
 
-    def run(self, role: str, *command: str, given: str = "", check: bool = True, **more: Any) -> str:
-        """Run a command there, and give what it wrote."""
-        entered = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self.spaces[role]}", *command]
+    def run(
+        self, role: str, *command: str, given: str = "", check: bool = True, within: int | None = None, **more: Any
+    ) -> str:
+        """Run a command there, and give what it wrote. ``within`` is a namespace's descriptor in place of a role's."""
+        space = self.spaces[role] if within is None else within
+        entered = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{space}", *command]
         done: subprocess.CompletedProcess[str] = subprocess.run(
             entered, input=given, capture_output=True, text=True, timeout=120, **more
         )
@@ -247,9 +250,11 @@ def _serve(net: Internet) -> None:
     for host in ("0.0.0.0", "::"):
         for port in TCP_PORTS:
             net.listen("world", host, port)
+        net.named[f"host {host}"] = net.listen("host", host, HOST_PORT)
+    # Each on its own address, since a datagram's answer must come from where it was sent to.
+    for host in (*PUBLIC, *PUBLIC6, METADATA):
         for port in UDP_PORTS:
             net.listen("world", host, port, udp=True)
-        net.named[f"host {host}"] = net.listen("host", host, HOST_PORT)
     for host in ("127.0.0.1", "::1"):
         net.named[f"loopback {host}"] = net.listen("host", host, LOOPBACK_PORT)
 
@@ -313,6 +318,26 @@ def tls(name, host=None, port=443, wait=10):
         return "gaierror"
     except ssl.SSLError as e:
         return "ssl " + str(e.reason)
+    except TimeoutError:
+        return "silence"
+    except OSError as e:
+        return errno.errorcode.get(e.errno or 0, str(e))
+def raw_https(host):
+    # What comes of bytes that are no TLS.
+    with socket.create_connection((host, 443), timeout=10) as plain:
+        try:
+            plain.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+            return plain.recv(200).decode() or "closed"
+        except OSError:
+            return "closed"
+def ping():
+    # An echo request; the socket is the one that needs no right.
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as s:
+            s.settimeout(1)
+            s.connect(("93.184.216.34", 0))
+            s.send(b"\\x08\\0\\0\\0\\0\\0\\0\\0")
+            return "answered" if s.recv(100) else "garbled"
     except TimeoutError:
         return "silence"
     except OSError as e:

@@ -1,0 +1,340 @@
+"""The walls, shown from where an agent cannot even stand: raw frames from inside its own namespace.
+
+This is what a sentry in an agent's hands could send. The gateway is the real one, with its rules, on the host of the
+tests' internet; the namespace has no sandbox in it, so that the test can be the one who sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from policy import denials, errors
+from policy.compile.artefacts import Artefacts
+from sandbox.config import Config
+from sandbox.kernel import netns as spaces
+from sandbox.network import addresses as own
+from sandbox.network import gateway, walls
+from tests.kernel import internet
+from tests.kernel.internet import METADATA, RESOLVER, Internet
+from tests.unit.policy.compile import sample
+
+ENTRIES = (("93.184.216.34", "[123, 5000]", "udp"), ("93.184.216.34", "[80]", "tcp"), (METADATA, "[80]", "tcp"))
+_ETH_ARP, _ETH_IP, _ETH_IP6, _ETH_VLAN = 0x0806, 0x0800, 0x86DD, 0x8100
+
+
+class Opened:
+    """A gateway held open by a thread of its own on the internet's host, as the supervisor's would be."""
+
+    def __init__(self, net: Internet, artefacts: Artefacts, **settings: Any) -> None:
+        self.net, self.run_id, self.told = net, str(uuid.uuid4()), list[denials.Denial]()
+        self._config = Config(uplink="eth0", resolvers=(RESOLVER,), **settings)
+        self._artefacts = artefacts
+        self._up, self._down = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold, name="gateway")
+        self.error: BaseException | None = None
+        self.gateway: gateway.Gateway
+
+    def __enter__(self) -> Opened:
+        self._thread.start()
+        assert self._up.wait(60)
+        if self.error is not None:
+            self._thread.join()
+            raise self.error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._down.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        def inside() -> None:
+            with gateway.opened(
+                self._artefacts, self.run_id, config=self._config, note=lambda about: None, denied=self.told.append
+            ) as self.gateway:
+                self._up.set()
+                assert self._down.wait(300)
+
+        try:
+            self.net.within("host", inside)
+        except BaseException as e:
+            self.error = e
+        finally:
+            self._up.set()
+
+    def run(self, role: str, *command: str) -> str:
+        """A command in ``agent`` or ``gateway``."""
+        fd = getattr(self.gateway.spaces, role)
+        return self.net.run(role, *command, within=fd)
+
+    def packet_socket(self) -> socket.socket:
+        """A raw socket on the agent's device."""
+
+        def make() -> socket.socket:
+            made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+            made.bind((own.AGENT_DEVICE, 0))
+            made.settimeout(0.3)
+            return made
+
+        return spaces.within(self.gateway.spaces.agent, make)
+
+    def dropped(self, role: str) -> int:
+        """How many frames the wall in that namespace has dropped."""
+        text = self.run(role, "nft", "list", "table", "netdev", "covenant_walls")
+        return sum(int(line.partition("packets ")[2].split()[0]) for line in text.splitlines() if "packets " in line)
+
+
+def mac(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
+
+
+def ethernet(payload: bytes, kind: int, *, to: str = own.GATEWAY_MAC, by: str = own.AGENT_MAC) -> bytes:
+    return mac(to) + mac(by) + struct.pack("!H", kind) + payload
+
+
+def checksum(data: bytes) -> int:
+    data += b"\0" * (len(data) % 2)
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return int(~total & 0xFFFF)
+
+
+def udp4(
+    source: str, to: str, port: int, data: bytes = b"ask", *, fragment: int = 0, whole: bytes | None = None
+) -> bytes:
+    """An IPv4 packet with a datagram; ``fragment`` is the field of flags and offset, ``whole`` replaces the payload."""
+    body = struct.pack("!HHHH", 40000, port, 8 + len(data), 0) + data if whole is None else whole
+    head = struct.pack(
+        "!BBHHHBBH4s4s", 0x45, 0, 20 + len(body), 7, fragment, 64, 17, 0, socket.inet_aton(source), socket.inet_aton(to)
+    )
+    return head[:10] + struct.pack("!H", checksum(head)) + head[12:] + body
+
+
+def udp6(source: str, to: str, port: int, data: bytes = b"ask") -> bytes:
+    """An IPv6 packet with a datagram."""
+    ends = socket.inet_pton(socket.AF_INET6, source) + socket.inet_pton(socket.AF_INET6, to)
+    body = struct.pack("!HHHH", 40000, port, 8 + len(data), 0) + data
+    total = checksum(ends + struct.pack("!IxxxB", len(body), 17) + body)
+    body = body[:6] + struct.pack("!H", total) + body[8:]
+    return struct.pack("!IHBB", 6 << 28, len(body), 17, 64) + ends + body
+
+
+def arp(sender: str, sender_mac: str, target: str, operation: int = 1) -> bytes:
+    head = struct.pack("!HHBBH", 1, _ETH_IP, 6, 4, operation)
+    return head + mac(sender_mac) + socket.inet_aton(sender) + bytes(6) + socket.inet_aton(target)
+
+
+def echo4(source: str, to: str) -> bytes:
+    """An ICMP echo request."""
+    body = b"\x08\x00" + struct.pack("!HHH", 0, 1, 1) + b"ping"
+    body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]
+    packet = bytearray(udp4(source, to, 0, whole=body))
+    packet[9], packet[10:12] = 1, b"\0\0"
+    packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
+    return bytes(packet)
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Internet]:
+    with internet.made() as made:
+        yield made
+        assert made.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def opened(net: Internet) -> Iterator[Opened]:
+    artefacts = sample.compiled(
+        sample.manifest(network="full", more=sample.entries(*ENTRIES, ("2606:4700::1111", "[123]", "udp")))
+    )
+    with Opened(net, artefacts) as made:
+        yield made
+
+
+@pytest.fixture
+def wire(opened: Opened) -> Iterator[socket.socket]:
+    with opened.packet_socket() as made:
+        yield made
+
+
+def answered(wire: socket.socket, frame: bytes, *, port: int = 123) -> bool:
+    """Whether the world answered this frame: an answer to port 40000 comes back."""
+    while True:  # what came before
+        wire.setblocking(False)
+        try:
+            wire.recv(65536)
+        except BlockingIOError:
+            break
+    wire.settimeout(0.3)
+    try:
+        wire.send(frame)
+    except OSError as e:
+        if e.errno != errno.ENOBUFS:  # what the wall on this end says
+            raise
+        return False
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        with contextlib.suppress(TimeoutError):
+            data = wire.recv(65536)
+            if data[:6] == mac(own.AGENT_MAC) and struct.pack("!HH", port, 40000) in data[:64]:
+                return True
+    return False
+
+
+GOOD4 = ethernet(udp4(own.AGENT4, "93.184.216.34", 123), _ETH_IP)
+GOOD6 = ethernet(udp6(own.AGENT6, "2606:4700::1111", 123), _ETH_IP6)
+SPOOFED = {
+    "the gateway's address": ethernet(udp4(own.GATEWAY4, "93.184.216.34", 123), _ETH_IP),
+    "another's address": ethernet(udp4("192.0.0.3", "93.184.216.34", 123), _ETH_IP),
+    "the uplink's address": ethernet(udp4("198.19.0.16", "93.184.216.34", 123), _ETH_IP),
+    "the resolver's address": ethernet(udp4(RESOLVER, "93.184.216.34", 123), _ETH_IP),
+    "loopback": ethernet(udp4("127.0.0.1", "93.184.216.34", 123), _ETH_IP),
+    "no address": ethernet(udp4("0.0.0.0", "93.184.216.34", 123), _ETH_IP),
+    "another's address of IPv6": ethernet(udp6("fd00:c0:0:1::3", "2606:4700::1111", 123), _ETH_IP6),
+    "the gateway's address of IPv6": ethernet(udp6(own.GATEWAY6, "2606:4700::1111", 123), _ETH_IP6),
+    "a link-local address": ethernet(udp6("fe80::2", "2606:4700::1111", 123), _ETH_IP6),
+    "another's MAC": ethernet(udp4(own.AGENT4, "93.184.216.34", 123), _ETH_IP, by="02:c0:00:00:00:09"),
+    "the gateway's MAC": ethernet(udp4(own.AGENT4, "93.184.216.34", 123), _ETH_IP, by=own.GATEWAY_MAC),
+    "a VLAN": ethernet(struct.pack("!HH", 5, _ETH_IP) + udp4(own.AGENT4, "93.184.216.34", 123), _ETH_VLAN),
+    "ARP for another": ethernet(arp("192.0.0.3", own.AGENT_MAC, own.GATEWAY4), _ETH_ARP),
+    "ARP of another's MAC": ethernet(arp(own.AGENT4, "02:c0:00:00:00:09", own.GATEWAY4), _ETH_ARP),
+    "ARP as the gateway": ethernet(arp(own.GATEWAY4, own.AGENT_MAC, own.AGENT4, 2), _ETH_ARP),
+    "some other protocol": ethernet(b"hello" * 10, 0x88B5),
+}
+
+
+def test_frames_of_its_own_pass_and_forged_ones_meet_both_walls(opened: Opened, wire: socket.socket) -> None:
+    assert answered(wire, GOOD4)
+    assert answered(wire, GOOD6)
+    for role in ("agent", "gateway"):
+        before = opened.dropped(role)
+        for name, frame in SPOOFED.items():
+            assert not answered(wire, frame), (role, name)
+            now = opened.dropped(role)
+            assert now == before + 1, (role, name)
+            before = now
+        assert answered(wire, GOOD4)
+        if role == "agent":
+            # Without the first wall the second has to stand alone.
+            opened.run("agent", "nft", "delete", "table", "netdev", "covenant_walls")
+    opened.net.run("agent", "nft", "-f", "-", given=walls.AGENT.decode(), within=opened.gateway.spaces.agent)
+
+
+def test_arp_and_neighbours_are_answered_for_the_gateway_alone(opened: Opened, wire: socket.socket) -> None:
+    def asked(target: str) -> bool:
+        wire.send(ethernet(arp(own.AGENT4, own.AGENT_MAC, target), _ETH_ARP, to="ff:ff:ff:ff:ff:ff"))
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                data = wire.recv(2000)
+                if data[12:14] == struct.pack("!H", _ETH_ARP) and data[20:22] == b"\0\x02":
+                    return data[28:32] == socket.inet_aton(target)
+        return False
+
+    assert asked(own.GATEWAY4)
+    for other in (opened.gateway.place.ipv4, own.HOST4, "192.0.0.5"):
+        assert not asked(other), other
+
+
+def test_fragments_are_put_together_before_they_are_judged(opened: Opened, wire: socket.socket) -> None:
+    def in_two(port: int) -> bool:
+        whole = udp4(own.AGENT4, "93.184.216.34", port, b"x" * 64)[20:]
+        first = udp4(own.AGENT4, "93.184.216.34", port, fragment=0x2000, whole=whole[:8])
+        wire.send(ethernet(first, _ETH_IP))
+        second = udp4(own.AGENT4, "93.184.216.34", port, fragment=1, whole=whole[8:])
+        return answered(wire, ethernet(second, _ETH_IP), port=port)
+
+    assert in_two(123)
+    server = opened.net.listen("world", "93.184.216.34", 124, udp=True)
+    assert not in_two(124)
+    # A later fragment alone, without a header that a rule could read, is nothing.
+    assert not answered(wire, ethernet(udp4(own.AGENT4, "93.184.216.34", 0, fragment=1, whole=b"y" * 64), _ETH_IP))
+    assert server.seen == []
+
+
+def test_an_echo_is_refused_and_an_error_about_a_granted_flow_comes_back(opened: Opened, wire: socket.socket) -> None:
+    before = opened.run("gateway", "nft", "list", "counter", "inet", "covenant", "refused_other")
+    wire.send(ethernet(echo4(own.AGENT4, "93.184.216.34"), _ETH_IP))
+    time.sleep(0.2)
+    assert opened.run("gateway", "nft", "list", "counter", "inet", "covenant", "refused_other") != before
+
+    def ask() -> str:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+            made.settimeout(5)
+            # Granted, and nobody listens there: the world's own error must arrive.
+            made.connect(("93.184.216.34", 5000))
+            made.send(b"ask")
+            try:
+                return str(made.recv(10))
+            except ConnectionRefusedError:
+                return "refused"
+
+    assert spaces.within(opened.gateway.spaces.agent, ask) == "refused"
+
+
+def test_a_run_holds_so_many_connections_and_no_more(opened: Opened) -> None:
+    held: list[socket.socket] = []
+
+    def connect() -> int:
+        refused = 0
+        for _ in range(walls.MAX_CONNECTIONS + 40):
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            held.append(made)
+            made.connect(("93.184.216.34", 123))
+            made.send(b"ask")
+            made.settimeout(0.5)
+            try:
+                made.recv(10)
+            except OSError:
+                refused += 1
+        return refused
+
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    try:
+        refused = spaces.within(opened.gateway.spaces.agent, connect)
+    finally:
+        for one in held:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refused >= 40
+
+
+def test_the_gateway_takes_no_settings_from_the_link(opened: Opened) -> None:
+    expected = {
+        "net.ipv4.conf.agent0.accept_redirects": "0", "net.ipv6.conf.agent0.accept_ra": "0",
+        "net.ipv6.conf.agent0.accept_redirects": "0", "net.ipv4.conf.all.accept_source_route": "0",
+        "net.ipv4.conf.all.send_redirects": "0", "net.ipv4.icmp_ratelimit": "0", "net.ipv6.icmp.ratelimit": "0",
+    }  # fmt: skip
+    found = opened.run("gateway", "sysctl", *expected)
+    assert dict(line.split(" = ") for line in found.splitlines()) == expected
+
+
+def test_a_second_gateway_has_another_place_and_the_last_takes_the_table(net: Internet, opened: Opened) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+    with Opened(net, artefacts) as second:
+        assert second.gateway.place != opened.gateway.place
+        names = [line.split()[1] for line in net.run("host", "ip", "-o", "link").splitlines() if "cv-" in line]
+        assert len(names) == 2
+    assert "covenant_uplink" in net.run("host", "nft", "list", "tables")
+
+
+def test_an_interface_that_is_not_there_is_refused_and_nothing_is_left(net: Internet, opened: Opened) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+    before = net.leftovers()
+    one = Opened(net, artefacts)
+    one._config = Config(uplink="eth9")
+    with pytest.raises(errors.NotEnforceableError), one:
+        pass
+    assert net.leftovers() == before
