@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import random
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import dns.message
 import dns.rcode
@@ -13,6 +16,8 @@ import pytest
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
+from policy.grants import addresses
+from sandbox.network import dns_names
 from tests.kernel import gated_names, three_namespaces
 from tests.kernel.gated_zone import ENTRIES, MANY, PUBLIC, zone
 from tests.kernel.scripted_resolver import Resolver
@@ -64,6 +69,40 @@ def _query(response: dns.message.Message) -> dns.message.Message:
     query = dns.message.make_query(question.name, question.rdtype)
     query.id = response.id
     return query
+
+
+def test_bent_answers_break_nothing_and_lead_nowhere_else(spaces: Namespaces, artefacts: Artefacts) -> None:
+    """Whatever a resolver sends: an answer of the gate is whole, and holds public addresses that are in the sets."""
+    drawn = random.Random(7)
+
+    def bent(response: dns.message.Message) -> bytes:
+        wire = bytearray(response.to_wire())
+        for _ in range(drawn.randint(1, 4)):
+            wire[drawn.randrange(2, len(wire))] = drawn.choice((0, 1, 4, 10, 127, 192, 255, drawn.randrange(256)))
+        return bytes(wire[: drawn.choice((len(wire), len(wire), drawn.randrange(len(wire))))])
+
+    made = Resolver(zone(), odd_over=("udp", "tcp"))
+    names = {"www.example.org": "A", "alias.example.org": "A", "https.example.org": "HTTPS", "mixed.example.org": "A"}
+    made.odd = dict.fromkeys(names, bent)
+    public = dns_names.Public(addresses.PUBLIC)
+    with gated_names.opened(spaces, artefacts, made, **MANY) as gated:
+        answered: set[str] = set()
+        for turn in range(200):
+            name, kind = list(names.items())[turn % len(names)]
+            for rrset in gated.ask(name, kind).answer:
+                for rdata in rrset:
+                    hints = getattr(rdata, "params", {})
+                    assert 5 not in hints
+                    answered.update(found := [rdata.address] if kind == "A" else _hints(hints))
+                    assert all(ipaddress.ip_address(one).packed in public for one in found), (name, rdata)
+        assert gated.error is None
+        assert len(answered) > 3
+        assert answered <= set(gated.elements("*.example.org"))
+        assert gated.texts("api.example.com") == [PUBLIC]
+
+
+def _hints(params: Mapping[int, Any]) -> list[str]:
+    return [address for key in (4, 6) if key in params for address in params[key].addresses]
 
 
 def test_a_full_set_is_a_failure_that_is_told(spaces: Namespaces, artefacts: Artefacts) -> None:
