@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from sandbox import gvisor, package  # noqa: E402
 from sandbox.bundle import RunDirectory  # noqa: E402
 from sandbox.kernel import cgroupfs, libc, process, runsc  # noqa: E402
+from sandbox.network.gateway import Gateway  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
@@ -45,10 +46,11 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
         directory: RunDirectory,
         leaf: cgroupfs.Leaf,
         mounts: Sequence[process.Attach],
-        pod_init: Path,
+        places: Mapping[str, str],
+        gate: Gateway | None = None,
     ) -> process.Launch:
         if kept:
-            return original(job, directory, leaf, mounts, pod_init)
+            return original(job, directory, leaf, mounts, places, gate)
         bundle = world.base / "raw"
         shutil.copytree(directory.bundle, bundle)
         kept["bundle"] = bundle
@@ -57,7 +59,7 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
             if mount["type"] == "bind":
                 kept[f"mounts/{index}"] = Path(os.readlink(f"/proc/self/fd/{job.sources[mount['destination']]}"))
         flags.update(job.artefacts.json("runtime.json")["flags"])
-        return original(job, directory, leaf, mounts, pod_init)
+        return original(job, directory, leaf, mounts, places, gate)
 
     gvisor._launch = keep  # noqa: SLF001
     try:
