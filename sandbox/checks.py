@@ -20,7 +20,7 @@ from typing import Any
 
 from policy import errors
 from policy.host import RunscFacts
-from sandbox import closure, host, ldso, room, runsc_probe
+from sandbox import closure, host, ldso, network_checks, room, runsc_probe
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs, landlock
 
@@ -30,8 +30,6 @@ INSTALL_RUNSC = (
 )
 # sandbox-facts: bookworm's own release knows only the platforms ptrace and kvm.
 _RELEASES_WITHOUT_SYSTRAP = 20_230_101
-# Releases up to this one refuse --network=sandbox on kernels that show net.core in every namespace (from 6.7 on).
-_RELEASES_THAT_REFUSE_NETWORK = 20_240_729
 _MIN_KERNEL = (5, 12)  # mount_setattr(2)
 _PROBE_LIMITS = {
     1: (("memory", "memory.limit_in_bytes", "67108864"), ("pids", "pids.max", "64"), ("cpu", "cpu.shares", "100")),
@@ -87,6 +85,9 @@ class Finding:
     status: Status
     found: str
     mend: str = ""
+
+
+Look = Callable[[Config, float], Finding]
 
 
 def _ok(found: str) -> Finding:
@@ -198,20 +199,12 @@ def _tool(name: str, package: str) -> Callable[[Config, float], Finding]:
     return look
 
 
-def _network(config: Config, deadline: float) -> Finding:
-    facts = _runsc_or_none(config)
-    off = "network off is enforced; the other modes are not built yet"
-    if facts is None:
-        return Finding(Status.UNKNOWN, f"no usable runsc; {off}", INSTALL_RUNSC)
-    old = 0 < release_date(facts.version) <= _RELEASES_THAT_REFUSE_NETWORK
-    if old and kernel_version(os.uname().release) >= (6, 7):
-        return Finding(
-            Status.DEGRADED,
-            f"{off}; this runsc refuses --network=sandbox on kernels from 6.7 on, since it takes "
-            "/proc/sys/net/core/rmem_default for a sign of the host's own network namespace",
-            "nothing to do for network off; for the other modes a newer runsc",
-        )
-    return _ok(off)
+def _of_network(look: Callable[[Config, RunscFacts | None, float], network_checks.Look]) -> Look:
+    def looked(config: Config, deadline: float) -> Finding:
+        status, found, mend = look(config, _runsc_or_none(config), deadline)
+        return Finding(Status(status), found, mend)
+
+    return looked
 
 
 def _seccomp_library(config: Config, deadline: float) -> Finding:
@@ -315,9 +308,15 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("python3", False, "runtime python3", _runtime("python3", "python3")),
     ("node", False, "runtime node", _runtime("node", "nodejs")),
     ("loader", False, "permissions.executables: ld.so starts no other file", _loader),
-    ("network", False, "resources.network", _network),
+    ("network", False, "resources.network", _of_network(network_checks.way)),
+    ("uplink", False, "network modes other than off", _of_network(network_checks.interface)),
+    (
+        "other firewalls",
+        False,
+        "that agents' packets arrive: what is granted works",
+        _of_network(network_checks.others),
+    ),
     ("nft", False, "network modes other than off", _tool("nft", "nftables")),
-    ("ip", False, "network modes other than off", _tool("ip", "iproute2")),
     ("libseccomp", False, "the deny list of trusted-local", _seccomp_library),
     ("trusted-local user", False, "trusted-local never runs as root", _user),
     ("write paths", False, "disk_mb over host write paths", _written),

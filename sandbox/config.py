@@ -30,7 +30,6 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _DEFAULT_PATHS = {
     "runsc": ("/usr/bin/runsc", "/usr/local/bin/runsc"),
     "nft": ("/usr/sbin/nft",),
-    "ip": ("/usr/sbin/ip", "/usr/bin/ip"),
     "python3": ("/usr/bin/python3",),
     "node": ("/usr/bin/node", "/usr/local/bin/node"),
 }
@@ -46,7 +45,8 @@ class Config(pydantic.BaseModel):
 
     ``host`` is the audience that envelopes are signed for. ``uid_first`` and ``uid_count`` are the range that live
     runs take their uids from. ``path_owners`` are the uids, besides 0, whose directories may be granted: those of
-    people who may sign anyway. By ``tell_calls`` the system calls that the filter refused are told as well.
+    people who may sign anyway. Without ``self_test`` no policy
+    is tried before its first run of a day, which every run then says. By ``tell_calls`` the system calls that the filter refused are told as well.
     ``attest_seconds`` is the period of attestation; by ``on_drift`` drift ends the run, or is told only. ``resolvers``
     are the addresses that the DNS gate asks; without any it asks those of the host's resolv.conf. ``uplink`` is the
     interface by which agents reach the world; while it is empty none does. ``state`` is not a key of the file: it is
@@ -58,7 +58,6 @@ class Config(pydantic.BaseModel):
     host: str = pydantic.Field(default_factory=lambda: os.uname().nodename)
     runsc: Path = pydantic.Field(default_factory=lambda: _default("runsc"))
     nft: Path = pydantic.Field(default_factory=lambda: _default("nft"))
-    ip: Path = pydantic.Field(default_factory=lambda: _default("ip"))
     python3: Path = pydantic.Field(default_factory=lambda: _default("python3"))
     node: Path = pydantic.Field(default_factory=lambda: _default("node"))
     uid_first: int = pydantic.Field(default=2_000_000, ge=65_536, le=2**31 - 70_000)
@@ -71,11 +70,12 @@ class Config(pydantic.BaseModel):
     trusted_local_user: str = "covenant-agent"
     path_owners: tuple[int, ...] = ()
     tell_calls: bool = True
+    self_test: bool = True
     resolvers: tuple[str, ...] = ()
     uplink: str = ""
     state: Path = Path("/var/lib/covenant")
 
-    @pydantic.field_validator("runsc", "nft", "ip", "python3", "node", "state", mode="before")
+    @pydantic.field_validator("runsc", "nft", "python3", "node", "state", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:
         path = Path(value) if isinstance(value, str) else value

@@ -120,6 +120,11 @@ def text(before: Before) -> bytes:
     ]).encode("ascii")  # fmt: skip
 
 
+def reserved() -> str:
+    """The addresses that runs have in this namespace, in words."""
+    return f"runs have addresses of {addresses.UPLINKS[0]} and {addresses.UPLINKS[1]} here, hidden from everybody else"
+
+
 @contextlib.contextmanager
 def connected(run: netns.Spaces, run_id: str, *, device: str, binary: Path) -> Iterator[addresses.Uplink]:
     """The run's gateway reaches the world by ``device`` while the block lasts; the last run takes all of it away.

@@ -10,87 +10,23 @@ import contextlib
 import errno
 import socket
 import struct
-import threading
 import time
-import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from policy import denials, errors
-from policy.compile.artefacts import Artefacts
+from policy import errors
 from sandbox.config import Config
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses as own
-from sandbox.network import gateway, walls
+from sandbox.network import walls
 from tests.kernel import internet
 from tests.kernel.internet import METADATA, RESOLVER, Internet
+from tests.kernel.open_gateway import Opened
 from tests.unit.policy.compile import sample
 
 ENTRIES = (("93.184.216.34", "[123, 5000]", "udp"), ("93.184.216.34", "[80]", "tcp"), (METADATA, "[80]", "tcp"))
 _ETH_ARP, _ETH_IP, _ETH_IP6, _ETH_VLAN = 0x0806, 0x0800, 0x86DD, 0x8100
-
-
-class Opened:
-    """A gateway held open by a thread of its own on the internet's host, as the supervisor's would be."""
-
-    def __init__(self, net: Internet, artefacts: Artefacts, **settings: Any) -> None:
-        self.net, self.run_id, self.told = net, str(uuid.uuid4()), list[denials.Denial]()
-        self._config = Config(uplink="eth0", resolvers=(RESOLVER,), **settings)
-        self._artefacts = artefacts
-        self._up, self._down = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._hold, name="gateway")
-        self.error: BaseException | None = None
-        self.gateway: gateway.Gateway
-
-    def __enter__(self) -> Opened:
-        self._thread.start()
-        assert self._up.wait(60)
-        if self.error is not None:
-            self._thread.join()
-            raise self.error
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._down.set()
-        self._thread.join()
-
-    def _hold(self) -> None:
-        def inside() -> None:
-            with gateway.opened(
-                self._artefacts, self.run_id, config=self._config, note=lambda about: None, denied=self.told.append
-            ) as self.gateway:
-                self._up.set()
-                assert self._down.wait(300)
-
-        try:
-            self.net.within("host", inside)
-        except BaseException as e:
-            self.error = e
-        finally:
-            self._up.set()
-
-    def run(self, role: str, *command: str) -> str:
-        """A command in ``agent`` or ``gateway``."""
-        fd = getattr(self.gateway.spaces, role)
-        return self.net.run(role, *command, within=fd)
-
-    def packet_socket(self) -> socket.socket:
-        """A raw socket on the agent's device."""
-
-        def make() -> socket.socket:
-            made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-            made.bind((own.AGENT_DEVICE, 0))
-            made.settimeout(0.3)
-            return made
-
-        return spaces.within(self.gateway.spaces.agent, make)
-
-    def dropped(self, role: str) -> int:
-        """How many frames the wall in that namespace has dropped."""
-        text = self.run(role, "nft", "list", "table", "netdev", "covenant_walls")
-        return sum(int(line.partition("packets ")[2].split()[0]) for line in text.splitlines() if "packets " in line)
 
 
 def mac(text: str) -> bytes:
@@ -220,7 +156,7 @@ def test_frames_of_its_own_pass_and_forged_ones_meet_both_walls(opened: Opened, 
         for name, frame in SPOOFED.items():
             assert not answered(wire, frame), (role, name)
             now = opened.dropped(role)
-            assert now == before + 1, (role, name)
+            assert now > before, (role, name)
             before = now
         assert answered(wire, GOOD4)
         if role == "agent":

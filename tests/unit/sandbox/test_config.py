@@ -21,19 +21,20 @@ def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.host == os.uname().nodename
     assert found.state == tmp_path
     assert (found.start_deadline_seconds, found.allow_unsigned_trusted_local) == (60, False)
-    assert all(p.is_absolute() for p in (found.runsc, found.nft, found.ip, found.python3, found.node))
+    assert all(p.is_absolute() for p in (found.runsc, found.nft, found.python3, found.node))
 
 
 def test_every_key_can_be_written() -> None:
     found = _parse(
-        'host = "box-1.example"\nrunsc = "/opt/runsc"\nnft = "/x/nft"\nip = "/x/ip"\npython3 = "/x/p"\nnode = "/x/n"\n'
+        'host = "box-1.example"\nrunsc = "/opt/runsc"\nnft = "/x/nft"\npython3 = "/x/p"\nnode = "/x/n"\n'
         "uid_first = 100000\nuid_count = 10\nstart_deadline_seconds = 300\ngrace_seconds = 1\n"
         'allow_unsigned_trusted_local = true\ntrusted_local_user = "nobody"\npath_owners = [1000]\n'
         'uplink = "eth0"\nresolvers = ["9.9.9.9", "2620:fe::fe"]\nattest_seconds = 5\non_drift = "alarm"\n'
+        "self_test = false\ntell_calls = false\n"
     )
-    written = {"host", "runsc", "nft", "ip", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
+    written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
-    written |= {"uplink", "resolvers", "attest_seconds", "on_drift"}
+    written |= {"uplink", "resolvers", "attest_seconds", "on_drift", "self_test", "tell_calls"}
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
 
@@ -55,6 +56,10 @@ def test_every_key_can_be_written() -> None:
         ("allow_unsigned_trusted_local = 1", "`allow_unsigned_trusted_local`"),
         ('trusted_local_user = "a b"', "`trusted_local_user`"),
         ('path_owners = ["root"]', "`path_owners"),
+        ('uplink = "lo"', "`uplink`"),
+        ('uplink = "cv-12345678"', "`uplink`"),
+        ('uplink = "eth0;drop"', "`uplink`"),
+        ('uplink = "a-name-that-is-long"', "`uplink`"),
         ("host = 1\nhost = 2", "not valid TOML"),
         ("host = \xff", "not valid TOML"),
     ],

@@ -1,0 +1,110 @@
+"""What doctor says of the network is what happens: the rules that it names stop agents, and its mend lets them by."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import host, network_checks, runsc_network
+from sandbox.config import Config
+from sandbox.kernel import netns as spaces
+from tests.kernel import internet
+from tests.kernel.internet import Internet
+from tests.kernel.open_gateway import Opened
+from tests.unit.policy.compile import sample
+
+DOCKER = """
+table ip filter {
+    chain DOCKER-USER {
+    }
+    chain FORWARD {
+        type filter hook forward priority 0; policy drop;
+        jump DOCKER-USER
+    }
+}
+"""
+PLAIN = """
+table inet mine {
+    chain passing {
+        type filter hook forward priority 5; policy drop;
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Internet]:
+    with internet.made() as made:
+        yield made
+        assert made.leftovers() == []
+
+
+def _look(net: Internet, look: object, **settings: str) -> network_checks.Look:
+    assert callable(look)
+    found: network_checks.Look = net.within("host", lambda: look(Config(**settings), None, 30))  # type: ignore[arg-type]
+    return found
+
+
+def _connects(opened: Opened) -> bool:
+    def probe() -> bool:
+        with socket.socket() as made:
+            made.settimeout(0.5)
+            return made.connect_ex(("93.184.216.34", 80)) == 0
+
+    return spaces.within(opened.gateway.spaces.agent, probe)
+
+
+def test_the_uplink_is_named_looked_for_and_switched_back(net: Internet) -> None:
+    assert _look(net, network_checks.interface)[0] == "missing"
+    assert _look(net, network_checks.interface, uplink="eth9")[0] == "missing"
+    status, found, _ = _look(net, network_checks.interface, uplink="eth0")
+    assert (status, "while such a run is live" in found) == ("ok", True)
+    assert net.within("host", lambda: host.network_facts(Config(uplink="eth0"))).lacks == ""
+
+
+@pytest.mark.parametrize(("rules", "owner"), [(DOCKER, "docker"), (PLAIN, "")])
+def test_rules_of_others_are_named_and_the_mend_works(net: Internet, rules: str, owner: str) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(("93.184.216.34", "[80]", "tcp"))))
+    assert _look(net, network_checks.others, uplink="eth0")[0] == "ok"
+    with Opened(net, artefacts) as opened:
+        assert _connects(opened)
+        net.run("host", "nft", "-f", "-", given=rules)
+        try:
+            status, found, mend = _look(net, network_checks.others, uplink="eth0")
+            assert status == "degraded"
+            assert owner in found
+            assert not _connects(opened)
+            for line in mend.split("; "):
+                net.run("host", *shlex.split(line))
+            assert _connects(opened)
+        finally:
+            net.run("host", "nft", "delete", "table", *rules.split()[1:3])
+        assert _connects(opened)
+
+
+def test_the_way_of_this_runsc_is_found_and_remembered(tmp_path: Path) -> None:
+    config = Config(state=tmp_path)
+    facts = host.runsc_facts(config)
+    status, found, mend = network_checks.way(config, facts, 60)
+    assert (status, mend) == ("ok", ""), found
+    known = runsc_network.known(config, sha256=facts.sha256, kernel=host.probe(config).kernel)
+    assert known is not None
+    assert known.name in runsc_network.WAYS
+    # Another binary, or another kernel, is another question.
+    assert runsc_network.known(config, sha256="0" * 64, kernel=host.probe(config).kernel) is None
+
+
+def test_a_runsc_that_takes_no_network_is_said_to(tmp_path: Path) -> None:
+    fake = tmp_path / "runsc"
+    fake.write_text("#!/bin/sh\necho 'cannot run with network enabled in root network namespace' >&2\nexit 128\n")
+    fake.chmod(0o755)
+    config = Config(state=tmp_path)
+    find = functools.partial(runsc_network.find, config, sha256="1" * 64, kernel="6.8.0", deadline_seconds=30)
+    way = find(fake)
+    assert (way.name, "root network namespace" in way.fault) == ("", True)
+    assert runsc_network.known(config, sha256="1" * 64, kernel="6.8.0") is None
