@@ -3,8 +3,9 @@
     (1) two namespaces, a link that is down
     (2) the compiled rules and the walls around them, checked, then loaded in one transaction
     (3) the link up: from here on what is refused is refused
-    (4) the way out by the operator's interface
-    (5) the gates, which must be ready before the agent is started
+    (4) the gates are started: each needs a moment to come up and to be sealed
+    (5) the way out by the operator's interface, in that moment
+    (6) the gates are ready
 
 All of it lasts as long as the block, and the agent must have ended before.
 """
@@ -69,10 +70,14 @@ def opened(
             "gateway": made.gateway,
             "device": addresses.host_device(run_id),
         })  # fmt: skip
-        place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (4)
-        gates = _gates(artefacts, made, config, denied, stack)  # (5)
+        gates = _gates(artefacts, made, config, denied, stack)  # (4)
+        place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (5)
         refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
-        yield Gateway(made, place, {**gates, refused.fileno(): refused.ready})
+        watches: dict[int, Callable[[], errors.RunError | None]] = {refused.fileno(): refused.ready}
+        for gate in gates:
+            gate.process.ready()  # (6)
+            watches.update(gate.watches)
+        yield Gateway(made, place, watches)
 
 
 def _gates(
@@ -81,8 +86,8 @@ def _gates(
     config: Config,
     denied: Callable[[denials.Denial], None],
     stack: contextlib.ExitStack,
-) -> Watches:
-    """Both gates, as far as the policy needs them; ready when this returns."""
+) -> list[dns_gate.DnsGate | tls_gate.TlsGate]:
+    """Both gates, as far as the policy needs them; started, and perhaps not ready."""
     plan = artefacts.json("gates.json")
     gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
     if plan["dns"] is not None:
@@ -91,8 +96,4 @@ def _gates(
         gates.append(stack.enter_context(opened))
     if plan["tls"] is not None:
         gates.append(stack.enter_context(tls_gate.open(plan["tls"], inside=made.inside, denied=denied)))
-    watches: dict[int, Callable[[], errors.RunError | None]] = {}
-    for gate in gates:
-        gate.process.ready()
-        watches.update(gate.watches)
-    return watches
+    return gates
