@@ -59,10 +59,11 @@ class Answer:
 
 
 def live(runs: Path) -> list[str]:
-    """The ids of the runs that have begun and have not ended."""
+    """The ids of the agents' runs that have begun and have not ended; a self-test is none."""
     if not runs.is_dir():
         return []
-    return sorted(path.name for path in runs.iterdir() if (path / attest.RECORD).is_file())
+    begun = (path for path in runs.iterdir() if (path / attest.RECORD).is_file())
+    return sorted(path.name for path in begun if bundle.SELF_TEST not in (bundle.label_of(path) or {}))
 
 
 def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | None:

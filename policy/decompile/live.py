@@ -32,7 +32,8 @@ class Readout:
     are those of the sandbox's command line that a policy has a word for; ``runsc_sha256`` is of the file that it runs.
     ``limits`` maps each cgroup file to what it holds, None when this host has no such file; a device in it is written
     ``$DEVICE``. ``mounts`` maps each place that the gofer serves to its flags, "/" being the root. ``firewall`` is
-    what ``nft -j list ruleset`` prints in the gateway's namespace, None without one.
+    what ``nft -j list ruleset`` prints in the gateway's namespace, None without one. ``arguments`` start a self-test
+    in the place of the agent, and are empty for a run.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class Readout:
     limits: Mapping[str, str | None]
     mounts: Mapping[str, tuple[str, ...]]
     firewall: bytes | None = None
+    arguments: tuple[str, ...] = ()
 
 
 def layers(compiled: Files, found: Readout) -> dict[str, Callable[[], dict[str, bytes]]]:
@@ -52,7 +54,7 @@ def layers(compiled: Files, found: Readout) -> dict[str, Callable[[], dict[str, 
     Each raises errors.ArtefactError for what is not understood.
     """
     return {
-        "bundle": lambda: _bundle(found),
+        "bundle": lambda: _bundle(compiled, found),
         "runtime": lambda: _runtime(compiled, found),
         "cgroup": lambda: _cgroup(compiled, found),
         "mounts": lambda: _mounts(compiled, found),
@@ -60,7 +62,7 @@ def layers(compiled: Files, found: Readout) -> dict[str, Callable[[], dict[str, 
     }
 
 
-def _bundle(found: Readout) -> dict[str, bytes]:
+def _bundle(compiled: Files, found: Readout) -> dict[str, bytes]:
     """The configuration that runsc was given, with the template's words where the run has its own."""
     where = config.CONFIG
     try:
@@ -73,6 +75,9 @@ def _bundle(found: Readout) -> dict[str, bytes]:
         process["user"] = dict(config.USER)
         own = f"COVENANT_RUN_ID={found.run_id}"
         process["env"] = [config.RUN_ID if entry == own else entry for entry in process["env"]]
+        if found.arguments:
+            documents.fixed(process["args"], f"{where}:process/args", list(found.arguments))
+            process["args"] = documents.load(compiled, where)["process"]["args"]
         return {where: documents.dumps(whole)}
     except (ValueError, RecursionError, KeyError, TypeError):
         raise refuse(where, "it is no configuration") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import artefact_files, attest, attest_processes, bundle
+from sandbox import artefact_files, attest, attest_processes, attest_runs, bundle
 from sandbox.attest_processes import Family
 from sandbox.supervisor import Answer
 from tests.kernel.world import World
@@ -86,7 +86,7 @@ def live(world: World, code: str = SLEEPS, **fields: Any) -> Iterator[Live]:
 
     def begun() -> Path | None:
         for path in set(_directories(world)) - before:
-            if (path / attest.RECORD).exists():
+            if path.name in attest_runs.live(path.parent):
                 return path
         assert thread.is_alive() or answers, "the run failed"
         assert not answers, (answers[0].error, answers[0].stderr)

@@ -151,10 +151,12 @@ TAMPERS: dict[str, tuple[Tamper, str, str]] = {
         lambda h: rewritten(h, "host", "flush", "chain", "inet", "covenant_uplink", "input"), "network", "",
     ),
     "a device more": (
-        lambda h: h.both("gateway", IP, "link add name more type veth peer name other", "link delete more"), "network", "more",
+        lambda h: h.both("gateway", IP, "link add name more type veth peer name other", "link delete more"),
+        "network", "device",
     ),
     "a device more for the agent": (
-        lambda h: h.both("agent", IP, "link add name more type veth peer name other", "link delete more"), "network", "more",
+        lambda h: h.both("agent", IP, "link add name more type veth peer name other", "link delete more"),
+        "network", "device",
     ),
     "an address of the gateway": (
         lambda h: h.both("gateway", IP, "address add 10.9.9.9/32 dev lo", "address delete 10.9.9.9/32 dev lo"),
