@@ -225,7 +225,10 @@ def test_the_required_checks_are_jobs_of_the_workflows(clone: pathlib.Path) -> N
     assert ruleset["conditions"]["ref_name"] == {"include": ["~DEFAULT_BRANCH"], "exclude": []}
     by_type = {rule["type"]: rule.get("parameters") for rule in ruleset["rules"]}
     assert set(by_type) == {"deletion", "non_fast_forward", "required_status_checks"}
-    required = [check["context"] for check in by_type["required_status_checks"]["required_status_checks"]]
+    checks = by_type["required_status_checks"]["required_status_checks"]
+    required = [check["context"] for check in checks]
+    # GitHub Actions' own number, as many public rulesets have it: no other app can say that a check passed.
+    assert {check["integration_id"] for check in checks} == {15368}
     jobs = [
         name
         for path in (clone / ".github/workflows").glob("*.yml")
