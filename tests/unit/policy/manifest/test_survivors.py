@@ -8,7 +8,7 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import digests, fields, hosts, parse
+from policy.manifest import digests, fields, hosts, parse, secrets
 from policy.manifest import text as manifest_text
 
 HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\nruntime = "python3"\nentry = "main.py"\n'
@@ -212,3 +212,25 @@ def test_a_quote_has_at_most_120_characters(length: int, cut: bool) -> None:
     shown = manifest_text.visible("x" * length)
     assert len(shown) == 120
     assert shown.endswith("…") == cut
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [("cpu_ms_per_task", 604_800_000), ("net_bps", 1_000_000_000_000), ("io_read_bps", 1_000_000_000_000)],
+)
+def test_the_greatest_value_of_a_limit(key: str, most: int) -> None:
+    def read(value: int) -> int | None:
+        parsed = parse.parse(f"{HEAD}[resources]\n{key} = {value}\n".encode())
+        found: int | None = getattr(parsed.resources, key)
+        return found
+
+    assert read(most) == most
+    with pytest.raises(errors.ManifestError):
+        read(most + 1)
+
+
+def test_a_plus_sign_does_not_part_what_is_random() -> None:
+    # Runs of 16 between the signs: neither half is long enough by itself.
+    assert secrets.looks_secret("aB3dE5gH7jK9mN1p+qR2sT4vW6xY8zA0")
+    assert not secrets.looks_secret("aB3dE5gH7jK9mN1p qR2sT4vW6xY8zA0")
+    assert secrets.looks_secret("aB3dE5gH7/jK9mN1p+qR2sT4-vW6xY8z_A0cD2fG4hJ6")
