@@ -310,6 +310,7 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("loader", False, "permissions.executables: ld.so starts no other file", _loader),
     ("network", False, "resources.network", _of_network(network_checks.way)),
     ("uplink", False, "network modes other than off", _of_network(network_checks.interface)),
+    ("resolvers", False, "permissions.network by name", _of_network(network_checks.names)),
     (
         "other firewalls",
         False,

@@ -15,7 +15,7 @@ from policy.host import RunscFacts
 from sandbox import host, runsc_network
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import nft
-from sandbox.network import addresses, uplink
+from sandbox.network import addresses, resolvers, uplink
 
 OK: Final = "ok"
 DEGRADED: Final = "degraded"
@@ -78,6 +78,16 @@ def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float)
         return DEGRADED, f"{config.uplink} {four}; IPv6 cannot be forwarded for one interface alone, so none is", mend
     six = "IPv6 already" if before.ipv6 else "IPv6 likewise"
     return OK, f"{config.uplink} {four}, {six}; {uplink.reserved()}", ""
+
+
+def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """Whom the DNS gate asks. Nothing is asked here.
+
+    Raises:
+        errors.HostError: there is nobody.
+    """
+    asked = ", ".join(resolvers.of(config))
+    return OK, f"asks {asked} ({'config.toml' if config.resolvers else 'the resolv.conf of this host'})", ""
 
 
 def others(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
