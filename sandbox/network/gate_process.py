@@ -76,6 +76,7 @@ class GateProcess:
         self._gate, self._child, self._reports = gate, child, reports
         self.pid, self.pidfd = child.pid, child.pidfd
         self._is_ready = False
+        self._rest: Callable[[], errors.RunError | None] | None = None
         # Twice what an honest gate reports; at once, more than the line holds when nobody has listened for a while.
         self._tokens = Tokens(2 * gate_main.PER_SECOND, 10 * gate_main.BURST, time.monotonic())
 
@@ -87,9 +88,7 @@ class GateProcess:
         """
         if self._is_ready:
             return
-        poll = select.poll()
-        poll.register(self._reports, select.POLLIN)
-        if not poll.poll(timeout_seconds * 1000):
+        if not _readable(self._reports, timeout_seconds):
             raise errors.KernelError(f"the {self._gate.layer} gate is not ready after {timeout_seconds:g} s")
         # At the end of the other side this is empty: a gate that failed says why on stderr.
         if self._receive() != gate_main.READY:
@@ -98,7 +97,13 @@ class GateProcess:
 
     def watches(self, denied: Callable[[denials.Denial], None]) -> Mapping[int, Callable[[], errors.RunError | None]]:
         """For the exchange (runner.Channel.watches): tells what the gate refused, and ends the run with the gate."""
-        return {self.pidfd: self._ended, self._reports.fileno(): functools.partial(self._told, denied)}
+        self._rest = functools.partial(self._told, denied)
+        return {self.pidfd: self._ended, self._reports.fileno(): self._rest}
+
+    def tell_rest(self) -> None:
+        """Tell what was refused in the last moment, when the exchange has stopped listening."""
+        if self._rest is not None and _readable(self._reports):
+            self._rest()
 
     def _ended(self) -> errors.RunError:
         return errors.GateError(f"the {self._gate.layer} gate ended: {self._last_words()}")
@@ -140,6 +145,12 @@ class GateProcess:
         return said or "it said nothing"
 
 
+def _readable(line: socket.socket, timeout_seconds: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(timeout_seconds * 1000))
+
+
 def _row(message: bytes) -> dict[str, str] | None:
     try:
         row = json.loads(message)
@@ -170,7 +181,9 @@ def start(gate: Gate) -> Iterator[GateProcess]:
             with _document(gate, theirs.fileno()) as document:
                 launch = _launch(gate, document, theirs.fileno())
                 child = stack.enter_context(process.spawn(launch))
-        yield GateProcess(gate, child, ours)
+        started = GateProcess(gate, child, ours)
+        yield started
+        started.tell_rest()
 
 
 def _launch(gate: Gate, document: int, reports: int) -> process.Launch:

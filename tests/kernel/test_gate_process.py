@@ -83,6 +83,17 @@ def test_what_it_refuses_is_told(echo: _Echo) -> None:
     assert told == [denials.Denial("dns", "name.example", "refused")]
 
 
+def test_what_it_refuses_in_the_last_moment_is_told() -> None:
+    told: list[denials.Denial] = []
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, gate_process.start(_gate(theirs.fileno())) as started:
+        started.ready(60)
+        started.watches(told.append)
+        _Echo(started, ours).ask("report")
+        assert told == []
+    assert told == [denials.Denial("dns", "name.example", "refused")]
+
+
 def test_its_end_is_an_error(echo: _Echo) -> None:
     watches = echo.started.watches(lambda _: None)
     echo.line.send(b"die")
