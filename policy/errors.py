@@ -363,6 +363,13 @@ class BackendError(OperatorError):
     code = "backend_refused"
 
 
+class SelfTestError(MachineError):
+    """In a throw-away sandbox under the agent's own policy something that it forbids was not refused, or could not be
+    tried. Nothing of the agent was started."""
+
+    code = "self_test_failed"
+
+
 class LossError(OperatorError):
     """The target of a compilation would allow more than the manifest, and the loss was not accepted by its id."""
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
 from sandbox import attest_network, attest_processes, memo, package
-from sandbox.attest_network import Network, Seen
+from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.kernel import cgroupfs, libc, readback, readback_filter, sentry_log
 from sandbox.kernel.readback import Binary, Name
@@ -36,6 +36,8 @@ from sandbox.runner import Outcome, Round
 RECORD = "attest.json"
 # Where the state remembers which filters a runsc binary loads, below ``closures``.
 FILTERS = "host-filters.json"
+# The digest of the binary that ran last, with what tells that file from another.
+BINARY = "binary.json"
 # How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
 _LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
 # An operator who is only to be told is told this often at most in one run.
@@ -50,7 +52,7 @@ class Made:
 
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
     file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
-    ``tells_calls`` says whether runsc writes what its filter refuses.
+    ``tells_calls`` says whether runsc writes what its filter refuses; ``arguments`` start a self-test, not the agent.
     """
 
     run_id: str
@@ -67,6 +69,7 @@ class Made:
     package: str
     network: Network | None = None
     tells_calls: bool = True
+    arguments: Sequence[str] = ()
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
@@ -128,8 +131,9 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> R
     if found is None:
         return gone
     try:
-        readout = _readout(made, artefacts, found, known)
-        beside = list(_beside(made, artefacts, found, known, readout, state))
+        network = None if made.network is None else attest_network.view(made.network, known.network)
+        readout = _readout(made, artefacts, found, known, state, network)
+        beside = list(_beside(made, artefacts, found, known, readout, state, network))
     except (FileNotFoundError, ProcessLookupError):
         return gone
     except (OSError, errors.CovenantError) as e:
@@ -145,7 +149,13 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> R
 
 
 def _beside(
-    made: Made, artefacts: Artefacts, found: Family, known: Known, readout: Readout, state: Path
+    made: Made,
+    artefacts: Artefacts,
+    found: Family,
+    known: Known,
+    readout: Readout,
+    state: Path,
+    network: View | None,
 ) -> Iterator[Layer]:
     """(1), (2), (3), (5), (6): what no artefact has a word for."""
     expected = _expected(made)
@@ -153,9 +163,9 @@ def _beside(
     yield from _filters(found, known, readout, state / "closures" / FILTERS)
     yield from _identities(made, found)
     yield from _package(made, artefacts, known)
-    if made.network is not None:
+    if made.network is not None and network is not None:
         family = {one.name.pid for one in found.all()}
-        yield from attest_network.judge(made.network, known.network, state=state, family=family)
+        yield from attest_network.judge(made.network, network, state=state, family=family)
 
 
 def _expected(made: Made) -> attest_processes.Expected:
@@ -174,18 +184,21 @@ def _members(made: Made) -> dict[str, set[int]]:
     return found
 
 
-def _readout(made: Made, artefacts: Artefacts, found: Family, known: Known) -> Readout:
+def _readout(
+    made: Made, artefacts: Artefacts, found: Family, known: Known, state: Path, network: View | None
+) -> Readout:
     expected = _expected(made)
     return Readout(
         run_id=made.run_id,
         uid=made.uid,
         config=Path(made.directory, "bundle", "config.json").read_bytes(),
         flags=attest_processes.flags(found, expected),
-        runsc_sha256=_digest(found.sandbox.name.pid, known),
+        runsc_sha256=_digest(found.sandbox.name.pid, known, state),
         cgroup_version=made.cgroup_version,
         limits=dict(_limits(made, artefacts)),
         mounts={mount.place: mount.options for mount in _mounts(found)},
-        firewall=None if made.network is None else attest_network.firewall(made.network, known.network),
+        firewall=None if network is None else network.gateway.listing,
+        arguments=tuple(made.arguments),
     )
 
 
@@ -233,12 +246,17 @@ def _identity(root: int, place: str) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-def _digest(pid: int, known: Known) -> str:
-    """(5) The SHA-256 of the file that a process runs, taken once for each file."""
+def _digest(pid: int, known: Known, state: Path) -> str:
+    """(5) The SHA-256 of the file that a process runs, taken once for each file: here or by an earlier look."""
     fd, binary = readback.open_binary(pid)
     with os.fdopen(fd, "rb") as stream:
         if binary not in known.digests:
-            known.digests[binary] = hashlib.file_digest(stream, "sha256").hexdigest()
+            path, which = state / "closures" / BINARY, list(astuple(binary))
+            held = memo.read(path) or {}
+            if held.get("which") != which:
+                held = {"which": which, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+                memo.write(path, held)
+            known.digests[binary] = str(held["sha256"])
     return known.digests[binary]
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -37,10 +37,12 @@ WALLS: Final = "walls.json"
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """One namespace: the supervisor's descriptor of it, its inode, and what was in it when it was made."""
+    """One namespace: the supervisor's descriptor of it, its inode, and what was in it when it was made: things, and the
+    number of the last transaction of rules."""
 
     fd: int
     inode: int
+    generation: int
     lines: tuple[str, ...]
 
 
@@ -65,8 +67,7 @@ class Network:
         supervisor = readback.name(os.getpid())
         assert supervisor is not None
         agent, gateway = (
-            Space(fd, os.fstat(fd).st_ino, tuple(sorted(spaces.within(fd, readback_net.lines))))
-            for fd in (found.agent, found.gateway)
+            Space(fd, os.fstat(fd).st_ino, *spaces.within(fd, _there)) for fd in (found.agent, found.gateway)
         )
         return cls(supervisor, threading.get_native_id(), agent, gateway, device, str(nft))
 
@@ -94,32 +95,64 @@ class Seen:
     listings: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
 
-def firewall(made: Network, seen: Seen) -> bytes:
-    """What ``nft -j list ruleset`` prints in the gateway.
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What one namespace holds now; ``listing`` is empty where there was no transaction since it was made."""
+
+    listing: bytes
+    lines: frozenset[str]
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was found: in the gateway's namespace, in the agent's, and of the host's own table."""
+
+    gateway: Inside
+    agent: Inside
+    host: bytes
+
+
+def view(made: Network, seen: Seen) -> View:
+    """Look into all three, with one thread for each.
 
     Raises:
-        FileNotFoundError: the supervisor of the run, which holds the namespace, is gone.
-        errors.KernelError: it cannot be listed.
+        FileNotFoundError: the supervisor of the run, which holds the namespaces, is gone.
+        errors.KernelError: the kernel does not say.
     """
-    return _in(made, made.gateway, lambda: _listed(made, seen, "gateway", "ruleset"))
+
+    def gateway() -> Inside:
+        listing = _listed(made, seen, "gateway", "ruleset")
+        return Inside(listing, readback_net.lines(), _read(netns.GATEWAY_SETTINGS))
+
+    def agent() -> Inside:
+        # Nobody has business with the rules beside the agent: since ours were loaded there was no other transaction.
+        moved = readback_net.generation() != made.agent.generation
+        listing = _listed(made, seen, "agent", "ruleset") if moved else b""
+        return Inside(listing, readback_net.lines(), _read(netns.SETTINGS))
+
+    return View(
+        _in(made, made.gateway, gateway),
+        _in(made, made.agent, agent),
+        _in_host(made, lambda: _listed(made, seen, "host", "table", "inet", uplink.TABLE)),
+    )
 
 
-def judge(made: Network, seen: Seen, *, state: Path, family: set[int]) -> Iterator[Layer]:
-    """What is not as it was made. ``family`` are the run's own processes.
-
-    Raises:
-        FileNotFoundError, errors.KernelError: as ``firewall``.
-    """
+def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Iterator[Layer]:
+    """What is not as it was made. ``family`` are the run's own processes."""
     expected = functools.partial(_expected, binary=Path(made.nft), path=state / "closures" / WALLS)
-    yield from _walls("the walls of the gateway", _beside(firewall(made, seen)), (expected(walls.GATEWAY),))
-    inner = _in(made, made.agent, lambda: _listed(made, seen, "agent", "ruleset"))
-    yield from _walls("the walls of the agent's namespace", _beside(inner), (expected(walls.AGENT),))
-    outer = _in_host(made, lambda: _listed(made, seen, "host", "table", "inet", uplink.TABLE))
+    yield from _walls("the walls of the gateway", found.gateway.listing, (expected(walls.GATEWAY),))
+    if found.agent.listing:
+        yield from _walls("the walls of the agent's namespace", found.agent.listing, (expected(walls.AGENT),))
     known = (expected(uplink.text(before)) for before in _befores(made.uplink))
-    yield from _walls("the host's table", _beside(outer), known)
-    yield from _things(made)
-    yield from _settings(made)
+    yield from _walls("the host's table", found.host, known)
+    yield from _things(made, found)
+    yield from _settings(found)
     yield from _members(made, family)
+
+
+def _there() -> tuple[int, tuple[str, ...]]:
+    return readback_net.generation(), tuple(sorted(readback_net.lines()))
 
 
 def _in(made: Network, space: Space, call: Callable[[], T]) -> T:
@@ -185,37 +218,38 @@ def _befores(device: str) -> Iterator[uplink.Before]:
             yield uplink.Before(device, ipv4, ipv6)
 
 
-def _walls(name: str, found: str, expected: Iterable[str]) -> Iterator[Layer]:
-    if found not in expected:
+def _walls(name: str, listing: bytes, expected: Iterable[str]) -> Iterator[Layer]:
+    if _beside(listing) not in expected:
         yield Layer("network", Standing.WIDER, f"{name} as they are written", "other rules, or other tables")
 
 
-def _things(made: Network) -> Iterator[Layer]:
+def _things(made: Network, found: View) -> Iterator[Layer]:
     """Devices, addresses, routes and rules. runsc takes those of the agent's own namespace over, so there may be less
     there than was made, and nothing else."""
-    for name, space, whole in (("gateway", made.gateway, True), ("agent", made.agent, False)):
-        found = _in(made, space, readback_net.lines)
-        more, less = sorted(found - set(space.lines)), sorted(set(space.lines) - found)
+    for name, space, inside, whole in (
+        ("gateway", made.gateway, found.gateway, True),
+        ("agent", made.agent, found.agent, False),
+    ):
+        more, less = sorted(inside.lines - set(space.lines)), sorted(set(space.lines) - inside.lines)
         if more:
             yield Layer("network", Standing.WIDER, f"in the namespace of the {name} what was made there", more[0])
         if less and whole:
             yield Layer("network", Standing.WIDER, f"in the namespace of the {name} {less[0]}", "it is gone")
 
 
-def _settings(made: Network) -> Iterator[Layer]:
-    for name, space, settings in (
-        ("gateway", made.gateway, netns.GATEWAY_SETTINGS),
-        ("agent", made.agent, netns.SETTINGS),
+def _settings(found: View) -> Iterator[Layer]:
+    for name, inside, settings in (
+        ("gateway", found.gateway, netns.GATEWAY_SETTINGS),
+        ("agent", found.agent, netns.SETTINGS),
     ):
-        found = _in(made, space, functools.partial(_read, tuple(settings)))
         for one, value in settings.items():
-            if found[one].strip() != str(value):
+            if inside.settings[one] != str(value):
                 expected = f"net/{one} {value} in the namespace of the {name}"
-                yield Layer("network", Standing.WIDER, expected, found[one].strip())
+                yield Layer("network", Standing.WIDER, expected, inside.settings[one])
 
 
-def _read(settings: tuple[str, ...]) -> dict[str, str]:
-    return {one: netns.setting(one).read_text() for one in settings}
+def _read(settings: Iterable[str]) -> dict[str, str]:
+    return {one: netns.setting(one).read_text().strip() for one in settings}
 
 
 def _members(made: Network, family: set[int]) -> Iterator[Layer]:

@@ -18,6 +18,8 @@ from typing import Any
 from policy.compile.artefacts import Artefacts
 
 POLICY = "policy"
+# In the label of a run that is a self-test: no agent ran in it.
+SELF_TEST = "self_test"
 _LABEL = "label.json"
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"

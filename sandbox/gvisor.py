@@ -50,7 +50,8 @@ class Job:
     see (sandbox.runsc_network). ``label`` says whose run it is (bundle.live_labels);
     ``claim`` is called once others can see it, and raises when the run may not go on beside theirs. ``denied`` is told
     of everything that was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` are looked
-    at while the run lasts; ``disks`` are those that its limits of input and output are about."""
+    at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments``
+    start another first process than the agent, for a self-test alone."""
 
     run_id: str
     artefacts: Artefacts
@@ -67,6 +68,7 @@ class Job:
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
     disks: Sequence[str] = ()
+    arguments: Sequence[str] = ()
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -84,7 +86,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         stack.enter_context(leaf)
         limits = _limits(job, leaf.hierarchies.version)
         leaf.apply(limits)
-        directory.write_config(compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid))
+        config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
+        directory.write_config(config)
         mounts = _mounts(job, directory, stack, uid)
         gate = _gateway(job, directory, stack)
         # Before runsc takes the addresses over: then it may have less than this, and never more.
@@ -117,7 +120,7 @@ def recover(
     removed = []
     with abandoned(runs) as paths:
         # Before the first directory goes: it is what says that there is something to take away.
-        if networked := [path.name for path in paths if network_of(path) is not None]:
+        if networked := {path.name: uplink.noted(about) for path in paths if (about := network_of(path)) is not None}:
             uplink.recover(networked, binary=trusted_binary((config or Config()).nft))
         for path in paths:
             leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
@@ -255,6 +258,7 @@ def _attestor(
         limits={limit.file: limit.value for limit in limits},
         mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
         package=package,
+        arguments=job.arguments,
         network=network,
         tells_calls=job.config.tell_calls,
     )

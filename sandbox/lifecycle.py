@@ -28,7 +28,7 @@ from policy.package import Package
 from policy.rules import nine
 from policy.rules.case import Owner, Unsigned
 from policy.signing import trust
-from sandbox import bundle, gvisor, host, preparation, self_test
+from sandbox import bundle, canary_run, gvisor, host, preparation, self_test
 from sandbox.config import Config
 from sandbox.denials import Denials
 from sandbox.ledger import Ledger
@@ -39,6 +39,7 @@ from sandbox.uids import UidLease
 
 # What the log says of a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
+_NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,12 @@ class Run:
             job = self._job(trusted, decision, facts, deadline, stack)
             self._lap("prepare")
             advisory = _ALARM if means.config.on_drift == "alarm" else ()
+            if means.config.self_test:
+                self._try_canaries(decision, facts, job)
+            else:
+                advisory = (*advisory, _NO_SELF_TEST)
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
-            uids = UidLease(means.path / "uids", first=means.config.uid_first, count=means.config.uid_count)
-            finished = gvisor.run(job, runs=means.path / "runs", uids=uids)
+            finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
 
@@ -193,6 +197,28 @@ class Run:
                 grant="permissions.syscalls",
             )
         self._lap("self test")
+
+    def _try_canaries(self, decision: decide.Decision, facts: HostFacts, job: gvisor.Job) -> None:
+        """What the policy forbids is tried under it, once a day and after any change, before the agent may start."""
+        means = self._means
+        key = canary_run.Key(decision.policy_digest, facts, means.config.uplink)
+        if canary_run.passed(means.path, key, now_ms=self._now_ms):
+            return
+        try:
+            closures = preparation.closures(decision, facts)
+            faults = canary_run.attempt(job, closures, runs=means.path / "runs", uids=self._uids())
+        except errors.CovenantError as e:
+            faults = (f"it could not be tried: {e.message}",)
+        says = faults[0] if faults else "what it forbids is refused, what it allows is not"
+        self._rows.self_test(f"policy {decision.policy_digest[:16]}: {says}", passed=not faults, name="canaries")
+        if faults:
+            raise canary_run.error(faults)
+        canary_run.remember(means.path, key, now_ms=self._now_ms)
+        self._lap("canaries")
+
+    def _uids(self) -> UidLease:
+        config = self._means.config
+        return UidLease(self._means.path / "uids", first=config.uid_first, count=config.uid_count)
 
     def _look(self, manifest: Manifest) -> HostFacts:
         """(2) The host facts, with what this manifest names."""

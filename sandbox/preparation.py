@@ -56,9 +56,8 @@ def job(
     agent = decision.manifest.agent
     executable = agent.entry if agent.runtime == "rust-bin" else ""
     copy = PackageStore(state / "packages").put(order.package, executable=executable)
-    closures = [_closure(facts, c["name"]) for c in plan["root"]["closures"]]
     points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
-    rootfs = stack.enter_context(Skeletons(state / "rootfs").hold(closures, points))
+    rootfs = stack.enter_context(Skeletons(state / "rootfs").hold(closures(decision, facts), points))
     never = host.never_granted(config, never_granted)
     sources = {}
     for mount in plan["mounts"]:
@@ -116,6 +115,11 @@ def _resolver(state: Path) -> Path:
             stack.callback(os.close, directory)
             durable.replace(directory, path.name, content, mode=0o444)
     return path
+
+
+def closures(decision: decide.Decision, facts: HostFacts) -> list[Closure]:
+    """The closures of the agent's root directory."""
+    return [_closure(facts, c["name"]) for c in decision.artefacts.json("mounts.json")["root"]["closures"]]
 
 
 def _closure(facts: HostFacts, name: str) -> Closure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from policy.compile.artefacts import Artefacts
@@ -12,8 +13,8 @@ from policy.compile.oci import TEMPLATE_RUN_ID
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def instantiate(artefacts: Artefacts, *, run_id: str, uid: int) -> bytes:
-    """The config.json that runsc is given.
+def instantiate(artefacts: Artefacts, *, run_id: str, uid: int, arguments: Sequence[str] = ()) -> bytes:
+    """The config.json that runsc is given. ``arguments`` start another first process than the agent: a self-test's.
 
     Raises:
         ValueError: ``run_id`` is not a lower-case UUID or ``uid`` is 0.
@@ -24,4 +25,6 @@ def instantiate(artefacts: Artefacts, *, run_id: str, uid: int) -> bytes:
     process = config["process"]
     process["user"] = {"uid": uid, "gid": uid}
     process["env"] = [entry.replace(TEMPLATE_RUN_ID, run_id) for entry in process["env"]]
+    if arguments:
+        process["args"] = list(arguments)
     return json.dumps(config, sort_keys=True).encode()

@@ -5,6 +5,8 @@ Never for single elements of a set: the program takes ten times as long as a mes
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,13 +16,13 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _SECONDS = 30
 
 
-def apply(binary: Path, text: bytes) -> None:
-    """Check the whole text (``nft -c``), then apply it: all of it or nothing.
+def apply(binary: Path, text: bytes, *, checked: bool = True) -> None:
+    """Check the whole text (``nft -c``), then apply it: all of it or nothing. A constant of ours needs no check.
 
     Raises:
         errors.KernelError: nft or the kernel refuses it; nothing was changed.
     """
-    for arguments in (["-c", "-f", "-"], ["-f", "-"]):
+    for arguments in ([["-c", "-f", "-"]] if checked else []) + [["-f", "-"]]:
         _run(binary, arguments, text)
 
 
@@ -33,13 +35,18 @@ def listed(binary: Path, *what: str) -> bytes:
     return _run(binary, ["-j", "list", *what])
 
 
-def shown(binary: Path, *what: str) -> str:
-    """``nft list WHAT`` as text, for what the JSON leaves out.
+def table(binary: Path, family: str, name: str) -> str | None:
+    """A table as text, with its comment, which the JSON leaves out; None where there is none.
 
     Raises:
         errors.KernelError: as ``listed``.
     """
-    return _run(binary, ["list", *what]).decode("utf-8", "replace")
+    try:
+        return _run(binary, ["list", "table", family, name]).decode("utf-8", "replace")
+    except errors.KernelError as e:
+        if e.message.endswith(os.strerror(errno.ENOENT)):
+            return None
+        raise
 
 
 def _run(binary: Path, arguments: list[str], text: bytes = b"") -> bytes:

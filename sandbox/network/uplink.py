@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from policy import errors
-from sandbox.kernel import netlink, nft
+from sandbox.kernel import conntrack, netlink, nft
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses, netns
 
@@ -149,17 +148,25 @@ def connected(run: netns.Spaces, run_id: str, *, device: str, binary: Path) -> I
                 nft.apply(binary, text(before))
             _forward(before, on=True)
             place = _plug(run, run_id, name, before)
+            undo.callback(_forget, place)
         yield place
 
 
-def recover(run_ids: list[str], *, binary: Path) -> None:
-    """Take away what runs of a killed supervisor left in this namespace.
+def noted(about: Mapping[str, Any]) -> addresses.Uplink | None:
+    """The place in what was noted of a run (sandbox.bundle); None if it had none yet."""
+    return addresses.Uplink(about["ipv4"], about["ipv6"]) if "ipv4" in about else None
+
+
+def recover(runs: Mapping[str, addresses.Uplink | None], *, binary: Path) -> None:
+    """Take away what runs of a killed supervisor left in this namespace: run id to its place, None if it had none yet.
 
     Raises:
         errors.KernelError: the kernel does not let go of it.
     """
-    for run_id in run_ids:
+    for run_id, place in runs.items():
         _end(addresses.host_device(run_id), binary)
+        if place is not None:
+            _forget(place)
 
 
 def held_table(binary: Path) -> Before | None:
@@ -168,17 +175,13 @@ def held_table(binary: Path) -> Before | None:
     Raises:
         errors.KernelError: nft does not answer, or a table of this name is not ours.
     """
-    whole: dict[str, Any] = json.loads(nft.listed(binary, "tables"))
-    for entry in whole["nftables"]:
-        table = entry.get("table")
-        if table is None or (table["family"], table["name"]) != ("inet", TABLE):
-            continue
-        # nft 1.0 tells the comment of a table in its text, not in its JSON.
-        match = _COMMENT.search(nft.shown(binary, "table", "inet", TABLE))
-        if match is None:
-            raise errors.KernelError(f"table inet {TABLE} is not one of ours", hint=f"nft delete table inet {TABLE}")
-        return Before(match[1], match[2] == "1", None if match[3] == "-" else match[3] == "1")
-    return None
+    found = nft.table(binary, "inet", TABLE)
+    if found is None:
+        return None
+    match = _COMMENT.search(found)
+    if match is None:
+        raise errors.KernelError(f"table inet {TABLE} is not one of ours", hint=f"nft delete table inet {TABLE}")
+    return Before(match[1], match[2] == "1", None if match[3] == "-" else match[3] == "1")
 
 
 def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
@@ -216,6 +219,13 @@ def _place(route: netlink.Route, index: int, start: int) -> addresses.Uplink:
             raise
         return place
     raise errors.NotEnforceableError("no address is left for another run", grant="resources.network")
+
+
+def _forget(place: addresses.Uplink) -> None:
+    """Forget the connections of a run that is over. Where the kernel cannot, they end by their own clocks."""
+    for address in (place.ipv4, place.ipv6):
+        with contextlib.suppress(errors.KernelError):
+            conntrack.forget(address)
 
 
 def _end(name: str, binary: Path) -> None:

@@ -75,6 +75,7 @@ class World:
         if warm is not None:
             for name in ("rootfs", "closures"):
                 subprocess.run(["cp", "-al", str(warm / name), str(self.state / name)], check=True)
+        self.configure()
         self.key = Ed25519PrivateKey.generate()
         self.now_ms = int(time.time() * 1000)
         with State(self.state) as state:
@@ -136,7 +137,12 @@ class World:
         return json.loads(answer.result.text)
 
     def configure(self, **settings: Any) -> None:
-        """Write the supervisor's configuration, where it would else be the machine's own (/etc/covenant)."""
+        """Write the supervisor's configuration, where it would else be the machine's own (/etc/covenant).
+
+        A policy's self-test is off unless it is asked for: it is one more sandbox before each run, and has tests of its
+        own (test_canaries.py).
+        """
+        settings = {"self_test": False, **settings}
         if SLOWNESS > 1:
             settings = {"start_deadline_seconds": 60 * SLOWNESS, "attest_seconds": 30 * SLOWNESS, **settings}
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]

@@ -1,0 +1,129 @@
+"""The self-test of a policy: a throw-away sandbox under the very artefacts of the run, whose first process tries them.
+
+Everything is as it will be for the agent: the same artefacts, mounts, limits, filter, namespaces, firewall and gates,
+made and read back by the same code. The first process is another, and lies in a root directory that has it beside
+what the agent's has. What passed is remembered by policy, host, runsc and kernel, for a day.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from policy import denials, errors
+from policy.compile import plan
+from policy.host import Closure, ClosureFile, HostFacts
+from policy.prove import live
+from sandbox import canary, canary_program, gvisor, memo
+from sandbox.bundle import SELF_TEST
+from sandbox.config import Config
+from sandbox.rootfs import MountPoint, Skeletons
+from sandbox.runner import Limits
+from sandbox.uids import UidLease
+
+# A self-test that is older is made again: what changes on a machine in silence is found within a day.
+VALID_MS = 86_400_000
+# Making a handful of system calls takes milliseconds; a gate that does not answer is a failure after this (seconds).
+_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a self-test is about: when any of it is another, it is made again."""
+
+    policy: str
+    facts: HostFacts
+    uplink: str
+
+    def digest(self) -> str:
+        """As it is remembered."""
+        facts = self.facts
+        assert facts.runsc is not None
+        cgroup = [facts.cgroup.version, sorted(facts.cgroup.controllers), facts.cgroup.swap_accounting]
+        flags = [list(one) for one in plan.RUNSC_FLAGS.items()]
+        about = [self.policy, facts.arch, facts.kernel, cgroup, dataclasses.asdict(facts.runsc), flags, self.uplink]
+        return hashlib.sha256(json.dumps([canary.VERSION, *about], sort_keys=True).encode()).hexdigest()
+
+
+def _record(state: Path) -> Path:
+    return state / "closures" / "canaries.json"
+
+
+def passed(state: Path, key: Key, *, now_ms: int) -> bool:
+    """Whether this passed within the last day. A time that lies ahead counts for nothing."""
+    when = (memo.read(_record(state)) or {}).get(key.digest())
+    return type(when) is int and 0 <= now_ms - when < VALID_MS
+
+
+def remember(state: Path, key: Key, *, now_ms: int) -> None:
+    """It passed now; what is older than a day is forgotten."""
+    held = memo.read(_record(state)) or {}
+    young = {name: when for name, when in held.items() if type(when) is int and 0 <= now_ms - when < VALID_MS}
+    memo.write(_record(state), {**young, key.digest(): now_ms})
+
+
+def closure(config: Config, arch: str) -> Closure:
+    """The canary program as one more closure of a root directory."""
+    raw = canary_program.program(arch)
+    source = config.state / "closures" / f"canary-{arch}"
+    if not source.exists() or source.read_bytes() != raw:
+        source.parent.mkdir(mode=0o700, exist_ok=True)
+        source.write_bytes(raw)
+        source.chmod(0o700)
+    digest = hashlib.sha256(raw).hexdigest()
+    file = ClosureFile(canary_program.PATH, "file", 0o755, len(raw), digest, source=str(source))
+    return Closure("canary", canary_program.PATH, (file,))
+
+
+def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: UidLease) -> tuple[str, ...]:
+    """Run the canary in the place of the agent of ``job``; everything that was not as the policy says.
+
+    ``closures`` are those of the agent's root directory.
+
+    Raises:
+        errors.MachineError: the sandbox could not be set up.
+    """
+    artefacts = job.artefacts
+    root = artefacts.json("mounts.json")["root"]
+    points: list[MountPoint] = [(point["path"], point["kind"]) for point in root["mount_points"]]
+    tried = canary.plan(artefacts)
+    drift: list[live.Layer] = []
+    own = closure(job.config, artefacts.json("effective.json")["arch"])
+    with Skeletons(job.config.state / "rootfs").hold([*closures, own], points) as rootfs:
+        throw_away = dataclasses.replace(
+            job,
+            run_id=str(uuid.uuid4()),
+            rootfs=rootfs,
+            intent=tried.message(),
+            limits=Limits(job.limits.start_seconds, _SECONDS, SELF_TEST, 0.0),
+            label={**job.label, SELF_TEST: "yes"},
+            claim=lambda: None,
+            denied=_untold,
+            drifted=drift.append,
+            rounds=(),
+            arguments=(canary_program.PATH,),
+        )
+        finished = gvisor.run(throw_away, runs=runs, uids=uids)
+    if drift:
+        return tuple(f"{layer.name}: {layer.found}" for layer in drift)
+    if finished.error is not None:
+        return (f"the canary ended with `{finished.error.code}`: {finished.error.message}",)
+    return tried.faults(finished.stdout)
+
+
+def _untold(denial: denials.Denial, *, count: int = 1) -> None:
+    """What is refused to a canary is no denial of an agent's."""
+
+
+def error(faults: Sequence[str]) -> errors.SelfTestError:
+    """What a run is refused with."""
+    return errors.SelfTestError(
+        f"what the policy forbids is not refused here: {faults[0]}",
+        hint="run `covenant doctor`; with self_test = false in the configuration runs go without it, and each says so",
+        faults=list(faults),
+    )

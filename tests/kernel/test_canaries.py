@@ -1,0 +1,120 @@
+"""The self-test of a policy: what it forbids is tried under the artefacts of the run, and a failure starts nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from sandbox import canary, gvisor
+from tests.kernel import internet
+from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.world import HEAD, TAIL, World
+
+GOOD = HEAD + "answer = 1" + TAIL
+PROGRAMS = '[permissions.executables]\nallow = ["/usr/bin/cat"]\n[permissions.filesystem]\nread = ["/usr/share/doc"]\n'
+
+
+def self_tests(world: World) -> list[tuple[bool, str]]:
+    """Whether each self-test passed, and what it said."""
+    rows = [row["kind"] for row in world.rows()]
+    return [(r["passed"], r["detail"]) for r in rows if r["type"] == "self_test" and r["name"] == "canaries"]
+
+
+def test_each_policy_is_tried_once_a_day_and_after_any_change(world: World) -> None:
+    world.configure(self_test=True)
+    path = world.sign(world.package({"main.py": GOOD}))
+    for _ in range(2):
+        assert world.run(path).error is None
+    assert self_tests(world) == [
+        (True, f"policy {_digest(world)[:16]}: what it forbids is refused, what it allows is not")
+    ]
+    record = world.state / "closures" / "canaries.json"
+    held = json.loads(record.read_text())
+    for age_ms, again in ((86_000_000, 1), (86_400_001, 2), (-60_000_000, 3)):
+        record.write_text(json.dumps({key: when - age_ms for key, when in held.items()}))
+        assert world.run(path).error is None
+        assert len(self_tests(world)) == again
+    # Another policy is another test, with programs and paths this time, and without a scratch.
+    more: dict[str, Any] = {"more": PROGRAMS, "filesystem": "read-only-package"}
+    assert world.run_code(GOOD, **more).error is None
+    assert [passed for passed, _ in self_tests(world)] == [True] * 4
+
+
+def _digest(world: World) -> str:
+    rows = (row["kind"] for row in world.rows())
+    return str(next(row["policy_digest"] for row in rows if row["type"] == "run_started"))
+
+
+def test_without_it_each_run_says_so(world: World) -> None:
+    assert world.run_code(GOOD).error is None
+    started = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_started"]
+    assert any("self_test = false" in line for line in started[0]["not_enforced"])
+    assert self_tests(world) == []
+    world.configure(self_test=True)
+    assert world.run_code(GOOD).error is None
+    started = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_started"]
+    assert started[1]["not_enforced"] == []
+
+
+def test_a_sandbox_that_is_wider_than_its_policy_runs_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried is what a narrower policy forbids, in the sandbox of this one: a write, a program and a call."""
+    strict: list[Artefacts] = []
+    job = gvisor.run
+
+    def noted(one: gvisor.Job, **rest: Any) -> Any:
+        strict.append(one.artefacts)
+        return job(one, **rest)
+
+    monkeypatch.setattr(gvisor, "run", noted)
+    assert world.run_code(GOOD, filesystem="read-only-package").error is None
+    real = canary.plan
+    monkeypatch.setattr(canary, "plan", lambda artefacts: real(strict[0]))
+    world.configure(self_test=True)
+    wider: tuple[tuple[dict[str, Any], str], ...] = (
+        ({}, "a file made in /tmp: it gave"),
+        (
+            {"filesystem": "read-only-package", "more": PROGRAMS},
+            "no answer: a program was started in its place, or it was ended",
+        ),
+    )
+    for wide, says in wider:
+        with pytest.raises(errors.SelfTestError, match="what the policy forbids is not refused here") as caught:
+            world.run_code(GOOD, **wide)
+        assert any(says in fault for fault in caught.value.details["faults"]), caught.value.details
+        kinds = [row["kind"]["type"] for row in world.rows()]
+        assert kinds[-2:] == ["self_test", "manifest_rejected"]
+        assert not self_tests(world)[-1][0]
+    # The control: the strict policy in its own sandbox.
+    assert world.run_code(GOOD, filesystem="read-only-package").error is None
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Internet]:
+    with internet.made() as made:
+        yield made
+
+
+def test_with_a_network_a_connection_and_a_name_are_tried(
+    tmp_path: Path, warm: Path, net: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, self_test=True)
+    grants = internet.entries(("93.184.216.34", "[80]", "tcp"), ("api.example.com", "[80]", "tcp"))
+    assert world.run_code(GOOD, network="full", more=grants).error is None
+    assert [passed for passed, _ in self_tests(world)] == [True]
+    # What is granted and answers is not refused: a canary that is sent there says so.
+    monkeypatch.setattr(canary, "_FORBIDDEN_ADDRESSES", (("93.184.216.34", 80),))
+    monkeypatch.setattr(canary, "_FORBIDDEN_NAMES", ("api.example.com",))
+    monkeypatch.setattr(canary, "_forbidden", lambda *_: True)
+    (world.state / "closures" / "canaries.json").unlink()
+    with pytest.raises(errors.SelfTestError) as caught:
+        world.run_code(GOOD, network="full", more=grants)
+    faults = caught.value.details["faults"]
+    assert any("a connection to 93.184.216.34:80: it gave 0, and not refused" in fault for fault in faults), faults
+    assert any("name api.example.com" in fault and "no NXDOMAIN" in fault for fault in faults), faults
+    assert net.leftovers() == []

@@ -1,0 +1,149 @@
+"""The canary: a program that makes the calls that it is told, and what is made of its answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from policy import data
+from sandbox import canary, canary_program, canary_run, elf
+from sandbox.canary_program import Bytes, Call, Result
+from tests import proof_kit
+from tests.unit.policy.compile import sample
+
+NUMBERS = data.syscalls("x86_64").numbers
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_it_is_a_static_program_of_one_page(arch: str) -> None:
+    raw = canary_program.program(arch)
+    found = elf.parse(raw, name="canary")
+    assert (found.arch, found.interpreter, found.needed) == (arch, "", ())
+    assert len(raw) < 400
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of this test are those of x86_64")
+def test_it_makes_the_calls_that_it_is_told_and_says_what_they_gave(tmp_path: Path) -> None:
+    """On this machine's own kernel, with calls that change nothing."""
+    program, file = tmp_path / "canary", tmp_path / "file"
+    program.write_bytes(canary_program.program("x86_64"))
+    program.chmod(0o700)
+    file.write_bytes(b"something to read")
+    calls = [
+        Call(NUMBERS["getpid"]),
+        Call(NUMBERS["openat"], (-100, Bytes(os.fsencode(file) + b"\0"), 0)),
+        Call(NUMBERS["read"], (Result(1), Bytes(bytes(9)), 9)),
+        Call(NUMBERS["openat"], (-100, Bytes(b"/no/such\0"), 0)),
+    ]
+    done = subprocess.run([program], input=canary_program.message(calls), capture_output=True, timeout=30, check=True)
+    found = canary_program.results(calls, done.stdout)
+    assert found is not None
+    (pid, _), (opened, _), read, (absent, _) = found
+    assert pid > 1
+    assert opened >= 3
+    assert read == (9, b"something")
+    assert absent == -errno.ENOENT
+
+
+def test_an_answer_to_something_else_is_none() -> None:
+    calls = [Call(1, (Bytes(b"x"),))]
+    sent = canary_program.message(calls)
+    assert canary_program.results(calls, sent) == ((1, b"x"),)
+    assert canary_program.results(calls, sent[:-1]) is None
+    assert canary_program.results(calls, b"\1" + bytes(len(sent) - 1)) is None
+    assert canary_program.results(calls, b"") is None
+    with pytest.raises(ValueError, match="cannot be written at once"):
+        canary_program.message(calls * 64)
+
+
+def answered(plan: canary.Plan, result: Callable[[canary.Probe], tuple[int, bytes]]) -> bytes:
+    """The answer of a canary whose probes gave these results, and whose other calls gave 3."""
+    sent = bytearray(plan.message())
+    by_call = {probe.call: result(probe) for probe in plan.probes}
+    for index, call in enumerate(plan.calls):
+        value, held = by_call.get(index, (3, b""))
+        words = struct.unpack_from("<8Q", sent, 16 + 64 * index)
+        struct.pack_into("<q", sent, 16 + 64 * index, value)
+        if held:
+            places = [word for word, one in zip(words[1:], call.arguments, strict=False) if isinstance(one, Bytes)]
+            at = places[-1] - 0x600000
+            sent[at : at + len(held)] = held
+    return bytes(sent)
+
+
+NXDOMAIN = struct.pack(">HHHHHH", 0xC0DE, 0x8183, 1, 0, 0, 0)
+
+
+def as_it_should(probe: canary.Probe) -> tuple[int, bytes]:
+    if probe.name:
+        return len(NXDOMAIN), NXDOMAIN
+    return (-min(probe.denied), b"") if probe.denied else (3, b"")
+
+
+@pytest.mark.parametrize("name", sorted(proof_kit.CASES))
+def test_every_policy_has_denials_and_controls_and_each_of_them_counts(name: str) -> None:
+    plan = canary.plan(proof_kit.CASES[name]().artefacts)
+    denials = [probe for probe in plan.probes if probe.denied or probe.name]
+    assert len(denials) >= 5
+    assert len(plan.probes) > len(denials)
+    assert len(plan.message()) <= canary_program.MESSAGE_BYTES
+    assert plan.faults(answered(plan, as_it_should)) == ()
+    for odd in plan.probes:
+
+        def all_but_one(probe: canary.Probe, odd: canary.Probe = odd) -> tuple[int, bytes]:
+            if probe is not odd:
+                return as_it_should(probe)
+            return (3, b"") if odd.denied or odd.name else (-errno.EPERM, b"")
+
+        faults = plan.faults(answered(plan, all_but_one))
+        assert len(faults) == 1, (odd, faults)
+        assert odd.what in faults[0]
+
+
+def test_what_is_tried_follows_the_policy() -> None:
+    def tried(**fields: str) -> set[str]:
+        return {probe.what for probe in canary.plan(sample.compiled(sample.manifest(**fields))).probes}
+
+    least, scratch = tried(filesystem="read-only-package"), tried()
+    assert "a file made in /tmp" in least
+    assert "a file is made in /tmp" in scratch
+    assert {"a connection", "a lookup of a name", "start of a program by execve"} <= scratch
+    programs = tried(more='[permissions.executables]\nallow = ["/usr/bin/cat"]')
+    assert "start of a program by execve" not in programs
+    assert "start of a file that is no granted program" in programs
+    named = tried(network="full", more=sample.entries(("api.example.com", "[443]", "tls")))
+    assert {
+        "a connection to 169.254.169.254:80",
+        "a connection to the DNS gate",
+        "name covenant-canary.invalid",
+    } <= named
+    metadata = tried(network="full", more=sample.entries(("169.254.169.254", "[80]", "tcp")))
+    assert "a connection to 10.255.255.254:9" in metadata
+    assert "a connection to the DNS gate" not in metadata
+    assert not any("name covenant" in what for what in tried(network="outbound-https-only"))
+
+
+def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path) -> None:
+    key = canary_run.Key("p" * 64, sample.host(), "")
+    assert not canary_run.passed(tmp_path, key, now_ms=1000)
+    canary_run.remember(tmp_path, key, now_ms=1000)
+    assert canary_run.passed(tmp_path, key, now_ms=1000)
+    assert canary_run.passed(tmp_path, key, now_ms=1000 + canary_run.VALID_MS - 1)
+    assert not canary_run.passed(tmp_path, key, now_ms=1000 + canary_run.VALID_MS)
+    assert not canary_run.passed(tmp_path, key, now_ms=999)
+    for other in (
+        canary_run.Key("q" * 64, sample.host(), ""),
+        canary_run.Key("p" * 64, sample.host(kernel="6.2"), ""),
+        canary_run.Key("p" * 64, sample.host(), "eth0"),
+    ):
+        assert not canary_run.passed(tmp_path, other, now_ms=1000)
+    # What changes all the time is not part of it.
+    assert canary_run.passed(tmp_path, canary_run.Key("p" * 64, sample.host(disk_free_mb=1), ""), now_ms=1000)
+    canary_run.remember(tmp_path, canary_run.Key("q" * 64, sample.host(), ""), now_ms=1000 + canary_run.VALID_MS)
+    assert not canary_run.passed(tmp_path, key, now_ms=1000)
