@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -264,6 +265,25 @@ def test_a_second_gateway_has_another_place_and_the_last_takes_the_table(net: In
         names = [line.split()[1] for line in net.run("host", "ip", "-o", "link").splitlines() if "cv-" in line]
         assert len(names) == 2
     assert "covenant_uplink" in net.run("host", "nft", "list", "tables")
+
+
+def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+
+    def remembered() -> list[str]:
+        lines = net.within("host", lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
+        return [line for line in lines if f"src={place}" in line]
+
+    with Opened(net, artefacts) as second:
+        place = second.gateway.place.ipv4
+
+        def connect() -> None:
+            with socket.create_connection(("93.184.216.34", 80), timeout=10):
+                pass
+
+        spaces.within(second.gateway.spaces.agent, connect)
+        assert remembered()
+    assert not remembered()
 
 
 def test_an_interface_that_is_not_there_is_refused_and_nothing_is_left(net: Internet, opened: Opened) -> None:

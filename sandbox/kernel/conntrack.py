@@ -1,0 +1,50 @@
+"""Connections that the kernel remembers of one address, forgotten: by nfnetlink, in the calling thread's namespace.
+
+What is forgotten is neither answered nor translated any more, and its place in the table is free at once, not after the
+days that an open TCP connection is kept for. Formats: include/uapi/linux/netfilter/nfnetlink_conntrack.h.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+
+from policy import errors
+
+_NETFILTER, _SUBSYSTEM, _DELETE = 12, 1, 2
+_REQUEST, _ACK, _NESTED, _ERROR = 0x1, 0x4, 0x8000, 2
+_TUPLE_ORIG, _TUPLE_IP, _V4_SRC, _V6_SRC = 1, 1, 1, 3
+_FILTER, _ORIG_FLAGS, _REPLY_FLAGS, _BY_SOURCE = 25, 1, 2, 1
+_SECONDS = 10
+
+
+def forget(address: str) -> None:
+    """Forget every connection that was begun from ``address``.
+
+    Raises:
+        errors.KernelError: the kernel does not (the filter needs Linux 5.8).
+    """
+    at = ipaddress.ip_address(address)
+    source = _attribute(_V4_SRC if at.version == 4 else _V6_SRC, at.packed)
+    flags = _attribute(_ORIG_FLAGS, struct.pack("=I", _BY_SOURCE)) + _attribute(_REPLY_FLAGS, struct.pack("=I", 0))
+    family = socket.AF_INET if at.version == 4 else socket.AF_INET6
+    body = struct.pack("=BBH", family, 0, 0)
+    body += _attribute(_TUPLE_ORIG | _NESTED, _attribute(_TUPLE_IP | _NESTED, source))
+    body += _attribute(_FILTER | _NESTED, flags)
+    message = struct.pack("=IHHII", 16 + len(body), _SUBSYSTEM << 8 | _DELETE, _REQUEST | _ACK, 1, 0) + body
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as made:
+            made.settimeout(_SECONDS)
+            made.send(message)
+            kind, number = struct.unpack_from("=4xH10xi", made.recv(65536))
+    except OSError as e:
+        raise errors.KernelError(f"connections of {address}: {e.strerror or e}") from e
+    if kind != _ERROR or number != 0:
+        raise errors.KernelError(f"connections of {address}: {os.strerror(-number)}")
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    length = 4 + len(value)
+    return struct.pack("=HH", length, kind) + value + bytes(-length % 4)
