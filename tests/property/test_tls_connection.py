@@ -37,13 +37,15 @@ _SAYINGS = st.lists(
 
 def _serve(connection: Connection) -> None:
     """Until it waits in vain."""
-    while wanted := connection.interest():
+    for _ in range(1000):
+        wanted = connection.interest()
         poll = select.poll()
         for fd, mask in wanted.items():
             poll.register(fd, mask)
         if not poll.poll(0):
             return
         connection.turn(0)
+    raise AssertionError("it turns in vain")
 
 
 def _heard(far: socket.socket) -> bytes:

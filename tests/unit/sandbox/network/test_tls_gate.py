@@ -120,13 +120,15 @@ class Gate:
 
     def serve(self) -> None:
         """Let the connection do what it waits for, until it waits in vain."""
-        while wanted := self.connection.interest():
+        for _ in range(1000):
+            wanted = self.connection.interest()
             poll = select.poll()
             for fd, mask in wanted.items():
                 poll.register(fd, mask)
             if not poll.poll(0):
                 return
             self.connection.turn(self.now)
+        raise AssertionError("it turns in vain")
 
     def heard(self, far: socket.socket) -> bytes:
         """What has come to this end by now; ``b""`` for nothing or an end."""
