@@ -32,6 +32,20 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class NetworkProbe:
+    """One row of network.toml; its comment says what each field means."""
+
+    id: str
+    group: str
+    title: str
+    control: Literal["a", "b"] = "a"
+    plain: tuple[str, ...] = ()
+    shows: Literal["answer", "mark", "frame", "heard"] = "answer"
+    grants: Literal["name", "service", "https", "public", ""] = ""
+    bound: int | None = None
+
+
+@dataclass(frozen=True)
 class Granted:
     """An act that has to succeed in both halves."""
 
@@ -61,6 +75,13 @@ def load() -> tuple[tuple[Probe, ...], tuple[Granted, ...]]:
         table = tomllib.load(file)
     probes = tuple(Probe(**{key: _frozen(value) for key, value in row.items()}) for row in table["probe"])
     return probes, tuple(Granted(**row) for row in table["granted"])
+
+
+def load_network() -> tuple[NetworkProbe, ...]:
+    """The network probes, in the order in which they run."""
+    with open(HOSTILE / "network.toml", "rb") as file:
+        table = tomllib.load(file)
+    return tuple(NetworkProbe(**{key: _frozen(value) for key, value in row.items()}) for row in table["probe"])
 
 
 def _frozen(value: Any) -> Any:

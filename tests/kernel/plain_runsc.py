@@ -3,7 +3,7 @@
 A denied probe proves something only beside the same probe that succeeds. `run` starts one command under real
 runsc in a bundle without our policy: the host's /usr, a writable root of its own, uid 0 with every capability unless
 told otherwise, no filter, no rlimits, no masked paths. gVisor itself and `--network=none` still hold, so that
-nothing of the machine changes.
+nothing of the machine changes; a test that brings a network namespace of its own has netstack on its links.
 """
 
 from __future__ import annotations
@@ -98,8 +98,12 @@ def config(
     capabilities: Sequence[str] = ALL_CAPABILITIES,
     no_new_privileges: bool = False,
     rootfs: str = "rootfs",
+    netns: str | None = None,
 ) -> dict[str, object]:
     """An OCI config.json that grants everything gVisor can grant without touching the host."""
+    namespaces: list[dict[str, str]] = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]
+    if netns is not None:
+        namespaces[1]["path"] = netns
     caps = list(capabilities)
     environment = {"PATH": "/usr/bin:/usr/sbin", "HOME": "/tmp", "LANG": "C.UTF-8", **(env or {})}
     return {
@@ -122,7 +126,7 @@ def config(
             Mount("/usr", Path("/usr")).oci(),
             *(mount.oci() for mount in mounts),
         ],
-        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
+        "linux": {"namespaces": namespaces},
     }
 
 
@@ -141,10 +145,14 @@ def run(
     no_new_privileges: bool = False,
     deadline_seconds: float = 60.0,
     max_output_bytes: int = 64 << 20,
+    netns: str | None = None,
+    inside: Sequence[str] = (),
 ) -> Result:
     """Run `argv` in a plain sandbox and give back all that it wrote.
 
     Args:
+        netns: path of a network namespace of the test's own, whose links netstack takes; none without it.
+        inside: the beginning of a command that starts runsc where it can do that (hostile_control.inside).
         files: absolute path inside to content, planted in the sandbox's own (writable) root.
         trees: absolute path inside to a host directory that is copied there, writable.
         deadline_seconds: after this the whole sandbox is killed and `timed_out` is true.
@@ -162,19 +170,21 @@ def run(
             capabilities=capabilities,
             no_new_privileges=no_new_privileges,
             rootfs=str(rootfs),
+            netns=netns,
         )
         (base / "config.json").write_text(json.dumps(document))
         container = "plain-" + secrets.token_hex(8)
         flags = [
             f"--root={base / 'state'}",
             "--platform=systrap",
-            "--network=none",
+            "--network=none" if netns is None else "--network=sandbox",
             "--overlay2=none",
             "--ignore-cgroups",
             "--net-raw",
+            "--TESTONLY-allow-packet-endpoint-write",
             "--host-uds=none",
         ]
-        command = [find_runsc(), *flags, "run", f"--bundle={base}", container]
+        command = [*inside, find_runsc(), *flags, "run", f"--bundle={base}", container]
         with _process(command, container) as process:
             return _drain(process, stdin, deadline_seconds, max_output_bytes)
 

@@ -126,7 +126,7 @@ def made() -> Iterator[Namespaces]:
     spaces = Namespaces()
     with contextlib.ExitStack() as stack:
         for role in ("agent", "gateway", "world"):
-            spaces.pids[role] = stack.enter_context(_anchor())
+            spaces.pids[role] = stack.enter_context(anchor())
         places = {"gateway4": GATEWAY, "gateway6": GATEWAY6, "agent4": AGENT, "agent6": AGENT6}
         for role in spaces.pids:
             # A link-local address that is still looking for its double sends no solicitation for a second or more.
@@ -158,7 +158,7 @@ def _connects(host: str) -> bool:
 
 
 @contextlib.contextmanager
-def _anchor() -> Iterator[int]:
+def anchor() -> Iterator[int]:
     """The pid of a process in a network namespace of its own."""
     command = ["unshare", "-n", "sh", "-c", "echo there; exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:

@@ -28,6 +28,7 @@ HOSTILE = AGENTS / "hostile"
 PACKAGES = sorted(path.parent for path in AGENTS.rglob("agent.toml"))
 HOSTILE_PACKAGES = [path for path in PACKAGES if path.parent == HOSTILE]
 PROBES, GRANTED = table.load()
+NETWORK_PROBES = table.load_network()
 
 
 def _name(package: Path) -> str:
@@ -63,14 +64,14 @@ def test_the_manifest_takes_the_safe_side(package: Path) -> None:
     assert manifest.sandbox.required
     assert manifest.sandbox.backend == "linux-gvisor"
     assert manifest.wrote("resources.network")
-    assert manifest.resources.network == "off"
+    assert manifest.resources.network == ("full" if package.name == "network" else "off")
     assert manifest.permissions.filesystem.write == ()
     assert manifest.unknown_sections == ()
 
 
 def test_no_two_packages_share_an_id() -> None:
     ids = [parse.parse((package / "agent.toml").read_bytes()).agent.id for package in PACKAGES]
-    assert len(ids) == len(set(ids)) == 7
+    assert len(ids) == len(set(ids)) == 8
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=_name)
@@ -286,6 +287,9 @@ def _probes_in(package: Path) -> dict[str, bool]:
                         assert name == node.name
                         assert name not in found
                         found[name] = any(keyword.arg == "alone" for keyword in mark.keywords)
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("CONNECTS", "DATAGRAMS"):
+                assert isinstance(node.value, ast.Dict)
+                found |= {ast.literal_eval(key): False for key in node.value.keys if key is not None}
     return found
 
 
@@ -293,6 +297,8 @@ def _probes_in(package: Path) -> dict[str, bool]:
 def test_the_table_and_the_code_name_the_same_probes(package: Path) -> None:
     listed = {probe.id: probe.alone for probe in PROBES if probe.package == package.name}
     listed |= {act.id: False for act in GRANTED if act.package == package.name}
+    if package.name == "network":
+        listed = {probe.id: False for probe in NETWORK_PROBES}
     assert _probes_in(package) == listed
 
 
@@ -311,6 +317,20 @@ def test_the_table_is_complete_and_every_probe_has_a_control() -> None:
         assert "EPERM" not in probe.plain, probe.id
         assert not set(probe.plain) & set(probe.expect), probe.id
         assert not probe.limit or probe.alone, probe.id
+
+
+def test_the_network_table_is_complete_and_every_probe_has_a_control() -> None:
+    ids = [probe.id for probe in NETWORK_PROBES]
+    assert len(ids) == len(set(ids))
+    assert not set(ids) & {probe.id for probe in PROBES}
+    assert len(ids) >= 150
+    for probe in NETWORK_PROBES:
+        assert (probe.control == "b") == bool(probe.plain), probe.id
+        # INVARIANT: a control that answers as our filter does could not tell the two apart.
+        assert "EPERM" not in probe.plain, probe.id
+        assert probe.bound is None or probe.grants, probe.id
+        # What can only be seen by its mark must be known by its name from every other mark.
+        assert not any(other.startswith(f"{probe.id}_") and other[len(probe.id) + 1 :].isdigit() for other in ids)
 
 
 @pytest.mark.parametrize("package", HOSTILE_PACKAGES, ids=_name)

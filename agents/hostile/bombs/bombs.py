@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from harness import Blocked, probe
 
@@ -30,6 +33,7 @@ SHARED_BYTES = 512 * MIB
 OUTPUT_BYTES = 20 * MIB
 SECONDS = 16.0
 SAFETY_SECONDS = 30  # a child that loses its parent ends by itself
+F_SETPIPE_SZ = 1031
 IPC_PRIVATE, IPC_RMID, IPC_CREAT = 0, 0, 0o1000
 
 
@@ -225,12 +229,132 @@ def bomb_time() -> str:
 
 @probe("bomb_ignore_signals", alone=True)
 def bomb_ignore_signals() -> str:
-    """Deaf to every signal that can be ignored, and so are its children."""
+    """Deaf to every signal that can be ignored, and so are its children; beside them a storm of signals and timers."""
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(number, signal.SIG_IGN)
     children = []
     for _ in range(4):
         children.append(_sleeper(SECONDS, leave=True))
+    _orphan()
     for pid in children:
         os.waitpid(pid, 0)
     return f"ignored signals for {SECONDS:g} s"
+
+
+def _orphan() -> None:
+    """A process without a parent, in a session of its own, that a timer and it itself interrupt without end."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    # INVARIANT: the child never comes back from here, or it would answer in its parent's name.
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGALRM, signal.SIGUSR1):
+                signal.signal(number, lambda *_: None)
+            signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+            until = time.monotonic() + SECONDS
+            while time.monotonic() < until:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        os._exit(0)
+
+
+@probe("bomb_disk_mapped")
+def bomb_disk_mapped() -> str:
+    """Sparse files are longer than the quota; pages that are touched through a mapping fill them past every write."""
+    child = os.fork()
+    if child == 0:
+        # INVARIANT: the child never comes back from here, or it would answer in its parent's name.
+        status = 1
+        try:
+            _touch()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        raise OSError(errno.ENOSPC, f"ended by signal {os.WTERMSIG(status)}")  # SIGBUS: no page could be had
+    if status:
+        raise Blocked("ended with an error")
+    return f"{DISK_BYTES // MIB} MiB through mappings"
+
+
+def _touch() -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(DISK_BYTES // (4 * MIB)):
+            file = held.enter_context(_unnamed())
+            os.ftruncate(file, 4 * MIB)
+            area = held.enter_context(mmap.mmap(file, 4 * MIB))
+            for offset in range(0, 4 * MIB, mmap.PAGESIZE):
+                area[offset] = 0xA5
+
+
+@probe("bomb_disk_reserved")
+def bomb_disk_reserved() -> str:
+    """Space is taken without a byte being written."""
+    with contextlib.ExitStack() as held:
+        for _ in range(DISK_BYTES // (4 * MIB)):
+            os.posix_fallocate(held.enter_context(_unnamed()), 0, 4 * MIB)
+    return f"{DISK_BYTES // MIB} MiB reserved"
+
+
+@contextlib.contextmanager
+def _unnamed() -> Iterator[int]:
+    """A descriptor of a new file in /tmp that has lost its name."""
+    path = "/tmp/unnamed"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.unlink(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@probe("bomb_disk_attributes")
+def bomb_disk_attributes() -> str:
+    """Attributes of a file are data beside its data."""
+    kept = 0
+    for number in range(DISK_BYTES // (60 * 1024)):
+        path = f"/tmp/attribute-{number}"
+        with open(path, "xb"):
+            pass
+        os.setxattr(path, "user.data", b"x" * (60 * 1024))
+        kept += 60 * 1024
+    return f"{kept // MIB} MiB in attributes"
+
+
+@probe("bomb_memory_pipes", alone=True)
+def bomb_memory_pipes() -> str:
+    """What lies in a pipe is the kernel's memory and no process's."""
+    kept, ends = 0, []
+    while kept < SHARED_BYTES:
+        reader, writer = os.pipe()
+        ends += [reader, writer]
+        fcntl.fcntl(writer, F_SETPIPE_SZ, MIB)
+        os.set_blocking(writer, False)
+        kept += _stuffed(lambda data, end=writer: os.write(end, data))
+    return f"{kept // MIB} MiB in {len(ends) // 2} pipes"
+
+
+@probe("bomb_memory_sockets", alone=True)
+def bomb_memory_sockets() -> str:
+    """What nobody receives lies in the socket."""
+    kept, ends = 0, []
+    while kept < SHARED_BYTES:
+        pair = socket.socketpair()
+        ends += pair
+        pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
+        pair[0].setblocking(False)
+        kept += _stuffed(pair[0].send)
+    return f"{kept // MIB} MiB in {len(ends) // 2} sockets"
+
+
+def _stuffed(write: Callable[[bytes], int]) -> int:
+    """Write until nothing more is taken; how much was."""
+    block, taken = b"\xa5" * (64 << 10), 0
+    with contextlib.suppress(BlockingIOError):
+        while taken < SHARED_BYTES:
+            taken += write(block)
+    return taken

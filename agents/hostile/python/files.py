@@ -220,6 +220,45 @@ def xattr_trusted() -> str:
     return "set trusted.covenant"
 
 
+@probe("package_deleted_name")
+def package_deleted_name() -> str:
+    """Removed and written anew: another file under the signed name."""
+    path = os.path.join(PACKAGE, "gate.py")
+    with open(path, "rb") as file:
+        content = file.read()
+    os.unlink(path)
+    with open(path, "xb") as file:
+        file.write(content)
+    return "replaced gate.py"
+
+
+@probe("file_symlink_race")
+def file_symlink_race() -> str:
+    """A name that is a granted file in one moment and a link to the host's in the next."""
+    directory = tempfile.mkdtemp(dir="/tmp")
+    target, link, file = (os.path.join(directory, name) for name in ("name", "link", "file"))
+    failure: OSError | None = None
+    for _ in range(50):
+        with open(file, "wb"):
+            pass
+        os.symlink(SHADOW, link)
+        os.replace(file, target)
+        os.replace(link, target)
+        try:
+            return _read(target)
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+@probe("file_magic_link")
+def file_magic_link() -> str:
+    """The links of /proc/self/fd lead to what was opened, whatever its name is now."""
+    start = os.open(GRANTED, os.O_PATH | os.O_DIRECTORY)
+    return _read(f"/proc/self/fd/{start}/../../../etc/shadow")
+
+
 @probe("device_node_disk")
 def device_node_disk() -> str:
     """A block device of the host's first disk, made by number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -165,3 +166,47 @@ def pages_migrate() -> str:
 def pages_move() -> str:
     call("move_pages", 0, 0, None, None, None, 0)
     return "asked for pages to be moved"
+
+
+@probe("memory_file_own_code")
+def memory_file_own_code() -> str:
+    """/proc/self/mem writes where the mapping forbids it: code that nobody may change."""
+    address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
+    assert address is not None
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(address)
+        held = memory.read(1)
+        memory.seek(address)
+        memory.write(held)
+    return "wrote into read-only code"
+
+
+@probe("memory_file_other")
+def memory_file_other() -> str:
+    """The same file of another process."""
+    pid = _some_foreign()
+    with open(f"/proc/{pid}/maps", encoding="ascii") as file:
+        start = int(file.readline().split("-")[0], 16)
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(start)
+        return f"read {len(memory.read(16))} bytes of the memory of {pid}"
+
+
+@probe("memory_map_other")
+def memory_map_other() -> str:
+    """Where another process keeps what."""
+    pid = _some_foreign()
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        return f"read {len(file.read(4096))} bytes of the map of {pid}"
+
+
+@probe("process_root_other")
+def process_root_other() -> str:
+    """The root of another process, as a directory."""
+    return f"lists {os.listdir(f'/proc/{_some_foreign()}/root')[:3]}"
+
+
+@probe("process_limits_other")
+def process_limits_other() -> str:
+    """Another's limits, by prlimit64."""
+    return f"they are {resource.prlimit(_some_foreign(), resource.RLIMIT_NOFILE)}"

@@ -1,0 +1,39 @@
+"""Every network probe of agents/hostile/network: blocked where nothing grants it, answered where something does.
+
+The control runs them all between namespaces without a rule, where each does what it is named for. Under Covenant each
+combination is one sandbox, observed from outside: no mark of a probe and no packet that nothing grants is seen there,
+whatever the probe itself believes. The walls stand alone against the same probes of a sandbox with every right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import hostile_combinations as combinations
+from tests.kernel.conftest import leftovers
+from tests.kernel.hostile_combinations import COMBINATIONS, Combination, Suite
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Suite]:
+    with combinations.opened(tmp_path_factory.mktemp("containment"), warm=warm) as made:
+        yield made
+
+
+def test_without_a_rule_every_probe_gets_out(suite: Suite) -> None:
+    assert suite.control() == {}
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=[one.name for one in COMBINATIONS])
+def test_nothing_gets_out_that_is_not_granted(suite: Suite, combination: Combination) -> None:
+    assert suite.covenant(combination) == {}
+    assert leftovers(suite.world) == []
+
+
+def test_a_sandbox_with_every_right_does_not_pass_the_gateway(suite: Suite) -> None:
+    assert suite.walls() == {}
+    links = suite.spaces.run("host", "ip", "-o", "link")
+    assert "cv-" not in links
