@@ -10,7 +10,9 @@ Of names, 1,000 addresses into the set of a pattern:
     one        one address alone, beside the program for one
 Of addresses, a ruleset with as many entries as a manifest may have:
     nft -f     the program with the compiled ruleset
-    applied    what a run does: checked, then applied (sandbox.kernel.nft)
+    applied    the same by sandbox.kernel.nft
+    checked    the same with `nft -c` before it, as a run does: the kernel takes a checked transaction back, and waits
+               for a grace period
 
 As root, in a network namespace of its own. Medians, in turn.
 """
@@ -85,7 +87,9 @@ def main() -> None:
         for _ in range(runs):
             timed("ruleset: nft -f", lambda: program(rules))
             program(DELETE)
-            timed("ruleset: applied", lambda: nft.apply(NFT, rules))
+            timed("ruleset: applied", lambda: nft.apply(NFT, rules, checked=False))
+            program(DELETE)
+            timed("ruleset: checked", lambda: nft.apply(NFT, rules))
             timed("1,000: nft -f", lambda: program(add))
             program(flush)
             timed("1,000: together", lambda: elements.add({name: NAMED}))
