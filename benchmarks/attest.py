@@ -70,8 +70,8 @@ def networked(base: Path, looks: int) -> dict[str, list[float]]:
             seen, network = Looks(one), one.made.network
             assert network is not None
             fd = network.gateway.fd
-            listed = netns.within(fd, lambda: nft.shown(binary, "sets", "table", "inet", "covenant"))
-            names = next(word for word in listed.split() if word.startswith("n4"))
+            rules = seen.policy.files["firewall.nft"].decode().split()
+            names = next(word for word in rules if word.startswith("n4"))
             element = f"add element inet covenant {names} {{ 93.184.216.34 timeout 300s }}\n".encode()
             for _ in range(looks):
                 out["nft -j list ruleset alone"].append(

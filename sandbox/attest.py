@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +69,7 @@ class Made:
     package: str
     network: Network | None = None
     tells_calls: bool = True
-    arguments: Sequence[str] = ()
+    arguments: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
@@ -87,6 +87,7 @@ class Made:
             runner=runner,
             mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
             network=None if network is None else Network.from_json(network),
+            arguments=tuple(found.pop("arguments")),
             **found,
         )
 
@@ -198,7 +199,7 @@ def _readout(
         limits=dict(_limits(made, artefacts)),
         mounts={mount.place: mount.options for mount in _mounts(found)},
         firewall=None if network is None else network.gateway.listing,
-        arguments=tuple(made.arguments),
+        arguments=made.arguments,
     )
 
 

@@ -258,7 +258,7 @@ def _attestor(
         limits={limit.file: limit.value for limit in limits},
         mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
         package=package,
-        arguments=job.arguments,
+        arguments=tuple(job.arguments),
         network=network,
         tells_calls=job.config.tell_calls,
     )

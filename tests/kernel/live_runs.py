@@ -42,7 +42,8 @@ class Live:
 
     def family(self) -> Family:
         """Its processes."""
-        return until(lambda: attest_processes.family(self.made.runner))
+        found: Family = until(lambda: attest_processes.family(self.made.runner))
+        return found
 
     def report(self) -> attest.Report:
         """What a look from another process comes to."""
@@ -58,9 +59,10 @@ class Live:
         """Layer and finding of each row of drift."""
         return [(row["layer"], row["found"]) for row in self.rows("drift")]
 
-    def drifted(self, layer: str) -> str:
-        """What the row of drift in this layer says, once it is there."""
-        return str(until(lambda: [found for name, found in self.drift() if name == layer])[0])
+    def drift_after(self, count: int) -> list[tuple[str, str]]:
+        """The rows of drift but for so many, once there are more."""
+        found: list[tuple[str, str]] = until(lambda: self.drift()[count:])
+        return found
 
     def wait(self) -> Answer:
         """What came of it when it has ended by itself."""

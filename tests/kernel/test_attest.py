@@ -16,7 +16,8 @@ from policy import errors
 from policy.prove.live import Standing
 from sandbox.kernel import libc
 from tests.kernel.conftest import leftovers
-from tests.kernel.live_runs import Live, live, until
+from tests.kernel.live_runs import Live, live
+from tests.kernel.test_command_line import NOBODY, call, document
 from tests.kernel.world import World
 
 
@@ -137,8 +138,10 @@ def edited(path: Path) -> Iterator[None]:
         path.write_bytes(before)
 
 
+Tamper = Callable[[Live], contextlib.AbstractContextManager[None]]
+DOUBLED = {1: ("cpu.cfs_quota_us", "200000"), 2: ("cpu.max", "200000 100000")}
 # What is done by hand -> the layer that says so, and a word of what it says.
-TAMPERS: dict[str, tuple[Callable[[Live], contextlib.AbstractContextManager[None]], str, str]] = {
+TAMPERS: dict[str, tuple[Tamper, str, str]] = {
     "tasks without limit": (lambda one: raised(one, "pids", "pids.max", "max"), "cgroup", "no whole number"),
     "tasks doubled": (lambda one: raised(one, "pids", "pids.max", str(64 + 4 * 64)), "cgroup", "not of 64"),
     "processor doubled": (
@@ -153,8 +156,9 @@ TAMPERS: dict[str, tuple[Callable[[Live], contextlib.AbstractContextManager[None
     ),
     "another program": (lambda one: edited(Path(one.made.package, "main.py")), "package", ""),
 }  # fmt: skip
-DOUBLED = {1: ("cpu.cfs_quota_us", "200000"), 2: ("cpu.max", "200000 100000")}
-ON_VERSION_1 = {"a thread out of the cgroup": (one_thread_out, "cgroup", "it is in")}
+ON_VERSION_1: dict[str, tuple[Tamper, str, str]] = {
+    "a thread out of the cgroup": (one_thread_out, "cgroup", "it is in")
+}
 
 
 def test_every_tamper_is_found_within_a_period_and_told(tmp_path: Path, warm: Path) -> None:
@@ -173,7 +177,7 @@ def test_every_tamper_is_found_within_a_period_and_told(tmp_path: Path, warm: Pa
             with tamper(one):
                 from_outside = one.report()
                 assert [found.name for found in from_outside.layers if not found.holds] == [layer], name
-                found = until(lambda before=before: one.drift()[before:])
+                found = one.drift_after(before)
                 assert found[0][0] == layer, (name, found)
                 assert says in found[0][1], (name, found)
             assert one.report().holds, name
@@ -195,7 +199,7 @@ def test_drift_ends_the_agent_and_its_row_comes_first(world: World, name: str) -
     kinds = [row["kind"]["type"] for row in world.rows()]
     assert kinds[-2:] == ["drift", "run_ended"]
     assert one.rows("run_ended")[0]["code"] == "drift"
-    assert one.rows("run_started")[0]["not_enforced"] == []
+    assert not any("on_drift" in line for line in one.rows("run_started")[0]["not_enforced"])
 
 
 def test_what_is_changed_before_the_agent_is_told_anything_is_found_at_the_start(world: World) -> None:
@@ -219,3 +223,28 @@ def test_the_kernel_lets_not_even_root_take_a_flag_from_a_mount_of_the_gofer(wor
         for taken in (libc.MS_RDONLY, libc.MS_NOSUID, libc.MS_NODEV, libc.MS_NOEXEC):
             refused = attempt(gofer, f"libc.mount('none', '/workspace', flags={flags & ~taken})")
             assert "Operation not permitted" in refused
+
+
+def test_the_command_says_layer_by_layer_and_answers_with_3_when_it_does_not_hold(tmp_path: Path, warm: Path) -> None:
+    """From another process, as an operator; then the run's own record is forged, and the signed log knows better."""
+    world = World(tmp_path, warm=warm)
+    world.configure(attest_seconds=3600)
+    with live(world) as one:
+        by_name = call(world.home, "attest", one.made.run_id[:8])
+        assert by_name.returncode == 0, by_name.stderr
+        assert b"held within its manifest" in by_name.stdout
+        with raised(one, "pids", "pids.max", "max"):
+            tampered = call(world.home, "attest", "--all", "--json")
+        assert tampered.returncode == 3
+        (run,) = document(tampered)["runs"]
+        assert (run["holds"], run["run_id"]) == (False, one.made.run_id)
+        standings = {layer["layer"]: layer["standing"] for layer in run["layers"]}
+        assert standings.keys() >= {"policy", "bundle", "cgroup", "mounts", "rights", "filter", "package"}
+        assert [layer for layer, standing in standings.items() if standing != "equal"] == ["cgroup"]
+        assert any(line.startswith("resources: equal") for line in run["domains"])
+        with edited(one.directory / "policy" / "cgroup.json"):
+            forged = document(call(world.home, "attest", one.made.run_id, "--json"))["runs"][0]["layers"]
+        assert [(layer["layer"], layer["standing"]) for layer in forged[:1]] == [("policy", "wider")]
+        assert document(call(world.home, "attest", "ffff", "--json"))["code"] == "no_such_run"
+        assert document(call(world.home, "attest", "--all", "--json", uid=NOBODY))["code"] == "needs_root"
+    assert document(call(world.home, "attest", "--all", "--json")) == {"kind": "attest", "holds": True, "runs": []}

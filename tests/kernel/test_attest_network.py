@@ -19,7 +19,7 @@ from policy import errors
 from sandbox.kernel import netns
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
-from tests.kernel.live_runs import Live, live, until
+from tests.kernel.live_runs import Live, live
 
 GRANTS = internet.entries(
     ("93.184.216.34", "[80]", "tcp"), ("2606:4700::1111", "[80]", "tcp"), ("api.example.com", "[443]", "tls"),
@@ -88,11 +88,11 @@ def rewritten(hand: Hand, place: str, *words: str) -> Iterator[None]:
         hand.nft(place, "-f", str(path))
 
 
-def _rule(hand: Hand, chain: str, says: str) -> Iterator[None]:
+def _rule(hand: Hand, chain: str, says: str) -> contextlib.AbstractContextManager[None]:
     """A rule less."""
     listed = hand.nft("gateway", "-a", "list", "chain", "inet", "covenant", chain).splitlines()
     handle = next(line for line in listed if says in line).rpartition(" ")[2]
-    return rewritten(hand, "gateway", "delete", "rule", "inet", "covenant", chain, "handle", handle)  # type: ignore[return-value]
+    return rewritten(hand, "gateway", "delete", "rule", "inet", "covenant", chain, "handle", handle)
 
 
 @contextlib.contextmanager
@@ -206,7 +206,7 @@ def test_every_tamper_with_the_network_is_found_and_told(tmp_path: Path, warm: P
             with tamper(hand):
                 from_outside = {found.name: found for found in one.report().layers if not found.holds}
                 assert list(from_outside) == [layer], (name, from_outside)
-                found = until(lambda before=before: one.drift()[before:])
+                found = one.drift_after(before)
                 assert found[0][0] == layer, (name, found)
                 assert says in found[0][1], (name, found)
             assert one.report().holds, name

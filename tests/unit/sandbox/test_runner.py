@@ -206,3 +206,21 @@ def test_what_serves_the_run_can_end_it(by: str) -> None:
     os.close(write)
     assert exchange.error is error
     assert exchange.ended_at < 10
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(fails: bool) -> None:
+    looks: list[errors.RunError | None] = []
+    error = errors.DriftError("a limit was raised") if fails else None
+
+    def look() -> errors.RunError | None:
+        looks.append(error)
+        return error
+
+    with _child(READ + "print('told ' + line.strip())") as channel:
+        served = dataclasses.replace(channel, rounds=(Round(3600, look, at_start=True),))
+        exchange = Exchange(served, b"hi\n", Limits(10.0, 20.0, "clock", 0.5))
+        exchange.run()
+    assert looks == [error], "once, and not by its clock"
+    assert exchange.error is error
+    assert bytes(exchange.stdout) == (b"" if fails else b"told hi\n")

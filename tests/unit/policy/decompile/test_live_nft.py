@@ -133,11 +133,11 @@ def test_what_is_no_listing_is_refused(raw: bytes) -> None:
 
 
 def test_other_tables_are_told_without_what_changes_by_itself() -> None:
-    other = {"rule": {"family": "inet", "table": "walls", "chain": "c", "handle": 7,
+    other: dict[str, dict[str, Any]] = {"rule": {"family": "inet", "table": "walls", "chain": "c", "handle": 7,
                       "expr": [{"counter": {"packets": 3, "bytes": 4}}, {"drop": None}]}}  # fmt: skip
     counted = copy.deepcopy(other)
     counted["rule"].update(handle=8)
-    counted["rule"]["expr"][0]["counter"]["packets"] = 5  # type: ignore[index]
+    counted["rule"]["expr"][0]["counter"]["packets"] = 5
     changed = copy.deepcopy(other)
     changed["rule"]["expr"].pop()
     first = live_nft.read(listing([*ITEMS, other])).others

@@ -1,0 +1,239 @@
+"""What a look concludes from processes as they could be, and what the periodic attestation makes of what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from policy.prove.live import Layer, Standing
+from sandbox import attest, attest_processes
+from sandbox.attest import Attestor, Made, Report
+from sandbox.attest_network import Network, Space
+from sandbox.attest_processes import Expected, Family
+from sandbox.kernel import readback
+from sandbox.kernel.readback import Binary, Name, Process
+from tests import proof_kit
+
+RUNSC = Binary(1, 2, 3, 4)
+HOST = {"cgroup": 1, "ipc": 2, "mnt": 3, "net": 4, "pid": 5, "user": 6, "uts": 7}
+CGROUPS = {"memory": "/covenant/run", "pids": "/covenant/run"}
+FLAGS = ("--network=none", "--root=/run/root", "--pod-init-config=/run/trace")
+EXPECTED = Expected({"--root": "/run/root", "--pod-init-config": "/run/trace"}, CGROUPS, host=HOST)
+
+
+def process(pid: int, parent: int, *arguments: str, capabilities: int = 0, own: int = 100) -> Process:
+    """A process as runsc's are; ``own`` numbers its namespaces."""
+    sets = dict.fromkeys(("CapPrm", "CapEff", "CapBnd"), capabilities) | dict.fromkeys(("CapInh", "CapAmb"), 0)
+    spaces = {kind: own + number for kind, number in HOST.items()} | {"cgroup": 1}
+    if own == 300:
+        spaces["pid"] = HOST["pid"]  # the sandbox shares the host's
+    return Process(Name(pid, pid), parent, arguments, RUNSC, 0, sets, True, 2, 1, spaces, CGROUPS)
+
+
+FAMILY = Family(
+    replace(process(10, 1, "/usr/bin/runsc"), namespaces=HOST, no_new_privs=False, seccomp=0, filters=0),
+    process(11, 10, "runsc-gofer", *FLAGS, "gofer", "--bundle=x", capabilities=0x4001F, own=200),
+    process(12, 10, "runsc-sandbox", *FLAGS, "boot", "--bundle=x", capabilities=0x8001F, own=300),
+    (process(13, 12, capabilities=0x8001F, own=300),),
+)
+MEMBERS = {"memory": {10, 11, 12, 13}, "pids": {10, 11, 12, 13}}
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These processes are not there: their threads are where they are."""
+    by_pid = {one.name.pid: one for one in FAMILY.all()}
+    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: [by_pid[pid].cgroups])
+
+
+def judged(found: Family, expected: Expected = EXPECTED) -> set[str]:
+    """The layers that do not hold."""
+    return {layer.name for layer in attest_processes.judge(found, expected, MEMBERS)}
+
+
+def test_a_family_as_runsc_makes_it_holds() -> None:
+    assert judged(FAMILY) == set()
+
+
+def _sandbox(**changes: Any) -> Callable[[Family], Family]:
+    return lambda found: replace(found, sandbox=replace(found.sandbox, **changes))
+
+
+def _gofer(**changes: Any) -> Callable[[Family], Family]:
+    return lambda found: replace(found, gofer=replace(found.gofer, **changes))
+
+
+def _stub(**changes: Any) -> Callable[[Family], Family]:
+    return lambda found: replace(found, others=(replace(found.others[0], **changes),))
+
+
+SANDBOX, GOFER = FAMILY.sandbox, FAMILY.gofer
+MORE = {**SANDBOX.capabilities, "CapEff": 0x8001F | 1 << 21}
+CHANGED: dict[str, tuple[Callable[[Family], Family], str]] = {
+    "a capability more": (_sandbox(capabilities=MORE), "rights"),
+    "a stub with a capability more": (_stub(capabilities=MORE), "rights"),
+    "the sandbox's capability for the gofer": (_gofer(capabilities=dict(SANDBOX.capabilities)), "rights"),
+    "privileges by execve": (_gofer(no_new_privs=False), "rights"),
+    "no filter": (_sandbox(seccomp=0, filters=0), "rights"),
+    "a filter in name": (_sandbox(filters=0), "rights"),
+    "the strict mode": (_sandbox(seccomp=1), "rights"),
+    "the host's network": (_sandbox(namespaces={**SANDBOX.namespaces, "net": HOST["net"]}), "namespace"),
+    "the host's users": (_gofer(namespaces={**GOFER.namespaces, "user": HOST["user"]}), "namespace"),
+    "the host's processes for the gofer": (_gofer(namespaces={**GOFER.namespaces, "pid": HOST["pid"]}), "namespace"),
+    "a stub elsewhere": (_stub(namespaces={**SANDBOX.namespaces, "mnt": 999}), "namespace"),
+    "another binary": (_sandbox(binary=replace(RUNSC, inode=9)), "process"),
+    "a stub with a name": (_stub(arguments=("sh",)), "process"),
+    "a child of runsc more": (_stub(parent=10), "process"),
+    "other flags for the gofer": (_gofer(arguments=("runsc-gofer", "--host-uds=open", "gofer")), "process"),
+    "another bundle": (
+        lambda found: replace(
+            found,
+            sandbox=replace(SANDBOX, arguments=("runsc-sandbox", "--network=none", "--root=/other", "boot")),
+            gofer=replace(GOFER, arguments=("runsc-gofer", "--network=none", "--root=/other", "gofer")),
+        ),
+        "process",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_each_thing_that_a_process_may_not_be_is_told_by_its_layer(name: str) -> None:
+    change, layer = CHANGED[name]
+    assert judged(change(FAMILY)) == {layer}
+
+
+def test_a_sandbox_in_another_network_namespace_than_the_runs_is_told() -> None:
+    inside = replace(EXPECTED, network=SANDBOX.namespaces["net"])
+    assert judged(FAMILY, inside) == set(), "control"
+    assert judged(FAMILY, replace(EXPECTED, network=77)) == {"namespace"}
+
+
+def test_a_thread_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [CGROUPS, {**CGROUPS, "memory": "/"}]
+    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
+    assert judged(FAMILY) == {"cgroup"}
+
+
+def test_on_version_2_a_process_is_where_it_is() -> None:
+    def moved(found: Family, path: str) -> Family:
+        one, *rest = (replace(p, cgroups={"": path}) for p in found.all())
+        return Family(one, rest[0], rest[1], tuple(rest[2:]))
+
+    expected = replace(EXPECTED, cgroups={"": "/covenant/run"})
+    assert judged(moved(FAMILY, "/covenant/run"), expected) == set()
+    assert judged(moved(FAMILY, "/"), expected) == {"cgroup"}
+
+
+def test_flags_of_this_run_are_no_flags_of_its_policy() -> None:
+    assert attest_processes.flags(FAMILY, EXPECTED) == ("--network=none",)
+
+
+# --- what was made, written down --------------------------------------------------------------------------
+
+
+def made(**changes: Any) -> Made:
+    """A record of a run."""
+    space = Space(5, 6, 2, ("device 1 lo", "route"))
+    network = Network(Name(1, 2), 3, space, replace(space, fd=7), "eth0", "/usr/sbin/nft")
+    plain = Made(
+        "run", "agent", "0" * 64, 2_000_000, Name(10, 10), "/run", 1, {"memory": "/m"}, CGROUPS, {"pids.max": "9"},
+        {"/": (1, 2)}, "/packages/p", network,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_a_record_is_read_as_it_was_written(tmp_path: Path, network: bool) -> None:
+    one = made() if network else made(network=None)
+    one.write(tmp_path)
+    assert Made.read(tmp_path) == one
+
+
+def test_a_record_that_is_not_there_or_of_another_version_is_none(tmp_path: Path) -> None:
+    assert Made.read(tmp_path) is None
+    (tmp_path / attest.RECORD).write_text('{"version": 2}')
+    (tmp_path / attest.RECORD).chmod(0o600)
+    assert Made.read(tmp_path) is None
+
+
+# --- the periodic look ------------------------------------------------------------------------------------
+
+HOLDS = Report("run", (Layer("cgroup", Standing.EQUAL), Layer("mounts", Standing.NARROWER)))
+DRIFT = Layer("cgroup", Standing.WIDER, "less", "more")
+
+
+class Looks:
+    """An attestor whose looks are scripted, and what it told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *reports: Report, alarm: bool = False) -> None:
+        self.told: list[Layer] = []
+        script = iter(reports)
+        monkeypatch.setattr(attest, "examine", lambda *_, **__: next(script))
+        self.attestor = Attestor(
+            made(), proof_kit.CASES["much"]().artefacts, state=Path("/nowhere"), seconds=30, alarm=alarm,
+            drifted=self.told.append,
+        )  # fmt: skip
+        self.round = self.attestor.round()
+
+    def look(self) -> errors.RunError | None:
+        """One look of the round."""
+        return self.round.look()
+
+
+def test_nothing_is_looked_at_before_the_agent_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    assert looks.look() is None
+    assert looks.round.at_start
+
+
+def test_what_holds_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch, HOLDS)
+    looks.attestor.started()
+    assert looks.look() is None
+    assert looks.told == []
+
+
+def test_drift_is_told_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch, Report("run", (DRIFT,)))
+    looks.attestor.started()
+    error = looks.look()
+    assert isinstance(error, errors.DriftError)
+    assert error.details["layer"] == "cgroup"
+    assert looks.told == [DRIFT]
+
+
+def test_an_alarm_is_told_once_for_as_long_as_it_lasts_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = Report("run", (DRIFT,))
+    looks = Looks(monkeypatch, bad, bad, HOLDS, bad, alarm=True)
+    looks.attestor.started()
+    assert [looks.look() for _ in range(4)] == [None] * 4
+    assert looks.told == [DRIFT, DRIFT]
+
+
+def test_alarms_of_one_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    floods = [Report("run", (replace(DRIFT, found=str(number)),)) for number in range(500)]
+    looks = Looks(monkeypatch, *floods, alarm=True)
+    looks.attestor.started()
+    for _ in floods:
+        looks.look()
+    assert len(looks.told) == 100
+
+
+def test_a_sandbox_that_is_leaving_is_looked_for_again_and_then_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Report("run", (), gone=True)
+    looks = Looks(monkeypatch, *[gone] * 19, HOLDS, *[gone] * 20)
+    looks.attestor.started()
+    assert looks.round.wait is not None
+    for _ in range(19):
+        assert looks.look() is None
+        assert looks.round.wait() == 0.5
+    assert looks.look() is None
+    assert looks.round.wait() == 30, "it was there after all"
+    ends = [looks.look() for _ in range(20)]
+    assert ends[:19] == [None] * 19
+    assert isinstance(ends[19], errors.DriftError)
