@@ -95,11 +95,19 @@ class Loop:
     def run(self) -> None:
         """Turn until there is nothing left to wait for."""
         while self._actions or self._timers:
-            now = time.monotonic()
-            while self._timers and self._timers[0][0] <= now:
-                heapq.heappop(self._timers)[2]()
-            wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-            for fd, _ in self._epoll.poll(wait):
-                action = self._actions.get(fd)
-                if action is not None:
-                    action()
+            self.turn(None)
+
+    def turn(self, most_seconds: float | None) -> None:
+        """Do what is due, waiting for it at most so long (None: without end)."""
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self._timers:
+            next_seconds = max(0.0, self._timers[0][0] - time.monotonic())
+            most_seconds = next_seconds if most_seconds is None else min(next_seconds, most_seconds)
+        if not self._actions and most_seconds is None:
+            return
+        for fd, _ in self._epoll.poll(most_seconds):
+            action = self._actions.get(fd)
+            if action is not None:
+                action()
