@@ -271,6 +271,13 @@ def _cpu_time(config: Config, deadline: float) -> Finding:
     return Finding(Status.DEGRADED, "processor time is not counted: cpu_time_ms is refused", "mount the v1 cpuacct")
 
 
+def _self_test(config: Config, deadline: float) -> Finding:
+    if config.self_test:
+        return _ok("each policy is tried once a day and after any change, before its first run")
+    mend = "take self_test = false out of the configuration"
+    return Finding(Status.DEGRADED, "off: each run says so in the log", mend)
+
+
 def _landlock(config: Config, deadline: float) -> Finding:
     abi = landlock.abi()
     return _ok(f"landlock ABI {abi}") if abi else Finding(Status.DEGRADED, "no landlock", "boot with lsm=landlock,...")
@@ -323,5 +330,6 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("write paths", False, "disk_mb over host write paths", _written),
     ("io limits", False, "io_read_bps, io_write_bps, io_read_iops, io_write_iops", _io),
     ("processor time", False, "cpu_time_ms", _cpu_time),
+    ("self-test", False, "that what a policy forbids is refused, by trying it", _self_test),
     ("landlock", False, "nothing yet: for information", _landlock),
 )
