@@ -90,7 +90,7 @@ class RunscFacts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """Whether an agent can have a network here. ``lacks`` is what is missing, ``mend`` what to do; empty when nothing."""
+    """Whether an agent can have a network here: ``lacks`` is what is missing, ``mend`` what to do; empty if nothing."""
 
     lacks: str = "a look at this host"
     mend: str = "run `covenant doctor`"

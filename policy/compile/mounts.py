@@ -39,8 +39,8 @@ _KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names the
-    gateway) or the granted host path."""
+    """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names
+    the gateway) or the granted host path."""
 
     destination: str
     type: str
