@@ -24,7 +24,6 @@ from sandbox.network.tokens import Tokens
 # A connection at the very end of the answer's time must still find its element.
 GRACE_SECONDS = 10
 PORT = 53
-_KINDS = {broker_wire.UDP: socket.SOCK_DGRAM, broker_wire.TCP: socket.SOCK_STREAM}
 _AT_ONCE = 16
 # A name may take several questions (aliases that lead on, a resolver that does not answer): so many for each.
 _QUESTIONS = 4
@@ -104,8 +103,13 @@ class Broker:
                 return False
             self._say(ident, self._add(change, value + GRACE_SECONDS))
             return True
-        if operation in _KINDS and value < len(self._resolvers) and not (rest or patterns or count):
-            self._connect(ident, self._resolvers[value], _KINDS[operation])
+        if value >= len(self._resolvers) or patterns or count:
+            return False
+        if operation == broker_wire.UDP and 0 < len(rest) <= broker_wire.QUERY_BYTES:
+            self._connect(ident, self._resolvers[value], rest)
+            return True
+        if operation == broker_wire.TCP and not rest:
+            self._connect(ident, self._resolvers[value], None)
             return True
         return False
 
@@ -158,11 +162,13 @@ class Broker:
                     raise
                 self._elements.add(_by_set([pair], seconds))
 
-    def _connect(self, ident: int, resolver: str, kind: int) -> None:
+    def _connect(self, ident: int, resolver: str, query: bytes | None) -> None:
+        """Over UDP with a ``query``, else over TCP."""
         if not self._sockets.take(self._clock()):
             self._say(ident, broker_wire.FAILED)
             return
         family = socket.AF_INET6 if ":" in resolver else socket.AF_INET
+        kind = socket.SOCK_STREAM if query is None else socket.SOCK_DGRAM
         try:
             with socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
                 # Each has a port of its own, drawn by the kernel: a forger has to guess it with the id.
@@ -170,6 +176,11 @@ class Broker:
                 if number not in (0, errno.EINPROGRESS):
                     self._say(ident, broker_wire.FAILED)
                     return
+                if query is not None:
+                    made.send(query)
+                    # INVARIANT: the gate gets no UDP socket that can still send. A connected one sends anywhere when
+                    # sendto(2) names an address, and this one lies in the supervisor's own network.
+                    made.shutdown(socket.SHUT_WR)
                 self._say(ident, broker_wire.DONE, made.fileno())
         except OSError:
             self._say(ident, broker_wire.FAILED)

@@ -10,6 +10,7 @@ DONE, FULL, FAILED = 0, 1, 2
 MESSAGE_BYTES = 4096
 # A name of 127 labels is covered by so many patterns, and an answer has no more addresses than dns_wire.RECORDS.
 PATTERNS, ADDRESSES = 128, 32
+QUERY_BYTES = 512
 # operation, id, time to live in seconds or number of the resolver, how many patterns, how many addresses
 HEADER = struct.Struct("!BIIHH")
 REPLY = struct.Struct("!IB")  # id, status; with a descriptor when it is DONE and a socket was asked for
@@ -22,9 +23,14 @@ def add_request(ident: int, ttl: int, patterns: Sequence[int], packed: Sequence[
     return HEADER.pack(ADD, ident, ttl, len(patterns), len(packed)) + numbers + body
 
 
-def socket_request(ident: int, operation: int, resolver: int) -> bytes:
-    """A UDP or a TCP: a socket connected to that resolver."""
-    return HEADER.pack(operation, ident, resolver, 0, 0)
+def udp_request(ident: int, resolver: int, query: bytes) -> bytes:
+    """A UDP: send this to that resolver, and give the socket on which its answer comes."""
+    return HEADER.pack(UDP, ident, resolver, 0, 0) + query
+
+
+def tcp_request(ident: int, resolver: int) -> bytes:
+    """A TCP: a socket that is being connected to that resolver."""
+    return HEADER.pack(TCP, ident, resolver, 0, 0)
 
 
 def patterns_of(data: bytes, count: int) -> tuple[tuple[int, ...], bytes] | None:

@@ -65,7 +65,6 @@ class Server:
 
     def start(self) -> None:
         """Begin to serve."""
-        self._upstream.warm()
         self._loop.on_readable(self._udp.fileno(), self._datagrams)
         self._loop.on_readable(self._tcp.fileno(), self._connection)
 

@@ -1,6 +1,7 @@
-"""The DNS gate's way out: sockets to the resolvers and elements in the sets, both from the broker.
+"""The DNS gate's way out: questions to the resolvers and elements in the sets, both by the broker.
 
-Each question goes out over a socket of its own, with a port that the kernel drew, a random id and random case. A
+Each question goes out over a socket of its own, with a port that the kernel drew, a random id and random case. The gate
+itself never holds a UDP socket that can send to a resolver, or anywhere: the broker sends, and it reads the answer. A
 resolver that does not give the case back, or whose answer is cut, is asked over TCP.
 """
 
@@ -11,7 +12,6 @@ import os
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from sandbox.network import broker_wire, dns_wire
@@ -20,8 +20,6 @@ from sandbox.network.dns_loop import READ, WRITE, Future, Loop
 # Seconds: one try over UDP, and everything that is done for one question of the agent, whose libc asks again after 5.
 _TRY_SECONDS, TOTAL_SECONDS = 1.0, 4.5
 _BROKER_SECONDS = 2.0
-# Sockets that wait for the next question, and for how many seconds; then the host's own address may be another.
-_KEPT, _KEPT_SECONDS = 4, 20.0
 # Datagrams of one socket that are no answer to what was asked, before it is given up.
 _STRAY = 8
 _ANSWER_BYTES = 4096
@@ -46,9 +44,14 @@ class Broker:
         status, _ = await self._ask(lambda ident: broker_wire.add_request(ident, ttl, patterns, packed))
         return status
 
-    async def connected(self, operation: int, resolver: int) -> int | None:
-        """A socket to a resolver, the caller's to close; None when there is none to be had."""
-        _, fd = await self._ask(lambda ident: broker_wire.socket_request(ident, operation, resolver))
+    async def asked(self, resolver: int, query: bytes) -> int | None:
+        """A UDP socket for the answer to a query that was sent; the caller's to close, None when none was sent."""
+        _, fd = await self._ask(lambda ident: broker_wire.udp_request(ident, resolver, query))
+        return fd
+
+    async def connected(self, resolver: int) -> int | None:
+        """A TCP socket to a resolver; the caller's to close, None when there is none to be had."""
+        _, fd = await self._ask(lambda ident: broker_wire.tcp_request(ident, resolver))
         return fd
 
     async def _ask(self, request: Callable[[int], bytes]) -> tuple[int, int | None]:
@@ -85,24 +88,6 @@ class Upstream:
     def __init__(self, loop: Loop, broker: Broker, resolvers: int) -> None:
         self._loop, self._broker, self._count = loop, broker, resolvers
         self._first = 0
-        self._kept: deque[tuple[int, float]] = deque()
-        self._coming = 0
-
-    def warm(self) -> None:
-        """Have sockets at hand, so that a question need not wait for one."""
-        while len(self._kept) + self._coming < _KEPT:
-            self._coming += 1
-            self._loop.spawn(self._keep(self._first))
-
-    async def _keep(self, resolver: int) -> None:
-        fd = await self._broker.connected(broker_wire.UDP, resolver)
-        self._coming -= 1
-        if fd is None:
-            return
-        if resolver == self._first:
-            self._kept.append((fd, time.monotonic()))
-        else:
-            os.close(fd)
 
     async def ask(self, name: str, kind: int, until: float) -> dns_wire.Answer:
         """What the resolvers answer about a name and a type.
@@ -118,18 +103,12 @@ class Upstream:
             except (OSError, dns_wire.MalformedError):
                 answer = None
             if answer is not None and answer.rcode in (dns_wire.NOERROR, dns_wire.NXDOMAIN):
-                self._prefer(resolver)
+                self._first = resolver
                 return answer
             failed = answer or failed
             if time.monotonic() >= until or (failed is not None and turn >= self._count - 1):
                 break
         raise UpstreamError(f"resolvers answer {failed.rcode}" if failed else "no resolver answers")
-
-    def _prefer(self, resolver: int) -> None:
-        if resolver != self._first:
-            self._first = resolver
-            while self._kept:
-                os.close(self._kept.popleft()[0])
 
     async def _once(self, resolver: int, name: str, kind: int, until: float) -> dns_wire.Answer | None:
         """One try: over UDP, and over TCP where that cannot be trusted or does not fit."""
@@ -141,12 +120,11 @@ class Upstream:
 
     async def _datagram(self, resolver: int, name: str, kind: int, until: float) -> tuple[dns_wire.Answer | None, bool]:
         """The answer, and whether to ask again over TCP instead."""
-        fd = await self._take(resolver)
+        ident, asked = _random(16), dns_wire.question(name, kind, cased=_cased(name))
+        fd = await self._broker.asked(resolver, dns_wire.upstream_query(ident, asked))
         if fd is None:
             return None, False
         with _closing(fd):
-            ident, asked = _random(16), dns_wire.question(name, kind, cased=_cased(name))
-            os.write(fd, dns_wire.upstream_query(ident, asked))
             for _ in range(_STRAY):
                 if not await self._loop.ready(fd, READ, until):
                     return None, False
@@ -158,20 +136,8 @@ class Upstream:
                     return None, True  # a resolver that does not keep the case, or a forger: TCP tells
         return None, True
 
-    async def _take(self, resolver: int) -> int | None:
-        oldest = time.monotonic() - _KEPT_SECONDS
-        while self._kept and resolver == self._first:
-            fd, since = self._kept.popleft()
-            if since >= oldest:
-                self.warm()
-                return fd
-            os.close(fd)
-        made = await self._broker.connected(broker_wire.UDP, resolver)
-        self.warm()
-        return made
-
     async def _stream(self, resolver: int, name: str, kind: int, until: float) -> dns_wire.Answer | None:
-        fd = await self._broker.connected(broker_wire.TCP, resolver)
+        fd = await self._broker.connected(resolver)
         if fd is None:
             return None
         with _closing(fd):

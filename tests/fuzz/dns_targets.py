@@ -121,7 +121,7 @@ def _answers() -> Sequence[bytes]:
 
 def _requests() -> Sequence[bytes]:
     made = [broker_wire.add_request(1, 300, [0, 5], [b"\1\2\3\4", b"\1" * 16]), broker_wire.add_request(2, 30, [], [])]
-    return [*made, broker_wire.socket_request(3, broker_wire.UDP, 1)]
+    return [*made, broker_wire.tcp_request(3, 1)]
 
 
 _UNREADABLE = (dns_wire.MalformedError,)

@@ -203,9 +203,12 @@ def test_a_full_set_is_said(space: Space, asked: Asked) -> None:
         broker_wire.add_request(1, 60, [0, 0], [PUBLIC]),
         broker_wire.add_request(1, 60, list(range(129)), [PUBLIC]),
         broker_wire.add_request(1, 60, [0], [PUBLIC] * 33),
-        broker_wire.socket_request(1, broker_wire.UDP, 1),
-        broker_wire.socket_request(1, 4, 0),
-        broker_wire.socket_request(1, broker_wire.UDP, 0) + b"\0",
+        broker_wire.udp_request(1, 1, b"query"),
+        broker_wire.udp_request(1, 0, b""),
+        broker_wire.udp_request(1, 0, b"x" * 513),
+        broker_wire.tcp_request(1, 1),
+        broker_wire.tcp_request(1, 0) + b"\0",
+        broker_wire.HEADER.pack(4, 1, 0, 0, 0),
         broker_wire.HEADER.pack(broker_wire.TCP, 1, 0, 1, 0),
         b"\1",
         b"x" * 5000,
@@ -217,17 +220,57 @@ def test_what_an_honest_gate_would_not_ask_ends_the_run(space: Space, asked: Ask
     assert space.listed("n4_a").count("timeout") == 2  # the flag, and the control
 
 
-def test_sockets_go_to_the_resolver_and_are_few(asked: Asked, empty: Namespaces) -> None:
-    answers = [asked.ask(broker_wire.socket_request(n, broker_wire.UDP, 0)) for n in range(8)]
+def test_questions_go_to_the_resolver_and_are_few(asked: Asked, empty: Namespaces) -> None:
+    answers = empty.within("it", lambda: [asked.ask(broker_wire.udp_request(n, 0, b"question")) for n in range(8)])
     given = [fds[0] for status, fds in filter(None, answers) if status == broker_wire.DONE]
-    try:
-        assert len(given) == 4
-        with socket.socket(fileno=os.dup(given[0])) as one:
-            assert one.getpeername() == ("127.0.0.1", 53)
-            assert one.type == socket.SOCK_DGRAM
-    finally:
-        for fd in given:
-            os.close(fd)
+    for fd in given:
+        os.close(fd)
+    assert len(given) == 4
+
+
+def test_a_socket_for_an_answer_can_say_nothing_to_anybody(
+    empty: Namespaces, netlink: socket.socket, space: Space
+) -> None:
+    """A connected UDP socket sends anywhere when sendto(2) names an address; the control shows it."""
+
+    def work() -> None:
+        with contextlib.ExitStack() as stack:
+            resolver, other, control = (
+                stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(3)
+            )
+            for one in (resolver, other):
+                one.bind(("127.0.0.1", 0))
+                one.settimeout(10)
+            control.connect(resolver.getsockname())
+            control.sendto(b"control", other.getsockname())
+            assert other.recv(64) == b"control"
+            port = resolver.getsockname()[1]
+            made = stack.enter_context(contextlib.closing(broker.Broker(PLAN, netlink, ("127.0.0.1",), port=port)))
+            line = Asked(made)
+            stack.enter_context(line.line)
+            answer = line.ask(broker_wire.udp_request(1, 0, b"question"))
+            assert answer is not None
+            given = stack.enter_context(socket.socket(fileno=answer[1][0]))
+            said, peer = resolver.recvfrom(64)
+            assert said == b"question"
+            attempts: tuple[Callable[[], int], ...] = (
+                lambda: given.send(b"x"),
+                lambda: given.sendto(b"x", other.getsockname()),
+                lambda: given.sendto(b"x", resolver.getsockname()),
+                lambda: given.sendmsg([b"x"], [], 0, other.getsockname()),
+                lambda: given.sendto(b"x", socket.MSG_MORE, other.getsockname()),
+            )
+            for attempt in attempts:
+                with pytest.raises(BrokenPipeError):
+                    attempt()
+            resolver.sendto(b"answer", peer)
+            assert select.select([given], [], [], 10)[0]
+            assert given.recv(64) == b"answer"
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                other.recv(64)
+
+    empty.within("it", work)
 
 
 def test_a_gate_that_is_gone_ends_the_run(asked: Asked) -> None:
