@@ -33,6 +33,8 @@ _PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
 _GATES: Final = (64_990, 65_000)
 # Below ``closures``: what our own texts read like, by text, nft and kernel.
 WALLS: Final = "walls.json"
+# Of what is remembered there: another when policy.decompile.live_nft.others says the same in other words.
+_FORM: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ def _beside(listing: bytes) -> str:
 def _expected(text: bytes, *, binary: Path, path: Path) -> str:
     """What a listing of this text is, by digest: found out once in a namespace of nobody's."""
     info = binary.stat()
-    which = [hashlib.sha256(text).hexdigest(), str(binary), info.st_ino, info.st_ctime_ns, os.uname().release]
+    which = [_FORM, hashlib.sha256(text).hexdigest(), str(binary), info.st_ino, info.st_ctime_ns, os.uname().release]
     key = hashlib.sha256(json.dumps(which).encode()).hexdigest()
     known = memo.read(path) or {}
     if key not in known:

@@ -32,7 +32,8 @@ _CANNOT: Final = frozenset({errno.EPERM, errno.EACCES, errno.EIO, errno.EINVAL, 
 
 
 def digests(pid: int) -> tuple[str, ...] | None:
-    """``instructions:sha256`` of each filter of a process's first thread, newest first; None when it cannot be read.
+    """``instructions:sha256`` of each filter of a process's first thread, oldest first; None when it cannot be read,
+    or it has none.
 
     Raises:
         ProcessLookupError: it is gone.

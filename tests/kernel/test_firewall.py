@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from policy.compile.firewall import MAX_BYTES_PER_SECOND
+from policy.decompile import live_nft
 from policy.manifest.agent import Manifest
 from tests.kernel import ruleset_text
 from tests.unit.policy.compile import sample
@@ -70,6 +71,7 @@ def test_the_kernel_holds_exactly_what_was_compiled(case: str, tmp_path: Path) -
     done = load(ruleset, tmp_path / "firewall.nft")
     assert done.returncode == 0, done.stderr.decode()[:2000]
     assert ruleset_text.listed(done.stdout) == ruleset_text.written(ruleset.decode())
+    assert live_nft.read(done.stdout) == live_nft.Listing(ruleset, b"[]\n"), "attestation reads the same text back"
 
 
 def test_control_the_kernel_refuses_what_the_highest_rate_is_held_below(tmp_path: Path) -> None:

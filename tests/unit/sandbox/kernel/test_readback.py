@@ -1,0 +1,99 @@
+"""Reading processes: one's own child as the kernel shows it, and that what is gone, or another, is said to be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.kernel import readback
+from sandbox.kernel.readback import Mount, Name
+
+SLEEP = (
+    "import subprocess, sys, time\nchild = subprocess.Popen(['/usr/bin/sleep', '60'])\nprint(child.pid, flush=True)\n"
+)
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[int, int]]:
+    """A child of ours and a child of its."""
+    code = SLEEP + "sys.stdin.read()\nchild.kill()\nchild.wait()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "an argument"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as one:
+        assert one.stdout is not None
+        yield one.pid, int(one.stdout.readline())
+
+
+def test_a_process_is_what_it_is(child: tuple[int, int]) -> None:
+    found = readback.process(child[0])
+    assert found is not None
+    assert found.name == readback.name(child[0])
+    assert found.parent == os.getpid() == readback.parent(child[0])
+    assert found.arguments[-1] == "an argument"
+    assert found.uid == os.geteuid()
+    assert (found.no_new_privs, found.seccomp, found.filters) == (False, 0, 0)
+    assert found.namespaces == readback.namespaces()
+    info = os.stat(sys.executable)
+    assert (found.binary.device, found.binary.inode, found.binary.size) == (info.st_dev, info.st_ino, info.st_size)
+    assert found.capabilities["CapInh"] >= 0
+    assert readback.thread_cgroups(child[0]) == [found.cgroups]
+
+
+def test_a_family_is_all_that_descend_and_nobody_else(child: tuple[int, int]) -> None:
+    mine = readback.name(child[0])
+    assert mine is not None
+    assert readback.family(mine) == list(child)
+    assert readback.family(Name(mine.pid, mine.start + 1)) is None, "another process with this number"
+    assert readback.descends(child[1], {child[0]})
+    assert not readback.descends(child[0], {child[1]})
+    assert not readback.descends(os.getpid(), {child[0]})
+
+
+def test_what_has_ended_is_gone_though_nobody_waited_for_it() -> None:
+    with subprocess.Popen(["/usr/bin/true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert readback.name(ended.pid) is None
+        assert readback.process(ended.pid) is None
+    assert readback.thread_cgroups(ended.pid) == []
+    assert readback.parent(ended.pid) in (0, os.getpid())
+
+
+def test_who_lives_in_a_namespace(child: tuple[int, int]) -> None:
+    inode = readback.namespaces()["net"]
+    found = readback.in_namespace("net", [inode, 1])
+    assert {*child, os.getpid()} <= found[inode]
+    assert found[1] == set()
+
+
+def test_the_binary_is_the_one_that_runs_whatever_its_name_leads_to(tmp_path: Path) -> None:
+    copy = tmp_path / "sleeper"
+    copy.write_bytes(Path("/usr/bin/sleep").read_bytes())
+    copy.chmod(0o755)
+    with subprocess.Popen([copy, "60"]) as one:
+        copy.rename(tmp_path / "old")
+        copy.write_bytes(b"another")
+        fd, binary = readback.open_binary(one.pid)
+        with os.fdopen(fd, "rb") as stream:
+            assert (
+                hashlib.file_digest(stream, "sha256").digest()
+                == hashlib.sha256(Path("/usr/bin/sleep").read_bytes()).digest()
+            )
+        assert binary.inode == (tmp_path / "old").stat().st_ino
+        one.kill()
+
+
+def test_a_mount_is_its_place_its_own_flags_and_what_it_shows() -> None:
+    text = (
+        "137 134 254:0 /a\\040b/root / ro,nosuid,nodev,relatime - ext4 /dev/vda rw,discard\n"
+        "138 137 0:42 / /tmp\\134x rw,noexec,noatime,nosymfollow,idmapped shared:3 - tmpfs none rw,size=4k\n"
+    )
+    assert readback.parse_mounts(text) == (
+        Mount("/", ("ro", "nosuid", "nodev"), "254:0", "/a b/root", "ext4"),
+        Mount("/tmp\\x", ("rw", "noexec", "nosymfollow", "idmapped"), "0:42", "/", "tmpfs"),
+    )
