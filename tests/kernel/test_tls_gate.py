@@ -378,6 +378,19 @@ def test_more_connections_than_the_gate_holds_are_refused_at_once(world: World) 
         assert time.monotonic() < until
 
 
+def test_a_flood_of_refusals_leaves_the_gate_serving(world: World) -> None:
+    def flood() -> None:
+        for _ in range(400):
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                with socket.create_connection((NAMED, CLEAR), timeout=20) as made:
+                    made.sendall(b"GET /")
+                    made.recv(1)
+
+    world.spaces.within("agent", flood)
+    assert set(world.refusals()) == {(f"{NAMED}:444/tls", "not_tls")}
+    assert world.asked(NAMED, TLS, NAME) == NAME
+
+
 def test_a_server_that_is_not_there_resets_the_agent(world: World) -> None:
     with world.connected(GRANTED6, TLS) as made:
         made.close()
