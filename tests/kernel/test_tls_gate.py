@@ -381,10 +381,10 @@ def test_more_connections_than_the_gate_holds_are_refused_at_once(world: World) 
 def test_a_flood_of_refusals_leaves_the_gate_serving(world: World) -> None:
     def flood() -> None:
         for _ in range(400):
-            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-                with socket.create_connection((NAMED, CLEAR), timeout=20) as made:
-                    made.sendall(b"GET /")
-                    made.recv(1)
+            reset = contextlib.suppress(ConnectionResetError, BrokenPipeError)
+            with reset, socket.create_connection((NAMED, CLEAR), timeout=20) as made:
+                made.sendall(b"GET /")
+                made.recv(1)
 
     world.spaces.within("agent", flood)
     assert set(world.refusals()) == {(f"{NAMED}:444/tls", "not_tls")}
