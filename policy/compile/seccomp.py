@@ -86,6 +86,18 @@ def _compile(names: frozenset[str], arch: str, network: bool) -> tuple[tuple[str
     return granted_names, _bpf(granted_names, arch, network)
 
 
+def compile_own(names: Collection[str], *, arch: str, where: Mapping[str, Sequence[tuple[bpf.Masked, ...]]]) -> bytes:
+    """The BPF of a process of ours that serves an agent: `names` as in `compile`, with a network.
+
+    A call of `where` is allowed only when all tests of one of its alternatives hold.
+
+    Raises:
+        As `compile`.
+    """
+    granted_names, _ = _compile(frozenset(names), arch, True)
+    return _bpf(granted_names, arch, True, where)
+
+
 def _numbers(names: Collection[str], arch: str) -> Mapping[str, int]:
     if arch not in _ARCHES:
         raise errors.HostError(f"no system call table for architecture `{arch}`")
@@ -129,13 +141,21 @@ def _oci_check(condition: data.Condition) -> dict[str, Any]:
     }
 
 
-def _bpf(granted: tuple[str, ...], arch: str, network: bool) -> bytes:
+def _bpf(
+    granted: tuple[str, ...],
+    arch: str,
+    network: bool,
+    where: Mapping[str, Sequence[tuple[bpf.Masked, ...]]] = MappingProxyType({}),
+) -> bytes:
     numbers, ruled = data.syscalls(arch).numbers, data.arguments().rules
     allow = bpf.Return(bpf.RET_ALLOW)
     by_number: dict[int, bpf.Decision] = {numbers[name]: allow for name in granted}
     for name in ruled:
         if name in granted:
             by_number[numbers[name]] = _any_of(ruled[name].under(network=network))
+    for name in granted:
+        if name in where:
+            by_number[numbers[name]] = bpf.IfAny(tuple(where[name]), hit=bpf.RET_ALLOW, miss=_EPERM)
     if "clone" in granted:
         by_number[numbers["clone3"]] = bpf.Return(_ENOSYS)
     return bpf.program(

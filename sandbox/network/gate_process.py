@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from policy import denials, errors
-from policy.compile import seccomp
+from policy.compile import bpf, seccomp
 from sandbox.kernel import libc, process
 from sandbox.network import gate_main
 from sandbox.network.tokens import Tokens
@@ -35,8 +35,16 @@ from sandbox.network.tokens import Tokens
 CALLS = frozenset({
     "brk", "clock_gettime", "close", "epoll_ctl", "epoll_pwait", "epoll_wait", "exit", "exit_group", "fcntl", "futex",
     "getrandom", "madvise", "mmap", "mremap", "munmap", "poll", "ppoll", "read", "recvfrom", "recvmsg",
-    "restart_syscall", "rt_sigreturn", "sendmsg", "sendto", "write",
+    "restart_syscall", "rt_sigreturn", "sendto", "write",
 })  # fmt: skip
+_INT = 0xFFFFFFFF
+# Of a call that can do more than serving takes, what it takes. fcntl: F_GETFL, F_SETFL and F_SETPIPE_SZ; F_SETOWN would
+# let one gate send a signal to another of its uid. sendto: no flag but MSG_DONTWAIT; MSG_FASTOPEN would make a new
+# connection of a socket whose own has failed.
+WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
+    "fcntl": tuple((bpf.Masked(1, _INT, command),) for command in (3, 4, 1031)),
+    "sendto": ((bpf.Masked(3, _INT & ~socket.MSG_DONTWAIT, 0),),),
+}
 _START = "import sys; sys.path += sys.argv[3:]; from sandbox.network import gate_main; gate_main.main(*sys.argv[1:3])"
 _STDERR_BYTES = 4096
 # Reports that are read in one go: the exchange with the agent is served in between.
@@ -253,4 +261,4 @@ def _limits(gate: Gate) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=8)
 def _filter(calls: frozenset[str]) -> bytes:
-    return seccomp.compile(CALLS | calls, arch=platform.machine(), network=True).bpf
+    return seccomp.compile_own(CALLS | calls, arch=platform.machine(), where=WHERE)

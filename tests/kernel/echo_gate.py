@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 from collections.abc import Callable
@@ -44,11 +45,18 @@ def _probe(asked: str, status: int, gate: gate_main.Gate) -> str:
     return "done"
 
 
+def _send(flags: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody listens there: it was let through
+        _PAIR[0].send(b"x", flags)
+
+
 def _fork() -> None:
     if os.fork() == 0:
         os._exit(0)
 
 
+# Made before the seal.
+_PAIR = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 _FORBIDDEN: dict[str, Callable[[], object]] = {
     "open": lambda: os.close(os.open("/etc/passwd", os.O_RDONLY)),
     "socket": lambda: socket.socket().close(),
@@ -56,4 +64,11 @@ _FORBIDDEN: dict[str, Callable[[], object]] = {
     "exec": lambda: os.execv("/bin/true", ["true"]),
     "kill": lambda: os.kill(os.getppid(), 0),
     "memfd": lambda: os.close(os.memfd_create("x")),
+    "own": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()),
+    "duplicate": lambda: os.close(fcntl.fcntl(0, fcntl.F_DUPFD, 50)),
+    "fastopen": lambda: _send(socket.MSG_FASTOPEN),
+    "more": lambda: _send(socket.MSG_MORE),
+    # The controls: as a gate does it.
+    "flags": lambda: fcntl.fcntl(0, fcntl.F_GETFL),
+    "send": lambda: _send(socket.MSG_DONTWAIT),
 }

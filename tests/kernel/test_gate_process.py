@@ -15,6 +15,7 @@ from policy.compile import firewall
 from sandbox.network import gate_process
 
 UID = firewall.GATE_UID
+PROBES = ("open", "socket", "fork", "exec", "kill", "memfd")
 
 
 def _gate(fd: int, module: str = "tests.kernel.echo_gate") -> gate_process.Gate:
@@ -52,16 +53,17 @@ def test_it_holds_nothing(echo: _Echo) -> None:
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (status["NoNewPrivs"], status["Seccomp"], status["Threads"]) == ("1", "2", "1")
     pid = echo.started.pid
-    # An empty network of its own; stdio, the agent's line, the reports, and what the test module opened itself.
+    # An empty network of its own; stdio, the agent's line, the reports, and three of the test module's own.
     assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
     assert len(Path(f"/proc/{pid}/net/dev").read_text().splitlines()) == 3
-    assert len(os.listdir(f"/proc/{pid}/fd")) == 6
+    assert len(os.listdir(f"/proc/{pid}/fd")) == 8
 
 
 def test_it_can_do_nothing_but_serve(echo: _Echo) -> None:
     assert echo.ask("plan") == "a word"
-    refused = {word: echo.ask(word) for word in ("open", "socket", "fork", "exec", "kill", "memfd")}
+    refused = {word: echo.ask(word) for word in (*PROBES, "own", "duplicate", "fastopen", "more")}
     assert set(refused.values()) == {"errno 1"}, refused
+    assert (echo.ask("flags"), echo.ask("send")) == ("done", "done")
 
 
 def test_the_same_is_possible_without_the_seal() -> None:

@@ -123,3 +123,32 @@ def test_a_narrower_grant_is_a_narrower_filter(left: frozenset[str], right: froz
     assert common.is_subset(one)
     assert common.is_subset(other)
     assert common.allowed.keys() == one.allowed.keys() & other.allowed.keys()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.frozensets(st.sampled_from(NAMES), min_size=1),
+    arch=st.sampled_from(sorted(TAGS)),
+    mask=st.integers(1, 2**32 - 1),
+    argument=st.integers(0, 5),
+    asked=st.lists(ARGUMENT, min_size=1, max_size=8),
+    chosen=st.randoms(use_true_random=False),
+)
+def test_a_process_of_ours_may_do_what_it_says(
+    names: frozenset[str], arch: str, mask: int, argument: int, asked: list[int], chosen: random.Random
+) -> None:
+    plain = seccomp.compile(names, arch=arch, network=True)
+    assert seccomp.compile_own(names, arch=arch, where={}) == plain.bpf
+    if not plain.names:
+        return
+    name, value = chosen.choice(plain.names), chosen.randrange(2**32) & mask
+    number = data.syscalls(arch).numbers[name]
+    own = seccomp.compile_own(names, arch=arch, where={name: ((emitter.Masked(argument, mask, value),),)})
+    for word in (*asked, value):
+        arguments = tuple(word if index == argument else 7 for index in range(6))
+        action = bpf.decide(own, number=number, arch=TAGS[arch], arguments=arguments)
+        assert (action == emitter.RET_ALLOW) == (word & mask == value)
+    for other in set(plain.names) - {name}:
+        number = data.syscalls(arch).numbers[other]
+        both = [bpf.decide(one, number=number, arch=TAGS[arch], arguments=(0,) * 6) for one in (own, plain.bpf)]
+        assert both[0] == both[1]
