@@ -43,7 +43,7 @@ def opened(
     *,
     config: Config,
     note: Callable[[Mapping[str, Any]], None],
-    denied: Callable[[denials.Denial], None],
+    denied: denials.Told,
 ) -> Iterator[Gateway]:
     """The gateway of one run. ``note`` is told what lies outside of our own descriptors before any of it is made.
 
@@ -65,13 +65,11 @@ def opened(
         made.inside(lambda: nft.apply(binary, rules))  # (2)
         spaces.within(made.agent, lambda: nft.apply(binary, walls.AGENT, checked=False))
         netns.open_link(made)  # (3)
-        note({
-            "agent": made.agent,
-            "gateway": made.gateway,
-            "device": addresses.host_device(run_id),
-        })  # fmt: skip
+        about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
+        note(about)
         gates = _gates(artefacts, made, config, denied, stack)  # (4)
         place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (5)
+        note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
         refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
         watches: dict[int, Callable[[], errors.RunError | None]] = {refused.fileno(): refused.ready}
         for gate in gates:
@@ -84,7 +82,7 @@ def _gates(
     artefacts: Artefacts,
     made: netns.Spaces,
     config: Config,
-    denied: Callable[[denials.Denial], None],
+    denied: denials.Told,
     stack: contextlib.ExitStack,
 ) -> list[dns_gate.DnsGate | tls_gate.TlsGate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready."""

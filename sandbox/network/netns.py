@@ -128,8 +128,9 @@ def connect_uplink(spaces: Spaces, device: str, host: int) -> None:
         route.do([netlink.veth(ours, netlink.End(device, addresses.HOST_MAC, host))])
 
 
-def open_uplink(spaces: Spaces, place: addresses.Uplink) -> None:
-    """The gateway's own addresses towards the supervisor's namespace, and its way out.
+def open_uplink(spaces: Spaces, place: addresses.Uplink, *, ipv6: bool) -> None:
+    """The gateway's own addresses towards the supervisor's namespace, and its way out. Without ``ipv6`` there is none
+    for IPv6, and the agent hears so at once.
 
     Raises:
         errors.KernelError: the kernel refuses one of them.
@@ -142,7 +143,7 @@ def open_uplink(spaces: Spaces, place: addresses.Uplink) -> None:
             netlink.neighbour(_UPLINK, addresses.HOST6, addresses.HOST_MAC),
             netlink.up(_UPLINK),
             netlink.route(_UPLINK, None, via=addresses.HOST4),
-            netlink.route(_UPLINK, None, via=addresses.HOST6),
+            *([netlink.route(_UPLINK, None, via=addresses.HOST6)] if ipv6 else []),
         ])  # fmt: skip
 
 

@@ -41,23 +41,25 @@ _DEVICE: Final = {
     "ipv6/conf/{}/addr_gen_mode": 1,
 }
 _FORWARD4, _FORWARD6 = "ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"
-_COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-])")
+_EVERYWHERE = {_FORWARD4: "ipv4/conf/all/forwarding", _FORWARD6: "ipv6/conf/all/forwarding"}
+_COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-]) ([01])")
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
     """The operator's interface, and whether it forwarded before: ``ipv6`` None where that cannot be had for one
-    interface alone, and no packet of IPv6 is forwarded for a run."""
+    interface alone, and no packet of IPv6 is forwarded for a run. ``router`` says whether the host forwarded IPv4."""
 
     device: str
     ipv4: bool
     ipv6: bool | None
+    router: bool = False
 
     @property
     def comment(self) -> str:
         """As it stands at the table."""
         six = "-" if self.ipv6 is None else str(int(self.ipv6))
-        return f"covenant 1 {self.device} {int(self.ipv4)} {six}"
+        return f"covenant 1 {self.device} {int(self.ipv4)} {six} {int(self.router)}"
 
 
 def look(device: str) -> Before:
@@ -74,11 +76,12 @@ def look(device: str) -> Before:
             hint="name one that `ip link` shows: uplink in config.toml",
             grant="resources.network",
         ) from e
-    if _read("ipv6/conf/all/forwarding"):
-        return Before(device, ipv4, True)
+    router = _read(_EVERYWHERE[_FORWARD4]) != 0
+    if _read(_EVERYWHERE[_FORWARD6]):
+        return Before(device, ipv4, True, router)
     if not netns.setting(_FORWARD6.format(device)).exists():
-        return Before(device, ipv4, None)
-    return Before(device, ipv4, _read(_FORWARD6.format(device)) != 0)
+        return Before(device, ipv4, None, router)
+    return Before(device, ipv4, _read(_FORWARD6.format(device)) != 0, router)
 
 
 def text(before: Before) -> bytes:
@@ -181,7 +184,7 @@ def held_table(binary: Path) -> Before | None:
     match = _COMMENT.search(found)
     if match is None:
         raise errors.KernelError(f"table inet {TABLE} is not one of ours", hint=f"nft delete table inet {TABLE}")
-    return Before(match[1], match[2] == "1", None if match[3] == "-" else match[3] == "1")
+    return Before(match[1], match[2] == "1", None if match[3] == "-" else match[3] == "1", match[4] == "1")
 
 
 def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
@@ -203,7 +206,7 @@ def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresse
         place = _place(route, index, zlib.crc32(run_id.encode()))
         own_ends = [netlink.neighbour(index, ip, addresses.UPLINK_MAC) for ip in (place.ipv4, place.ipv6)]
         route.do([netlink.route(index, place.ipv6), *own_ends])
-    netns.open_uplink(run, place)
+    netns.open_uplink(run, place, ipv6=before.ipv6 is not None)
     return place
 
 
@@ -243,13 +246,16 @@ def _end(name: str, binary: Path) -> None:
 
 
 def _forward(before: Before, *, on: bool) -> None:
-    """Switch forwarding on where it was off, or off again. An interface that is gone has nothing to give back."""
-    for setting, was in ((_FORWARD4, before.ipv4), (_FORWARD6, before.ipv6)):
-        if was is False:
-            with contextlib.ExitStack() as gone:
-                if not on:
-                    gone.enter_context(contextlib.suppress(FileNotFoundError))
-                netns.setting(setting.format(before.device)).write_text(str(int(on)))
+    """Switch forwarding on where it was off, or off again. An interface that is gone has nothing to give back, and a
+    host that was made a router meanwhile, as docker does, is left one."""
+    for setting, was, router in ((_FORWARD4, before.ipv4, before.router), (_FORWARD6, before.ipv6, False)):
+        if was is not False or (not on and (_read(_EVERYWHERE[setting]) != 0) is not router):
+            continue
+        try:
+            netns.setting(setting.format(before.device)).write_text(str(int(on)))
+        except FileNotFoundError:
+            if on:
+                raise
 
 
 def _read(name: str) -> int:

@@ -20,7 +20,7 @@ from policy import errors
 from sandbox.config import Config
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses as own
-from sandbox.network import walls
+from sandbox.network import uplink, walls
 from tests.kernel import internet
 from tests.kernel.internet import METADATA, RESOLVER, Internet
 from tests.kernel.open_gateway import Opened
@@ -284,6 +284,36 @@ def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -
         spaces.within(second.gateway.spaces.agent, connect)
         assert remembered()
     assert not remembered()
+
+
+def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
+    net: Internet, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kernel before 6.17 gives, that is no router."""
+    artefacts = sample.compiled(sample.manifest(network="full"))
+    monkeypatch.setattr(uplink, "held_table", lambda binary: uplink.Before("eth0", False, None))
+
+    def connect() -> int:
+        with socket.socket(socket.AF_INET6) as made:
+            made.settimeout(10)
+            return made.connect_ex(("2606:4700::1111", 80))
+
+    assert spaces.within(opened.gateway.spaces.agent, connect) == errno.ECONNREFUSED  # not granted there
+    with Opened(net, artefacts) as second:
+        assert spaces.within(second.gateway.spaces.agent, connect) == errno.ENETUNREACH
+
+
+def test_a_host_that_became_a_router_meanwhile_is_left_one(net: Internet) -> None:
+    """As docker makes it one when it starts; `opened` of this module is not used, so that this run is the last."""
+    with internet.made() as other:
+        artefacts = sample.compiled(sample.manifest(network="full"))
+        with Opened(other, artefacts):
+            other.run("host", "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+        assert other.run("host", "sysctl", "-n", "net.ipv4.conf.eth0.forwarding").strip() == "1"
+        other.run("host", "sysctl", "-q", "-w", "net.ipv4.ip_forward=0")
+        with Opened(other, artefacts):
+            assert other.run("host", "sysctl", "-n", "net.ipv4.conf.eth0.forwarding").strip() == "1"
+        assert other.leftovers() == []
 
 
 def test_an_interface_that_is_not_there_is_refused_and_nothing_is_left(net: Internet, opened: Opened) -> None:
