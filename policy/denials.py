@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 # Who refuses, in words.
 LAYERS: Final[Mapping[str, str]] = {
@@ -107,6 +107,12 @@ def checked(denial: Denial) -> Denial:
         digest = hashlib.sha256(target.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         target = f"{target[:_MAX_TARGET]}...{digest}"
     return Denial(layer, target, code)
+
+
+class Told(Protocol):
+    """Whoever is told of a denial, and how often it came."""
+
+    def __call__(self, denial: Denial, *, count: int = 1) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from policy import denials, errors
 from policy.compile.artefacts import Artefacts
@@ -23,12 +22,6 @@ _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
     errors.DeadlineError: ("time", ""),
     errors.CpuTimeError: ("time", ""),
 }
-
-
-class Told(Protocol):
-    """Whoever is told of a denial."""
-
-    def __call__(self, denial: denials.Denial, *, count: int = 1) -> None: ...
 
 
 class Denials:
@@ -80,7 +73,7 @@ class Denials:
         return int(self._clock() * 1000)
 
 
-def refused_calls(artefacts: Artefacts, told: Told) -> Callable[[str, int], None]:
+def refused_calls(artefacts: Artefacts, told: denials.Told) -> Callable[[str, int], None]:
     """What to do when the filter of these artefacts has refused a call of this name so often."""
     rules = artefacts.json("seccomp.json")["syscalls"]
     ruled = {name for rule in rules if rule.get("args") for name in rule["names"]}

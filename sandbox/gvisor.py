@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policy import data, errors
+from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
 from sandbox import attest, attest_network, host
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, network_of, remove
 from sandbox.config import Config, trusted_binary
-from sandbox.denials import Told, refused_calls
+from sandbox.denials import refused_calls
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
@@ -64,7 +64,7 @@ class Job:
     label: Mapping[str, str]
     claim: Callable[[], None]
     config: Config
-    denied: Told
+    denied: denials.Told
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
     disks: Sequence[str] = ()

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy import decide, errors
+from policy import decide, denials, errors
 from policy.host import Closure, HostFacts
 from policy.package import Package
 from policy.prove import live
 from sandbox import durable, granted, gvisor, host, limits, runsc_network
 from sandbox.config import Config
-from sandbox.denials import Told
 from sandbox.network import addresses
 from sandbox.rootfs import Skeletons
 from sandbox.runner import Limits, Round
@@ -31,7 +30,7 @@ class Order:
     limits: Limits
     label: Mapping[str, str]
     claim: Callable[[], None]
-    denied: Told
+    denied: denials.Told
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
 

@@ -31,7 +31,8 @@ MAX_BYTES_PER_SECOND = 18_000_000_000
 # Where refused packets are told: a group of nfnetlink_log in the gateway's own namespace, read by sandbox.kernel.nflog.
 # The rate bounds what an agent can make the supervisor read; the counters have all of them. 128 bytes hold the headers.
 LOG_GROUP, LOG_PACKETS_PER_SECOND, LOG_BURST, LOG_BYTES = 27, 64, 128, 128
-_REFUSED = ("refused_tcp", "refused_udp", "refused_other")
+# The counters of what was refused.
+REFUSED = ("refused_tcp", "refused_udp", "refused_other")
 
 _V6_BASE = 2**33
 _NOT_PUBLIC = spans.minus(addresses.ALL, addresses.PUBLIC)
@@ -103,7 +104,7 @@ class _Gateway:
 
     def ruleset(self) -> Ruleset:
         counters = {name: cause for name, cause in self.causes.items() if name.startswith("c_")}
-        counters.update((name, _REFUSE) for name in _REFUSED)
+        counters.update((name, _REFUSE) for name in REFUSED)
         return Ruleset(self._sets(), counters, [chain for chain in self._chains() if chain.rules])
 
     def _sets(self) -> list[Set]:

@@ -1,28 +1,36 @@
 """Packets that the gateway's firewall refused, as nfnetlink_log tells them: from a group of the namespace, by netlink.
 
 The rule that tells stands first in chain ``refuse`` and is bounded by a rate (policy.compile.firewall), so a flood
-reaches this process as some 64 packets a second. What is read are the headers of packets that an agent made: nothing in
-them is believed beyond the destination, which the kernel itself has judged by.
+reaches this process as some 64 packets a second. How many there were beside those is read from the ruleset's counters
+at the end. What is read are the headers of packets that an agent made: nothing in them is believed beyond the
+destination, which the kernel itself has judged by.
 
-Message formats: include/uapi/linux/netfilter/nfnetlink_log.h; tests/kernel/test_nflog.py holds them to the kernel.
+Message formats: include/uapi/linux/netfilter/nfnetlink_log.h and nf_tables.h; tests/kernel/test_nflog.py holds them to
+the kernel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from policy import denials, errors
-from policy.compile.firewall import LOG_BYTES, LOG_GROUP
+from policy.compile.firewall import LOG_BYTES, LOG_GROUP, REFUSED
+from policy.compile.nft import TABLE
 
 _NETLINK_NETFILTER, _SOL_NETLINK, _NO_ENOBUFS = 12, 270, 5
 _SUBSYSTEM = 4  # NFNL_SUBSYS_ULOG
 _PACKET, _CONFIG = _SUBSYSTEM << 8, _SUBSYSTEM << 8 | 1
-_NLMSG_ERROR = 2
-_REQUEST_ACK = 0x5
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_REQUEST_ACK, _REQUEST_DUMP = 0x5, 0x301
+# NFNL_SUBSYS_NFTABLES with NFT_MSG_NEWOBJ and NFT_MSG_GETOBJ; NFTA_OBJ_*, NFTA_COUNTER_PACKETS, NFT_OBJECT_COUNTER.
+_NEW_OBJECT, _GET_OBJECT = 10 << 8 | 18, 10 << 8 | 19
+_OBJ_TABLE, _OBJ_NAME, _OBJ_TYPE, _OBJ_DATA, _COUNTER_PACKETS, _COUNTER = 1, 2, 3, 4, 2, 1
+_INET = 1  # NFPROTO_INET
 _HEADER, _GENERIC, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBH"), struct.Struct("=HH")
 # NFULA_CFG_CMD with NFULNL_CFG_CMD_BIND; NFULA_CFG_MODE with NFULNL_COPY_PACKET; NFULA_CFG_QTHRESH.
 _CFG_CMD, _BIND, _CFG_MODE, _COPY_PACKET, _CFG_QTHRESH = 1, 1, 2, 2, 5
@@ -45,13 +53,14 @@ class RefusedPackets:
     INVARIANT: made inside the gateway's network namespace, to which a netlink socket belongs for good.
     """
 
-    def __init__(self, told: Callable[[denials.Denial], None]) -> None:
+    def __init__(self, told: denials.Told) -> None:
         """Bind the group.
 
         Raises:
             errors.KernelError: the kernel has no nfnetlink_log, or another process reads this group.
         """
         self._told = told
+        self._heard = 0
         flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, flags, _NETLINK_NETFILTER)
         try:
@@ -78,15 +87,39 @@ class RefusedPackets:
                 data = self._socket.recv(65536)
             except (BlockingIOError, InterruptedError):
                 return
+            self._heard += sum(kind == _PACKET for kind, _ in _messages(data))
             for denial in parse(data):
                 self._told(denial)
 
     def close(self) -> None:
-        """Tell of the last ones and leave the group."""
+        """Tell of the last ones, and of how many there were beyond the rate; leave the group."""
+        if self._socket.fileno() < 0:
+            return
         try:
             self.ready()
+            untold = self._refused() - self._heard
+            if untold > 0:
+                self._told(denials.Denial("packet", denials.REST_TARGET, denials.REST_CODE), count=untold)
         finally:
             self._socket.close()
+
+    def _refused(self) -> int:
+        """How many packets the ruleset has refused, by its counters; 0 where they are gone or cannot be read."""
+        body = _GENERIC.pack(_INET, 0, 0) + _attribute(_OBJ_TABLE, TABLE.encode() + b"\0")
+        body += _attribute(_OBJ_TYPE, struct.pack("!I", _COUNTER))
+        found = 0
+        with contextlib.suppress(OSError):
+            self._socket.send(_HEADER.pack(_HEADER.size + len(body), _GET_OBJECT, _REQUEST_DUMP, 2, 0) + body)
+            # A packet that was refused since stands among the answers, and is heard and counted.
+            while True:
+                data = self._socket.recv(65536)
+                self._heard += sum(kind == _PACKET for kind, _ in _messages(data))
+                for denial in parse(data):
+                    self._told(denial)
+                found += sum(_refused(body) for kind, body in _messages(data) if kind == _NEW_OBJECT)
+                if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data)):
+                    break
+        return found
 
     def _configure(self, *attributes: bytes) -> None:
         body = _GENERIC.pack(socket.AF_UNSPEC, 0, socket.htons(LOG_GROUP)) + b"".join(attributes)
@@ -101,6 +134,15 @@ class RefusedPackets:
                     raise OSError(-code, os.strerror(-code))
                 return
         raise OSError(0, "the kernel does not answer")
+
+
+def _refused(body: bytes) -> int:
+    """The packets in one counter of the ruleset's, 0 for a counter of a grant's."""
+    found = dict(_attributes(body[_GENERIC.size :]))
+    if found.get(_OBJ_NAME, b"").rstrip(b"\0").decode("ascii", "replace") not in REFUSED:
+        return 0
+    packets = dict(_attributes(found.get(_OBJ_DATA, b""))).get(_COUNTER_PACKETS, b"")
+    return int.from_bytes(packets, "big")
 
 
 def parse(data: bytes) -> Iterator[denials.Denial]:

@@ -173,9 +173,12 @@ def test_a_flood_of_refused_packets_is_few_rows(networked: NetworkedWorld) -> No
     code = HEAD + internet.PROBES + FLOOD + TAIL
     answer = networked.run_code(code, network="full", more=internet.entries(*GRANTED), cpu_ms=100_000)
     assert answer.error is None, (answer.error, answer.stderr)
-    rows = [row for row in denied(networked, answer.run_id) if row["layer"] == "packet"]
+    *rows, rest = [row for row in denied(networked, answer.run_id) if row["layer"] == "packet"]
     # The rule's rate while the run lasted, whatever the agent sends.
     bound = LOG_BURST + LOG_PACKETS_PER_SECOND * (answer.timings["sandbox"] + 2)
     assert LOG_BURST / 2 <= len(rows) <= bound
     assert len(rows) <= MAX_ROWS
     assert sum(row["count"] for row in rows) <= bound
+    # All others are one number, taken from the ruleset's own counters; a full queue on the way has lost some.
+    assert (rest["target"], rest["code"], rest["grant"]) == ("", "not_listed", None)
+    assert sum(row["count"] for row in rows) + rest["count"] >= json.loads(answer.result.text) // 2
