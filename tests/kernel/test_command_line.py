@@ -252,7 +252,7 @@ def test_a_refusal_is_in_the_log_with_rule_grant_and_place(world: World) -> None
         ("run", changed, ("digest_mismatch", 2, None, "main.py")),
         ("dev", fifo, ("package_invalid", None, None, "pipe")),
         ("dev", spelt, ("manifest_invalid", 1, None, "agent.toml:1:2")),
-        ("run", network, ("not_yet_enforceable", None, "resources.network", "agent.toml:11")),
+        ("run", network, ("not_enforceable", None, "resources.network", "agent.toml:11")),
         ("run", vault, ("not_yet_enforceable", None, "permissions.credentials.grants[0]", "agent.toml:18")),
         ("run", denied, ("rule_7_deny_list", 7, "permissions.syscalls.allow[0]", "agent.toml:18")),
     ]
