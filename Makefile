@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: demo test lint undo mutants fuzz coverage golden vm
+.PHONY: contain demo test lint undo mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
@@ -10,6 +10,10 @@ test:
 # A real machine in software emulation, pure cgroup v2 under systemd: docs/virtual-machine.md.
 vm:
 	./scripts/vm
+
+# Every hostile agent in every setting, beside its control: docs/containment.md. As root; about three minutes.
+contain:
+	.venv/bin/python -m tests.containment
 
 lint:
 	.venv/bin/ruff check .

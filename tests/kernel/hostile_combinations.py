@@ -27,25 +27,30 @@ class Combination:
     setting: str
     filesystem: str
     whole: bool = False
+    package: str = "network"
 
     @property
     def name(self) -> str:
         """As a test or a column is called."""
-        return f"{self.setting}/{self.filesystem}"
+        return f"{self.package}/{self.setting}/{self.filesystem}"
 
     @property
     def probes(self) -> tuple[table.NetworkProbe, ...]:
         """Those that run here, in their order."""
-        return tuple(probe for probe in PROBES if self.whole or verdicts.everywhere(probe))
+        own = (probe for probe in PROBES if probe.package == self.package)
+        return tuple(probe for probe in own if self.whole or verdicts.everywhere(probe))
 
 
 COMBINATIONS = (
-    Combination("named", "ephemeral", whole=True),
     Combination("off", "ephemeral", whole=True),
     Combination("https", "read-only-package"),
+    Combination("named", "ephemeral", whole=True),
     Combination("https-any", "ephemeral"),
     Combination("any", "read-only-package"),
+    Combination("named", "read-only-package", package="node"),
+    Combination("https-any", "ephemeral", package="node"),
 )
+PACKAGES = ("network", "node")
 # What stands behind a sandbox that was taken over: everything but what it may do to itself.
 BEHIND_THE_WALLS = tuple(probe for probe in PROBES if verdicts.on_the_wire(probe))
 
@@ -58,16 +63,22 @@ class Suite:
     spaces: Namespaces
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
-    def control(self) -> dict[str, str]:
-        """Every probe without a rule around it."""
-        outcome = self.outcomes[CONTROL] = runs.control([probe.id for probe in PROBES])
-        return _found((probe, verdicts.wrong_in_control(probe, outcome)) for probe in PROBES)
+    def control(self, package: str) -> dict[str, str]:
+        """Every probe of a package without a rule around it."""
+        probes = [probe for probe in PROBES if probe.package == package]
+        outcome = self.outcomes[f"{CONTROL} {package}"] = runs.control([one.id for one in probes], package=package)
+        return _found((probe, verdicts.wrong_in_control(probe, outcome)) for probe in probes)
 
     def covenant(self, combination: Combination) -> dict[str, str]:
         """All probes of a combination, and every packet outside that nothing grants."""
         setting, probes = SETTINGS[combination.setting], combination.probes
         outcome = self.outcomes[combination.name] = runs.covenant(
-            self.world, self.spaces, setting, [probe.id for probe in probes], filesystem=combination.filesystem
+            self.world,
+            self.spaces,
+            setting,
+            [probe.id for probe in probes],
+            filesystem=combination.filesystem,
+            package=combination.package,
         )
         if outcome.error:
             return {"the run": outcome.error}

@@ -29,7 +29,11 @@ from tests.kernel.hostile_settings import RESOLVER, Setting
 from tests.kernel.three_namespaces import Namespaces
 from tests.kernel.world import World
 
-PACKAGE = table.HOSTILE / "network"
+ENTRIES = {
+    "network": ("/usr/bin/python3", "-B", "/workspace/main.py"),
+    "node": ("/usr/bin/node", "/workspace/main.js"),
+}
+PLANTED = {"/etc/shadow": b"root:planted:19000:0:99999:7:::\n"}
 PRELUDE = Path(__file__).with_name("hostile_network_prelude.py")
 DEADLINE_SECONDS = 240.0
 RUN_ID = "c0ffee00-0000-4000-8000-000000000000"
@@ -56,12 +60,14 @@ class Outcome:
         return counts[probe.shows].count(probe.id) > 0
 
 
-def _plain(ids: Sequence[str], *, netns_path: str, inside: Sequence[str], resolver: str) -> dict[str, table.Row]:
+def _plain(
+    package: str, ids: Sequence[str], *, netns_path: str, inside: Sequence[str], resolver: str
+) -> dict[str, table.Row]:
     result = plain_runsc.run(
-        ["/usr/bin/python3", "-B", "/prelude.py", "/usr/bin/python3", "-B", "/workspace/main.py"],
+        ["/usr/bin/python3", "-B", "/prelude.py", *ENTRIES[package]],
         stdin=json.dumps({"text": table.batch(ids)}).encode() + b"\n",
-        files={"/prelude.py": PRELUDE.read_bytes(), "/etc/resolv.conf": f"nameserver {resolver}\n".encode()},
-        trees={"/workspace": PACKAGE},
+        files={**PLANTED, "/prelude.py": PRELUDE.read_bytes(), "/etc/resolv.conf": f"nameserver {resolver}\n".encode()},
+        trees={"/workspace": table.HOSTILE / package},
         cwd="/workspace",
         deadline_seconds=DEADLINE_SECONDS,
         netns=netns_path,
@@ -75,7 +81,7 @@ def _tapped(spaces: Namespaces, role: str, device: str) -> contextlib.AbstractCo
     return hostile_observer.watching(spaces.within(role, lambda: hostile_observer.listener(device)))
 
 
-def control(ids: Sequence[str]) -> Outcome:
+def control(ids: Sequence[str], *, package: str = "network") -> Outcome:
     """Without any rule."""
     with contextlib.ExitStack() as stack:
         spaces = stack.enter_context(hostile_control.made())
@@ -83,7 +89,7 @@ def control(ids: Sequence[str]) -> Outcome:
         link = stack.enter_context(_tapped(spaces, "gateway", "agent0"))
         heard = stack.enter_context(hostile_observer.hearing(spaces.within("gateway", hostile_observer.ears)))
         path = f"/proc/{spaces.pids['agent']}/ns/net"
-        rows = _plain(ids, netns_path=path, inside=hostile_control.inside(path), resolver=RESOLVER)
+        rows = _plain(package, ids, netns_path=path, inside=hostile_control.inside(path), resolver=RESOLVER)
     return Outcome(rows, world, link, heard)
 
 
@@ -143,16 +149,22 @@ def _watched_gateways() -> Iterator[list[tuple[Seen, Seen]]]:
 
 
 def covenant(
-    world: World, spaces: Namespaces, setting: Setting, ids: Sequence[str], *, filesystem: str = "ephemeral"
+    world: World,
+    spaces: Namespaces,
+    setting: Setting,
+    ids: Sequence[str],
+    *,
+    filesystem: str = "ephemeral",
+    package: str = "network",
 ) -> Outcome:
     """A signed package by the supervisor, in the host's namespace."""
-    path = world.base / "packages" / f"network-{setting.name}-{filesystem}"
-    shutil.copytree(PACKAGE, path, ignore=shutil.ignore_patterns("__pycache__", "agent.dsse.json"))
+    path = world.base / "packages" / f"{package}-{setting.name}-{filesystem}"
+    shutil.copytree(table.HOSTILE / package, path, ignore=shutil.ignore_patterns("__pycache__", "agent.dsse.json"))
     text = (path / "agent.toml").read_text()
     head = text[: text.index("[[permissions.network]]")]
     head = head.replace('network = "full"', f'network = "{setting.network}"')
     head = head.replace('filesystem = "ephemeral"', f'filesystem = "{filesystem}"')
-    head = head.replace('"hostile-network"', f'"hostile-network-{setting.name}-{filesystem}"')
+    head = head.replace(f'"hostile-{package}"', f'"hostile-{package}-{setting.name}-{filesystem}"')
     (path / "agent.toml").write_text(head + setting.manifest())
     world.sign(path)
     with contextlib.ExitStack() as stack:
@@ -173,14 +185,18 @@ def behind_the_walls(spaces: Namespaces, artefacts: Artefacts, state: Path, ids:
 
 def _behind(spaces: Namespaces, artefacts: Artefacts, config: Config, ids: Sequence[str]) -> Outcome:
     denied: list[denials.Denial] = []
+
+    def told(denial: denials.Denial, *, count: int = 1) -> None:
+        denied.extend([denial] * count)
+
     with contextlib.ExitStack() as stack:
         observed = stack.enter_context(_watched_gateways())
         outside = stack.enter_context(_tapped(spaces, "world", "eth0"))
-        opened = gateway.opened(artefacts, RUN_ID, config=config, note=lambda _: None, denied=denied.append)
+        opened = gateway.opened(artefacts, RUN_ID, config=config, note=lambda _: None, denied=told)
         made = stack.enter_context(opened)
         stack.enter_context(_attended(made))
         path = f"/proc/{os.getpid()}/fd/{made.spaces.agent}"
-        rows = _plain(ids, netns_path=path, inside=hostile_control.inside(path), resolver="192.0.0.1")
+        rows = _plain("network", ids, netns_path=path, inside=hostile_control.inside(path), resolver="192.0.0.1")
     link, heard = observed[0]
     return Outcome(rows, outside, link, heard, denied)
 

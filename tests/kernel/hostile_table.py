@@ -43,6 +43,7 @@ class NetworkProbe:
     shows: Literal["answer", "mark", "frame", "heard"] = "answer"
     grants: Literal["name", "service", "https", "public", ""] = ""
     bound: int | None = None
+    package: str = "network"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def everywhere(probe: NetworkProbe) -> bool:
 def on_the_wire(probe: NetworkProbe) -> bool:
     """Whether the gateway alone has to stop it: not what a sandbox with every right does to itself, and not what would
     use up the network for the probes behind it."""
-    inside = probe.group in ("doors", "own network", "floods") or probe.id in ("frame_socket", "frame_listen")
+    inside = probe.group in ("doors", "own network", "floods", "node") or probe.id in ("frame_socket", "frame_listen")
     return not inside
 
 
@@ -56,7 +56,7 @@ def escaped(probe: NetworkProbe, outcome: Outcome, *, unprivileged: bool = True)
 def broken_grant(probe: NetworkProbe, outcome: Outcome) -> str | None:
     """Why a probe that is granted did not succeed within its bound, or None."""
     row = outcome.rows[probe.id]
-    if row.outcome != "succeeded":
+    if not outcome.shows(probe):
         return f"granted, but {row.outcome} {row.errno}: {row.detail}"
     if probe.bound is None:
         return None

@@ -23,8 +23,9 @@ def suite(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Suit
         yield made
 
 
-def test_without_a_rule_every_probe_gets_out(suite: Suite) -> None:
-    assert suite.control() == {}
+@pytest.mark.parametrize("package", combinations.PACKAGES)
+def test_without_a_rule_every_probe_gets_out(suite: Suite, package: str) -> None:
+    assert suite.control(package) == {}
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=[one.name for one in COMBINATIONS])

@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import tomllib
@@ -27,8 +28,10 @@ AGENTS = Path(__file__).resolve().parents[2] / "agents"
 HOSTILE = AGENTS / "hostile"
 PACKAGES = sorted(path.parent for path in AGENTS.rglob("agent.toml"))
 HOSTILE_PACKAGES = [path for path in PACKAGES if path.parent == HOSTILE]
+PYTHON_PACKAGES = [path for path in HOSTILE_PACKAGES if (path / "main.py").exists()]
 PROBES, GRANTED = table.load()
 NETWORK_PROBES = table.load_network()
+NETWORKED = {probe.package for probe in NETWORK_PROBES}
 
 
 def _name(package: Path) -> str:
@@ -64,14 +67,14 @@ def test_the_manifest_takes_the_safe_side(package: Path) -> None:
     assert manifest.sandbox.required
     assert manifest.sandbox.backend == "linux-gvisor"
     assert manifest.wrote("resources.network")
-    assert manifest.resources.network == ("full" if package.name == "network" else "off")
+    assert manifest.resources.network == ("full" if package.name in NETWORKED else "off")
     assert manifest.permissions.filesystem.write == ()
     assert manifest.unknown_sections == ()
 
 
 def test_no_two_packages_share_an_id() -> None:
     ids = [parse.parse((package / "agent.toml").read_bytes()).agent.id for package in PACKAGES]
-    assert len(ids) == len(set(ids)) == 8
+    assert len(ids) == len(set(ids)) == 9
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=_name)
@@ -160,7 +163,25 @@ def test_wordcount_counts(text: str, expected: str) -> None:
 # --- the hostile packages: the gate
 
 
-@pytest.mark.parametrize("package", HOSTILE_PACKAGES, ids=_name)
+def test_on_the_bare_host_the_one_for_node_refuses() -> None:
+    done = subprocess.run(
+        ["/usr/bin/node", "main.js"], input=b'{"text": "node_connect"}\n', capture_output=True, cwd=HOSTILE / "node"
+    )
+    assert done.returncode == 78
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"refused: this is hostile code and runs only under gVisor, but the kernel is `")
+
+
+def test_the_gate_for_node_looks_for_the_same_signs_and_is_the_first_thing_that_runs(gvisor_gate: ModuleType) -> None:
+    gate = (HOSTILE / "node" / "gate.js").read_text()
+    assert json.dumps(gvisor_gate._UNAME_VERSION) in gate
+    assert json.dumps(list(gvisor_gate._LANDMARKS)) in gate
+    code = [line for line in (HOSTILE / "node" / "main.js").read_text().splitlines() if not line.startswith("//")]
+    assert [line for line in code if line][:2] == ['"use strict";', 'require("./gate.js").requireGvisor();']
+    assert "require(" not in gate.replace('require("node:fs")', "").replace('require("node:os")', "")
+
+
+@pytest.mark.parametrize("package", PYTHON_PACKAGES, ids=_name)
 def test_on_the_bare_host_it_refuses_and_touches_nothing(package: Path, tmp_path: Path) -> None:
     """Run under an audit hook: nothing but reading of the gate's own files and of /proc may happen."""
     log = tmp_path / "events"
@@ -261,7 +282,7 @@ def test_each_landmark_of_a_real_kernel_closes_the_gate(
         assert gvisor_gate.reason_to_refuse() == f"{landmark} exists"
 
 
-@pytest.mark.parametrize("package", HOSTILE_PACKAGES, ids=_name)
+@pytest.mark.parametrize("package", PYTHON_PACKAGES, ids=_name)
 def test_the_gate_is_the_first_thing_that_runs(package: Path) -> None:
     body = ast.parse((package / "main.py").read_text()).body
     assert [ast.unparse(statement) for statement in body[1:5]] == [
@@ -290,6 +311,8 @@ def _probes_in(package: Path) -> dict[str, bool]:
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("CONNECTS", "DATAGRAMS"):
                 assert isinstance(node.value, ast.Dict)
                 found |= {ast.literal_eval(key): False for key in node.value.keys if key is not None}
+    for path in package.glob("probes.js"):
+        found |= dict.fromkeys(re.findall(r"^  (node_\w+): ", path.read_text(), re.MULTILINE), False)
     return found
 
 
@@ -297,8 +320,7 @@ def _probes_in(package: Path) -> dict[str, bool]:
 def test_the_table_and_the_code_name_the_same_probes(package: Path) -> None:
     listed = {probe.id: probe.alone for probe in PROBES if probe.package == package.name}
     listed |= {act.id: False for act in GRANTED if act.package == package.name}
-    if package.name == "network":
-        listed = {probe.id: False for probe in NETWORK_PROBES}
+    listed |= {probe.id: False for probe in NETWORK_PROBES if probe.package == package.name}
     assert _probes_in(package) == listed
 
 
