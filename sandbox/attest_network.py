@@ -22,10 +22,10 @@ from typing import Any, Final, TypeVar
 from policy.decompile import live_nft
 from policy.prove.live import Layer, Standing
 from sandbox import memo
+from sandbox.kernel import netlink, nft, readback, readback_net
 from sandbox.kernel import netns as spaces
-from sandbox.kernel import nft, readback, readback_net
 from sandbox.kernel.readback import Name
-from sandbox.network import netns, uplink, walls
+from sandbox.network import addresses, netns, uplink, walls
 
 T = TypeVar("T")
 # Whoever else looks into these namespaces (another `covenant attest`) is in them for as long as nft takes.
@@ -209,6 +209,11 @@ def _expected(text: bytes, *, binary: Path, path: Path) -> str:
 
 
 def _alone(binary: Path, text: bytes) -> str:
+    # Linux 6.1 takes no chain on a device that is not there (later ones do).
+    walled = [netlink.End(addresses.GATEWAY_DEVICE, addresses.GATEWAY_MAC)]
+    walled += [netlink.End(addresses.AGENT_DEVICE, addresses.AGENT_MAC)]
+    with netlink.Route() as route:
+        route.do([netlink.veth(*walled)])
     nft.apply(binary, text)
     return _beside(nft.listed(binary, "ruleset"))
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from policy import errors
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-_SECONDS = 30
+# The first ruleset of a machine waits for a dozen kernel modules.
+_SECONDS = 120
 
 
 def apply(binary: Path, text: bytes, *, checked: bool = True) -> None:
