@@ -190,6 +190,27 @@ def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
     assert len(looks) > 1
 
 
+def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
+    heard: list[bool] = []
+    read, write = os.pipe()
+    os.write(write, b"x")
+
+    def hear() -> None:
+        # There is always something to hear: also when the child has gone.
+        heard.append(exchange._exited)
+
+    with _child(READ + "print('done')") as channel:
+        exchange = Exchange(
+            dataclasses.replace(channel, watches={read: hear}), b"hi\n", Limits(10.0, 10.0, "clock", 0.5)
+        )
+        exchange.run()
+    os.close(read)
+    os.close(write)
+    assert exchange.error is None
+    assert heard[-1]
+    assert heard.count(True) == 1
+
+
 @pytest.mark.parametrize("by", ["watch", "round"])
 def test_what_serves_the_run_can_end_it(by: str) -> None:
     read, write = os.pipe()
