@@ -190,7 +190,7 @@ def _note(denial: Denial, answer: Answer | None) -> str:
     if denial.layer == "time" and denial.target in _CLOCKS:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
-        return f"a run's rows end at {denials.MAX_ROWS}; the first of them are listed"
+        return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
     if denial.code == denials.ARGUMENTS:
         return "with which arguments is what `covenant policy why --syscall` says; no line changes it"
     if answer is not None and answer.allowed:
