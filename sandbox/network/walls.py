@@ -10,7 +10,8 @@ from typing import Final
 
 from sandbox.network import addresses as own
 
-# Connections of one run, in the gateway and so behind it as well.
+# Connections of one run, in the gateway and so behind it as well: one rule counts those that are forwarded, those to the
+# gates, and those that the TLS gate makes.
 MAX_CONNECTIONS: Final = 1024
 # Before anything else looks at a frame.
 _FIRST = -500
@@ -36,14 +37,21 @@ table inet covenant_walls {{
 		meta l4proto tcp counter reject with tcp reset
 		counter reject with icmpx port-unreachable
 	}}
+	chain counted {{
+		ct count over {MAX_CONNECTIONS} goto full
+	}}
 	chain forward {{
 		type filter hook forward priority -10; policy accept;
 		iifname "{own.GATEWAY_DEVICE}" ct state invalid counter drop
-		ct state new ct count over {MAX_CONNECTIONS} goto full
+		ct state new jump counted
 	}}
 	chain input {{
 		type filter hook input priority -10; policy accept;
-		ct state new ct count over {MAX_CONNECTIONS} goto full
+		ct state new jump counted
+	}}
+	chain output {{
+		type filter hook output priority -10; policy accept;
+		ct state new jump counted
 	}}
 	chain postrouting {{
 		type nat hook postrouting priority 100; policy accept;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,36 @@ def test_names_resolve_where_granted_and_lead_there_alone(networked: NetworkedWo
         internet.probes(list(probes)), network="full", more=grants, files={"ca.pem": networked.internet.certificate}
     )
     assert dict(zip(probes, answer, strict=True)) == probes
+
+
+NODE = """
+const net = require("node:net"), dns = require("node:dns"), tls = require("node:tls"), fs = require("node:fs");
+require("node:fs").readSync(0, Buffer.alloc(65536));
+const connect = (options, open) => new Promise((done) => {
+  const socket = open(options, () => { socket.destroy(); done("connected"); });
+  socket.on("error", (error) => done(error.code));
+});
+const look = (name) => new Promise((done) => {
+  dns.lookup(name, { family: 4 }, (error, address) => done(error ? error.code : address));
+});
+(async () => {
+  const answer = [
+    await connect({ host: "93.184.216.34", port: 80 }, net.connect),
+    await connect({ host: "9.9.9.9", port: 80 }, net.connect),
+    await look("www.example.com"),
+    await look("other.example.com"),
+    await connect({ host: "www.example.com", port: 443, servername: "www.example.com", ca: fs.readFileSync("ca.pem") },
+      tls.connect),
+  ];
+  console.log(JSON.stringify({ text: JSON.stringify(answer) }));
+})();
+"""
+
+
+def test_node_has_its_network_too(networked: NetworkedWorld) -> None:
+    grants = internet.entries(("93.184.216.34", "[80]", "tcp"), ("www.example.com", "[443]", "tls"))
+    files = {"main.js": NODE, "ca.pem": networked.internet.certificate}
+    package = networked.package(files, runtime="node", entry="main.js", memory_mb=512, network="full", more=grants)
+    answer = networked.run(networked.sign(package))
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert json.loads(answer.result.text) == ["connected", "ECONNREFUSED", "93.184.216.35", "ENOTFOUND", "connected"]
