@@ -147,12 +147,14 @@ def run(
     max_output_bytes: int = 64 << 20,
     netns: str | None = None,
     inside: Sequence[str] = (),
+    host_uds: str = "none",
 ) -> Result:
     """Run `argv` in a plain sandbox and give back all that it wrote.
 
     Args:
         netns: path of a network namespace of the test's own, whose links netstack takes; none without it.
         inside: the beginning of a command that starts runsc where it can do that (hostile_control.inside).
+        host_uds: which unix sockets of the host may be opened through a mount, as runsc's flag has it.
         files: absolute path inside to content, planted in the sandbox's own (writable) root.
         trees: absolute path inside to a host directory that is copied there, writable.
         deadline_seconds: after this the whole sandbox is killed and `timed_out` is true.
@@ -182,7 +184,7 @@ def run(
             "--ignore-cgroups",
             "--net-raw",
             "--TESTONLY-allow-packet-endpoint-write",
-            "--host-uds=none",
+            f"--host-uds={host_uds}",
         ]
         command = [*inside, find_runsc(), *flags, "run", f"--bundle={base}", container]
         with _process(command, container) as process:
