@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, Callable[[World], Path]]] = {
     "denied call": ("rule_7_deny_list", _signed(more='[permissions.syscalls]\nallow = ["ptrace"]')),
     "role exceeded": ("rule_3_role", _signed(id='x"\nrole = "observer', memory_mb="5000")),
     "more memory than there is": ("rule_6_resources", _signed(memory_mb="9999999")),
-    "network": ("not_yet_enforceable", _signed(network="full")),
+    "network": ("not_enforceable", _signed(network="full")),
     "spawn": ("not_yet_enforceable", _signed(more="[spawn]\nallowed = true\nmax_depth = 1\nmax_descendants = 1")),
     "credentials": ("not_yet_enforceable", _signed(more='[permissions.credentials]\ngrants = ["token"]')),
     "reads the state": ("never_grantable", lambda world: _reads(world, world.state)),
