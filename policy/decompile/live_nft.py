@@ -100,7 +100,7 @@ def _restful(value: Any) -> Any:
     """The same without what changes by itself: elements of sets with timeouts go as well, being looked at nowhere."""
     if isinstance(value, dict):
         held = {key: _restful(item) for key, item in value.items() if key not in _RESTLESS}
-        if "timeout" in held.get("flags", ()):
+        if type(flags := held.get("flags")) is list and "timeout" in flags:
             held.pop("elem", None)
         return held
     return [_restful(item) for item in value] if isinstance(value, list) else value
@@ -191,8 +191,10 @@ def _span(element: Any, kind: str, where: str) -> tuple[Any, Any]:
     if type(element) is str:
         return (address := _address(element, kind, where)), address
     if type(element) is dict and element.keys() == {"range"}:
-        first, last = listed(element["range"], where, str)
-        return _address(first, kind, where), _address(last, kind, where)
+        ends = listed(element["range"], where, str)
+        if len(ends) != 2:
+            raise refuse(where, f"{shown(element)} is no range")
+        return _address(ends[0], kind, where), _address(ends[1], kind, where)
     if type(element) is dict and element.keys() == {"prefix"}:
         prefix = closed(element["prefix"], where, {"addr": str, "len": int})
         address = _address(prefix["addr"], kind, where)
@@ -254,9 +256,9 @@ def _has(value: object, *keys: str) -> bool:
 def _match(value: Any) -> str | None:
     if not _has(value, "op", "left", "right"):
         return None
-    left, right = value["left"], value["right"]
+    left, right, operator = value["left"], value["right"], value["op"]
     (kind,) = left if type(left) is dict and len(left) == 1 else ("",)
-    make = _LEFT.get((kind, value["op"]))
+    make = _LEFT.get((kind, operator)) if type(operator) is str else None
     return None if make is None else make(left[kind], right)
 
 
@@ -266,7 +268,8 @@ def _payload(left: Any, right: Any) -> str | None:
     field = f"{left['protocol']} {left['field']}"
     if field in ("ip daddr", "ip6 daddr"):
         return f"{field} {right}" if type(right) is str and right.startswith("@") else None
-    items = [_item(one) for one in (right["set"] if _has(right, "set") else [right])]
+    several = right["set"] if _has(right, "set") else [right]
+    items = [_item(one) for one in several] if type(several) is list else [None]
     return None if None in items else f"{field} {{ {', '.join(map(str, items))} }}"
 
 

@@ -208,9 +208,16 @@ def open_binary(pid: int) -> tuple[int, Binary]:
 def _stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/PID/stat from the state on: the name before it may hold anything."""
     try:
-        return _read(pid, "stat").rpartition(b")")[2].split()
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return None
+    try:
+        # One line of at most 64 characters of name and 52 numbers.
+        return os.read(fd, 4096).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _read(pid: int, file: str) -> bytes:

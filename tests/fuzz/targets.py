@@ -7,6 +7,7 @@ from tests.fuzz import (
     artefact_targets,
     dns_targets,
     hello_targets,
+    live_targets,
     manifest_targets,
     runtime_targets,
     signing_targets,
@@ -22,5 +23,6 @@ ALL: tuple[Target, ...] = (
     *artefact_targets.TARGETS,
     *dns_targets.TARGETS,
     *hello_targets.TARGETS,
+    *live_targets.TARGETS,
     *tool_targets.TARGETS,
 )
