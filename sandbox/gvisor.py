@@ -39,6 +39,8 @@ _ATTRIBUTES = {
 }
 
 
+# How often the sandbox's log is read: by the clock, since an agent that makes it write would wake us at each line.
+_CALLS_SECONDS = 0.2
 # Where the package's copy is mounted.
 PACKAGE = "/workspace"
 
@@ -98,8 +100,11 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         places = {"--pod-init-config": str(started.config), **(sentry_log.flags(directory.trace) if calls else {})}
         child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate)))
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
-        watches = {**(gate.watches if gate else {}), **({calls.fileno(): calls.ready} if calls else {})}
-        exchange = Exchange(_channel(job, directory, leaf, child, started, attestor, watches), job.intent, job.limits)
+        watches = gate.watches if gate else {}
+        rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
+        exchange = Exchange(
+            _channel(job, directory, leaf, child, started, attestor, watches, rounds), job.intent, job.limits
+        )
         exchange.run()
         status = child.reap()
         leaf.kill()
@@ -282,6 +287,7 @@ def _channel(
     started: trace.StartTrace,
     attestor: attest.Attestor | None,
     watches: gateway.Watches,
+    rounds: Sequence[Round],
 ) -> Channel:
     def terminate() -> None:
         runsc.kill(
@@ -314,7 +320,7 @@ def _channel(
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,
         watches=watches,
-        rounds=(*job.rounds, *(one.round() for one in watching)),
+        rounds=(*rounds, *(one.round() for one in watching)),
     )
 
 
