@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from policy import data, errors
 from policy.decompile import conditions
+from policy.decompile.mounts import RESOLVER
 from policy.decompile.read import Grants
 from policy.grants import paths
 from policy.grants.effective import Effective
@@ -69,6 +70,8 @@ class Open:
             size = sight.found.seen.scratch_mb
             held = size is not None or (read and self.path == SCRATCH)
             yield SCRATCH, held, _scratch(size)
+        if sight.found.seen.resolver and self.path == RESOLVER:
+            yield RESOLVER, read, "it names the gateway as the one to ask for names, read-only"
         for place in grants.read:
             if _within(self.path, place):
                 yield place, read, f"{text.visible(place)} is mounted read-only"

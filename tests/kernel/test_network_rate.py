@@ -13,7 +13,7 @@ import pytest
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld, Server
 
-RATE, WINDOW_SECONDS = 100_000, 3
+RATE, WINDOW_SECONDS = 100_000, 2
 # A bucket holds a second's worth at the beginning; then as much again for what the clocks of two sides differ.
 MOST = RATE * WINDOW_SECONDS * 2
 GIVE, TAKE = 9100, 9101

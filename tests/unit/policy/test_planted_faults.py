@@ -131,6 +131,12 @@ def a_directory_for_a_file(d: Documents) -> None:
         point["kind"] = "dir"
 
 
+def resolver_directory(d: Documents) -> None:
+    mount(d, "/etc/resolv.conf", kind="dir")
+    for point in d["mounts.json"]["root"]["mount_points"]:
+        point["kind"] = "dir"
+
+
 def drop(entries: list[Any], **where: Any) -> None:
     """Take out the one entry that has these values."""
     (at,) = (i for i, one in enumerate(entries) if all(one[k] == v for k, v in where.items()))
@@ -214,6 +220,27 @@ PROCESS: dict[str, tuple[str, Fault]] = {
     "another program of the package": ("program", lambda d: process(d).update(args=["/usr/bin/python3.11"])),
     "no pid namespace": ("much", lambda d: drop(d["config.json"]["linux"]["namespaces"], type="pid")),
     "no network namespace": ("least", lambda d: drop(d["config.json"]["linux"]["namespaces"], type="network")),
+    "the network namespace of an agent that has none": (
+        "least",
+        lambda d: d["config.json"]["linux"]["namespaces"][2].update(path="/proc/self/ns/net"),
+    ),
+    "a network namespace of its own beside the gateway's": (
+        "network",
+        lambda d: d["config.json"]["linux"]["namespaces"][2].pop("path"),
+    ),
+    "the host's network namespace": (
+        "network",
+        lambda d: d["config.json"]["linux"]["namespaces"][2].update(path="/proc/1/ns/net"),
+    ),
+    "no resolver where names are resolved": ("network", lambda d: unmount(d, "/etc/resolv.conf")),
+    "the host's resolver": ("network", lambda d: mount(d, "/etc/resolv.conf", source="/etc/resolv.conf")),
+    "a resolver that can be written": (
+        "network",
+        lambda d: mount(d, "/etc/resolv.conf", options=["rw", "nosuid", "nodev", "noexec"]),
+    ),
+    "a directory for the resolver": ("network", resolver_directory),
+    "a resolver where no name is resolved": ("least", lambda d: bind(d, "/etc/resolv.conf", *READ, source="resolver")),
+    "a resolver elsewhere": ("much", lambda d: bind(d, "/etc/hosts", *READ, source="resolver")),
     "another's mount namespace": (
         "much",
         lambda d: d["config.json"]["linux"]["namespaces"][1].update(path="/proc/1/ns/mnt"),

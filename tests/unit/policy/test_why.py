@@ -48,6 +48,15 @@ MUCH = sight(GRANTS)
 LEAST = sight(filesystem="read-only-package")
 
 
+def test_the_resolver_is_seen_where_names_are_resolved() -> None:
+    table = sample.entries(("api.example.com", "[80]", "tcp"))
+    named = ask.Sight(read.read(sample.compiled(sample.manifest(network="full", more=table)).files), (), (CLOSURE,))
+    for question, yes in ((files.Open("/etc/resolv.conf"), True), (files.Open("/etc/resolv.conf", write=True), False)):
+        answer = ask.ask(question, named)
+        assert (answer.allowed, "the gateway" in answer.because) == (yes, True), answer
+    assert not ask.ask(files.Open("/etc/resolv.conf"), MUCH).allowed
+
+
 @pytest.mark.parametrize(
     ("question", "yes", "because"),
     [

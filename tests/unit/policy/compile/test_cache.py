@@ -60,7 +60,14 @@ def test_the_same_decision_is_compiled_once_from_equal_values(compiled: list[Man
     assert first == plan.compile(**arguments())
 
 
-OTHER_MEMORY: dict[str, Any] = {"memory_available_mb": 1, "memory_mb": 2, "disk_free_mb": 3, "pids_free": 4, "cpus": 5, "kernel": "7"}
+OTHER_MEMORY: dict[str, Any] = {
+    "memory_available_mb": 1,
+    "memory_mb": 2,
+    "disk_free_mb": 3,
+    "pids_free": 4,
+    "cpus": 5,
+    "kernel": "7",
+}
 
 
 def test_what_the_compiler_does_not_look_at_makes_no_difference(compiled: list[Manifest]) -> None:
