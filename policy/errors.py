@@ -58,8 +58,6 @@ class CovenantError(Exception):
 
 
 # --- the author of the package must act ---------------------------------------------------------
-
-
 class AuthorError(CovenantError):
     """The package or its manifest has to be changed."""
 
@@ -113,8 +111,6 @@ class GrantedPathError(AuthorError):
 
 
 # --- the operator must act ----------------------------------------------------------------------
-
-
 class OperatorError(CovenantError):
     """A key, a signature, the trust root, a role or a configuration has to be changed."""
 
@@ -216,8 +212,6 @@ class SerialError(SignatureError):
 
 
 # --- the nine rules that are not covered above (rule 2 is SignatureError and below) ---------------
-
-
 class RuleViolation(OperatorError):
     """One of the nine validation rules refused the manifest (seeds/octantos-capability-manifests.txt)."""
 
@@ -295,8 +289,6 @@ class LifetimeViolation(RuleViolation):
 
 
 # --- the machine must act -------------------------------------------------------------------------
-
-
 class MachineError(CovenantError):
     """This host lacks something, or the kernel answered in a way that was not expected."""
 
@@ -423,8 +415,6 @@ class KernelError(MachineError):
 
 
 # --- a run that was started and failed ------------------------------------------------------------
-
-
 class RunError(CovenantError):
     """The agent was started and did not deliver a result."""
 
