@@ -33,6 +33,8 @@ def leftovers(world: World) -> list[str]:
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state whose closures are already copied: 50 MB and 1,500 files that need not be synced for every test."""
+    if os.environ.get("COVENANT_WARM"):  # an emulated machine takes minutes for what it has already
+        return Path(os.environ["COVENANT_WARM"])
     made = World(tmp_path_factory.mktemp("warm"))
     # A machine without node runs the tests that need none.
     for agent in ("hello", *(["wordcount"] if config.Config().node.exists() else [])):
