@@ -8,7 +8,7 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import digests, fields, hosts, parse, secrets
+from policy.manifest import agent, digests, fields, hosts, parse, secrets
 from policy.manifest import text as manifest_text
 
 HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\nruntime = "python3"\nentry = "main.py"\n'
@@ -221,6 +221,7 @@ def test_a_quote_has_at_most_120_characters(length: int, cut: bool) -> None:
 def test_the_greatest_value_of_a_limit(key: str, most: int) -> None:
     def read(value: int) -> int | None:
         parsed = parse.parse(f"{HEAD}[resources]\n{key} = {value}\n".encode())
+        assert isinstance(parsed.resources, agent.Resources)
         found: int | None = getattr(parsed.resources, key)
         return found
 

@@ -24,6 +24,7 @@ def test_every_document_is_closed_strict_and_frozen() -> None:
     # Listed here and not at collection, so that a planted fault is among them.
     found = _models()
     assert len(found) > 15
+    assert {keyfile._Closed, revocation._Closed, root._Closed} <= set(found)
     for model in found:
         config = model.model_config
         assert (config.get("extra"), config.get("strict"), config.get("frozen")) == ("forbid", True, True), model
