@@ -175,7 +175,13 @@ def _answered(element: object, kind: str, where: str) -> None:
     """An address that a name led to: public, single, and with an end."""
     if type(element) is not dict or element.keys() != {"elem"}:
         raise refuse(where, f"{shown(element)} is there for ever, and no answer of a name is")
-    inner = closed(element["elem"], where, {"val": str, "timeout": int, "expires": int})
+    shape: dict[str, type] = {"val": str, "timeout": int}
+    # In its last moment an element has nothing left that nft would print.
+    if type(element["elem"]) is dict and "expires" in element["elem"]:
+        shape["expires"] = int
+    inner = closed(element["elem"], where, shape)
+    if inner["timeout"] < 1:
+        raise refuse(where, f"{shown(element)} never ends")
     address = _address(inner["val"], kind, where)
     point = int(address) + (BASE_V6 if address.version == 6 else 0)
     if not _public(point):

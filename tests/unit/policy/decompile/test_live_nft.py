@@ -62,6 +62,11 @@ def test_elements_are_put_in_order_and_prefixes_and_ranges_are_spans() -> None:
     assert "elements = { 10.1.0.0-10.1.255.255, 10.2.0.5-10.2.0.9, 10.9.0.1 }" in text
 
 
+def test_an_answer_in_its_last_moment_is_one() -> None:
+    last = {"set": {**NAMES["set"], "elem": [{"elem": {"val": "93.184.216.34", "timeout": 60}}]}}
+    assert live_nft.text(listing([*WHOLE, last])) == live_nft.text(listing([*WHOLE, NAMES]))
+
+
 def _in(index: int, **values: Any) -> Callable[[list[Any]], None]:
     def edit(items: list[Any]) -> None:
         (body,) = items[index].values()
@@ -91,6 +96,9 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], None], str]] = {
     "a prefix that is none": (_in(2, elem=[{"prefix": {"addr": "10.0.0.1", "len": 8}}]), "no prefix"),
     "a static element with an end": (_in(2, elem=[ANSWERED]), "not understood"),
     "an answer for ever": (_in(3, elem=["93.184.216.34"]), "for ever"),
+    "an answer that never ends": (
+        _in(3, elem=[{"elem": {"val": "93.184.216.34", "timeout": 0, "expires": 0}}]), "never ends",
+    ),
     "a private answer": (
         _in(3, elem=[{"elem": {"val": "10.0.0.1", "timeout": 60, "expires": 5}}]), "may lead to",
     ),
