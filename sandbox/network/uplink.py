@@ -26,7 +26,7 @@ from sandbox.kernel import netns as spaces
 from sandbox.network import addresses, netns
 
 TABLE: Final = "covenant_uplink"
-LOCK: Final = Path("/run/covenant/uplink.lock")
+LOCK: Final = Path("/run/covenant-uplink.lock")
 _LOCK_SECONDS = 20.0
 _ATTEMPTS = 64
 # What a packet of a run must not have when it comes in by the interface: these are not in the settings of `default`.
@@ -269,7 +269,6 @@ def _lock() -> Iterator[None]:
     Raises:
         errors.KernelError: another has held it for too long.
     """
-    LOCK.parent.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         until = time.monotonic() + _LOCK_SECONDS
