@@ -11,6 +11,7 @@ import errno
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -266,6 +267,32 @@ def test_a_second_gateway_has_another_place_and_the_last_takes_the_table(net: In
         names = [line.split()[1] for line in net.run("host", "ip", "-o", "link").splitlines() if "cv-" in line]
         assert len(names) == 2
     assert "covenant_uplink" in net.run("host", "nft", "list", "tables")
+
+
+def test_a_place_that_is_taken_is_left_to_whose_it_is(net: Internet) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full"))
+    second = Opened(net, artefacts)
+    wanted = own.uplink(zlib.crc32(second.run_id.encode()))
+    net.run("host", "ip", "route", "add", f"{wanted.ipv4}/32", "dev", "eth0")
+    try:
+        with second:
+            assert second.gateway.place == own.uplink(zlib.crc32(second.run_id.encode()) + 1)
+    finally:
+        net.run("host", "ip", "route", "del", f"{wanted.ipv4}/32", "dev", "eth0")
+    with Opened(net, artefacts) as third:
+        # The control: where nobody has it, a run has the place that its id leads to.
+        assert third.gateway.place == own.uplink(zlib.crc32(third.run_id.encode()))
+
+
+def test_two_interfaces_at_once_are_refused(net: Internet, opened: Opened) -> None:
+    net.run("host", "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "far1")
+    try:
+        other = Opened(net, sample.compiled(sample.manifest(network="full")))
+        other._config = Config(uplink="eth1", resolvers=(RESOLVER,))
+        with pytest.raises(errors.NotEnforceableError, match="`eth0`"), other:
+            pass
+    finally:
+        net.run("host", "ip", "link", "del", "eth1")
 
 
 def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -> None:
