@@ -353,10 +353,10 @@ def _hello(name: str) -> bytes:
 def resolver_multicast() -> str:
     """mDNS (RFC 6762): everybody on the link hears it."""
     message = question(f"{label('resolver_multicast')}.local")
-    return wire.udp("resolver_multicast", "224.0.0.251", 5353, message)
+    return wire.tell("resolver_multicast", "224.0.0.251", 5353, message)
 
 
 @probe("resolver_link_local_multicast")
 def resolver_link_local_multicast() -> str:
     """LLMNR (RFC 4795)."""
-    return wire.udp("resolver_link_local_multicast", "224.0.0.252", 5355)
+    return wire.tell("resolver_link_local_multicast", "224.0.0.252", 5355)
