@@ -28,6 +28,9 @@ class Opened:
         self.error: BaseException | None = None
         self.gateway: gateway.Gateway
 
+    def _told(self, denial: denials.Denial, *, count: int = 1) -> None:
+        self.told += [denial] * count
+
     def __enter__(self) -> Opened:
         self._thread.start()
         assert self._up.wait(60)
@@ -43,7 +46,7 @@ class Opened:
     def _hold(self) -> None:
         def inside() -> None:
             with gateway.opened(
-                self._artefacts, self.run_id, config=self._config, note=lambda about: None, denied=self.told.append
+                self._artefacts, self.run_id, config=self._config, note=lambda about: None, denied=self._told
             ) as self.gateway:
                 self._up.set()
                 assert self._down.wait(300)
