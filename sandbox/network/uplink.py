@@ -151,7 +151,7 @@ def connected(run: netns.Spaces, run_id: str, *, device: str, binary: Path) -> I
                 nft.apply(binary, text(before))
             _forward(before, on=True)
             place = _plug(run, run_id, name, before)
-            undo.callback(_forget, place)
+            undo.callback(_unplug, name, place)
         yield place
 
 
@@ -222,6 +222,16 @@ def _place(route: netlink.Route, index: int, start: int) -> addresses.Uplink:
             raise
         return place
     raise errors.NotEnforceableError("no address is left for another run", grant="resources.network")
+
+
+def _unplug(name: str, place: addresses.Uplink) -> None:
+    """Take the run's device away, then forget its connections: the gates still live, and what one of them sends after
+    its connection was forgotten would be remembered anew."""
+    with _lock(), netlink.Route() as route:
+        links = route.links()
+        if name in links:
+            route.do([netlink.delete(links[name])])
+        _forget(place)
 
 
 def _forget(place: addresses.Uplink) -> None:

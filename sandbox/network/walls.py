@@ -10,9 +10,13 @@ from typing import Final
 
 from sandbox.network import addresses as own
 
-# Connections of one run, in the gateway and so behind it as well: one rule counts those that are forwarded, those to the
-# gates, and those that the TLS gate makes.
+# Connections of one run, in the gateway and so behind it as well: one rule counts those that are forwarded, those to
+# the gates, and those that the TLS gate makes.
 MAX_CONNECTIONS: Final = 1024
+# TCP connections that a run begins, at once and then each second. The rule above does not count what was closed, which
+# the kernel remembers for two minutes more, here and in the host's table: without this, a loop of connect and close
+# fills the table that everybody on the host needs.
+BEGUN_AT_ONCE, BEGUN_PER_SECOND = 1024, 64
 # Before anything else looks at a frame.
 _FIRST = -500
 # What may be said on the link, by the agent alone and about itself alone. ``::`` asks whether an address is free.
@@ -52,6 +56,21 @@ table inet covenant_walls {{
 	chain output {{
 		type filter hook output priority -10; policy accept;
 		ct state new jump counted
+	}}
+	chain begun {{
+		limit rate over {BEGUN_PER_SECOND}/second burst {BEGUN_AT_ONCE} packets goto full
+	}}
+	chain forwarded {{
+		type filter hook forward priority 10; policy accept;
+		meta l4proto tcp ct state new jump begun
+	}}
+	chain taken {{
+		type filter hook input priority 10; policy accept;
+		meta l4proto tcp ct state new jump begun
+	}}
+	chain made {{
+		type filter hook output priority 10; policy accept;
+		meta l4proto tcp ct state new jump begun
 	}}
 	chain postrouting {{
 		type nat hook postrouting priority 100; policy accept;

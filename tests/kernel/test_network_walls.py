@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import struct
 import time
@@ -19,6 +20,7 @@ import pytest
 
 from policy import errors
 from sandbox.config import Config
+from sandbox.kernel import conntrack
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses as own
 from sandbox.network import uplink, walls
@@ -312,6 +314,53 @@ def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -
         spaces.within(second.gateway.spaces.agent, connect)
         assert remembered()
     assert not remembered()
+
+
+def test_what_is_said_while_a_run_ends_is_forgotten_too(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a gate does, which ends after the way out: it answers a server whose connection was forgotten a moment ago."""
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+    forget = conntrack.forget
+    with Opened(net, artefacts) as second:
+        place, agent = second.gateway.place.ipv4, os.dup(second.gateway.spaces.agent)
+
+        def speak() -> None:
+            with contextlib.suppress(OSError), socket.create_connection(("93.184.216.34", 80), timeout=1):
+                pass
+
+        def forget_and_speak(address: str) -> None:
+            forget(address)
+            spaces.within(agent, speak)
+
+        spaces.within(agent, speak)
+        monkeypatch.setattr(conntrack, "forget", forget_and_speak)
+    os.close(agent)
+    lines = net.within("host", lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
+    assert not [line for line in lines if f"src={place}" in line]
+
+
+def test_connections_that_are_closed_at_once_do_not_fill_the_hosts_table(net: Internet) -> None:
+    """The kernel remembers them for two minutes after their end, and `ct count` leaves them out."""
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+    tries = walls.BEGUN_AT_ONCE + 1500
+
+    def burst() -> int:
+        connected = 0
+        for _ in range(tries):
+            with (
+                contextlib.suppress(ConnectionRefusedError),
+                socket.create_connection(("93.184.216.34", 80), timeout=10),
+            ):
+                connected += 1
+        return connected
+
+    with Opened(net, artefacts) as second:
+        place, began = second.gateway.place.ipv4, time.monotonic()
+        connected = spaces.within(second.gateway.spaces.agent, burst)
+        most = walls.BEGUN_AT_ONCE + walls.BEGUN_PER_SECOND * (time.monotonic() - began + 1)
+        lines = net.within("host", lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
+        # The first so many are let through: what an agent honestly needs is not slowed.
+        assert walls.BEGUN_AT_ONCE <= connected <= most
+        assert len([line for line in lines if f"src={place}" in line]) <= most
 
 
 def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
