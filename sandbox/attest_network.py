@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import ipaddress
 import json
 import os
 import threading
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from policy import errors
 from policy.decompile import live_nft
 from policy.prove.live import Layer, Standing
 from sandbox import memo
@@ -30,6 +32,7 @@ from sandbox.network import addresses, netns, uplink, walls
 T = TypeVar("T")
 # Whoever else looks into these namespaces (another `covenant attest`) is in them for as long as nft takes.
 _PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
+_SETTLED_SECONDS: Final = 10.0
 _GATES: Final = (64_990, 65_000)
 # Below ``closures``: what our own texts read like, by text, nft and kernel.
 WALLS: Final = "walls.json"
@@ -69,7 +72,8 @@ class Network:
         supervisor = readback.name(os.getpid())
         assert supervisor is not None
         agent, gateway = (
-            Space(fd, os.fstat(fd).st_ino, *spaces.within(fd, _there)) for fd in (found.agent, found.gateway)
+            Space(fd, os.fstat(fd).st_ino, *spaces.within(fd, functools.partial(_there, forwards=forwards)))
+            for fd, forwards in ((found.agent, False), (found.gateway, True))
         )
         return cls(supervisor, threading.get_native_id(), agent, gateway, device, str(nft))
 
@@ -153,8 +157,28 @@ def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Itera
     yield from _members(made, family)
 
 
-def _there() -> tuple[int, tuple[str, ...]]:
-    return readback_net.generation(), tuple(sorted(readback_net.lines()))
+def _there(*, forwards: bool) -> tuple[int, tuple[str, ...]]:
+    """What was made, once the kernel has added what follows from it: it routes IPv6 addresses in its own time."""
+    until = time.monotonic() + _SETTLED_SECONDS
+    while missing := _following(lines := readback_net.lines(), forwards=forwards) - lines:
+        if time.monotonic() > until:
+            raise errors.KernelError(f"a run's network does not settle: there is no {min(missing)}")
+        time.sleep(0.002)
+    return readback_net.generation(), tuple(sorted(lines))
+
+
+def _following(lines: Iterable[str], *, forwards: bool) -> set[str]:
+    """The routes that the kernel adds for each IPv6 address; a router answers for the network's own as well."""
+    found = set()
+    for line in lines:
+        what, _, rest = line.partition(" ")
+        address, _, device = rest.partition(" at device ")
+        if what == "address" and ":" in address:
+            own = ipaddress.IPv6Interface(address)
+            found.add(f"route local {own.ip}/128 in table 255 by device {device}")
+            if forwards and own.network.prefixlen < 127 and not own.is_loopback:
+                found.add(f"route anycast {own.network.network_address}/128 in table 255 by device {device}")
+    return found
 
 
 def _in(made: Network, space: Space, call: Callable[[], T]) -> T:

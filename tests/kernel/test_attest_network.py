@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.kernel import netns
+from sandbox import attest_network
+from sandbox.kernel import netlink, netns
+from sandbox.network import addresses
+from sandbox.network import netns as run_netns
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import Live, live
@@ -224,3 +228,31 @@ def test_a_rule_deleted_by_hand_ends_the_agent(tmp_path: Path, warm: Path, net: 
     assert answer.error.details["layer"] == "firewall"
     assert [row["kind"]["type"] for row in world.rows()][-2:] == ["drift", "run_ended"]
     assert net.leftovers() == []
+
+
+def test_what_was_made_is_put_down_when_the_kernel_has_settled() -> None:
+    """The kernel adds the routes of an IPv6 address in its own time: one that came later was taken for drift."""
+
+    def once() -> tuple[int, int]:
+        with run_netns.made() as spaces:
+            run_netns.connect(spaces)
+            run_netns.open_link(spaces)
+            own = netns.current()
+            try:
+                run_netns.connect_uplink(spaces, "cv-settle", own)
+            finally:
+                os.close(own)
+            with netlink.Route() as route:
+                index = route.links()["cv-settle"]
+                route.do([netlink.up(index)])
+                run_netns.open_uplink(spaces, addresses.uplink(5), ipv6=True)
+                made = attest_network.Network.made(spaces, device="cv-settle", nft=Path("/usr/sbin/nft"))
+                route.do([netlink.delete(index)])
+            return len(made.gateway.lines), len(made.agent.lines)
+
+    (fd,) = netns.make()
+    try:
+        found = {netns.within(fd, once) for _ in range(5)}
+    finally:
+        os.close(fd)
+    assert len(found) == 1
