@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -18,6 +19,8 @@ SYS_MOVE_MOUNT = 429
 SYS_CLOSE_RANGE = 436
 SYS_OPENAT2 = 437
 SYS_MOUNT_SETATTR = 442
+# Older than that table; arch/x86/entry/syscalls/syscall_64.tbl, and asm-generic/unistd.h for the rest.
+SYS_BPF = 321 if os.uname().machine == "x86_64" else 280
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -248,3 +251,19 @@ def set_seccomp_filter(program: bytes) -> None:
         raise OSError(errno.EINVAL, "prctl: this is no filter program")
     whole = _SockFprog(count, program)
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(whole))
+
+
+def attached_programs(index: int, place: int) -> int:
+    """How many BPF programs stand at a place (enum bpf_attach_type) of a device of the calling thread's namespace.
+
+    0 where the kernel has no such place, or does not let itself be asked.
+    """
+    # linux/bpf.h, BPF_PROG_QUERY: device, place, two flags, where ids go, how many; the kernel writes up to 64 bytes.
+    query = ctypes.create_string_buffer(struct.pack("=IIIIQI", index, place, 0, 0, 0, 0), 64)
+    try:
+        _syscall(SYS_BPF, "bpf", f"device {index}", ctypes.c_int(16), query, ctypes.c_uint(64))
+    except OSError as e:
+        if e.errno in (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            return 0
+        raise
+    return int(struct.unpack_from("=I", query, 24)[0])

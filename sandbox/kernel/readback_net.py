@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from policy import errors
+from sandbox.kernel import libc
 
 _HEAD = struct.Struct("=IHHII")
 _REQUEST, _DUMP = 0x1, 0x300
@@ -24,6 +25,8 @@ _NUD_PERMANENT, _TABLE_LOCAL = 0x80, 255
 _GETGEN: Final = (10 << 8) | 16
 _GEN_ID = 1
 _NETLINK_NETFILTER = 12
+# linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS (from Linux 6.6); programs there need no queue that would be listed.
+_PROGRAMS: Final = {"ingress": 46, "egress": 47}
 _SECONDS = 10.0
 _ROUTE_TYPES: Final = {1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole"}
 
@@ -120,6 +123,9 @@ def _link(body: bytes) -> Iterator[str]:
     xdp = " xdp" if _attributes(found.get(43, b"")).get(2, b"\0") != b"\0" else ""
     mtu = _number(found.get(4, bytes(4)))
     yield f"device {index} {name} {kind} {found.get(1, b'').hex(':')} mtu {mtu} up {flags & 1}{master}{xdp}"
+    for place, number in _PROGRAMS.items():
+        if count := libc.attached_programs(index, number):
+            yield f"program at {place} of device {index}: {count}"
 
 
 def _address(body: bytes) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.kernel import netns, readback_filter, readback_net
+from sandbox.kernel import libc, netns, readback_filter, readback_net
 
 IP, NFT = "/usr/sbin/ip", "/usr/sbin/nft"
 
@@ -59,6 +62,35 @@ def test_what_is_put_there_is_a_line_and_gone_when_it_is_gone(space: int, make: 
     more = netns.within(space, readback_net.lines) - before
     run(space, _program(undo))
     assert [one for one in more if line in one], more
+    assert netns.within(space, readback_net.lines) == before
+
+
+def _attached(device: str) -> int | None:
+    """A link of a program that lets everything pass to the ingress of a device (tcx); None before Linux 6.6."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    # r0 = 0; exit (linux/bpf.h): BPF_PROG_LOAD of type SCHED_CLS, then BPF_LINK_CREATE at BPF_TCX_INGRESS.
+    code = ctypes.create_string_buffer(struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0))
+    terms = ctypes.create_string_buffer(b"GPL")
+    load = struct.pack("=IIQQ", 3, 2, ctypes.addressof(code), ctypes.addressof(terms))
+    program = call(libc.SYS_BPF, 5, ctypes.create_string_buffer(load, 120), 120)
+    assert program >= 0, os.strerror(ctypes.get_errno())
+    attach = struct.pack("=IIII", program, socket.if_nametoindex(device), 46, 0)
+    link: int = call(libc.SYS_BPF, 28, ctypes.create_string_buffer(attach, 64), 64)
+    number = ctypes.get_errno()
+    os.close(program)
+    assert link >= 0 or number == errno.EINVAL, os.strerror(number)
+    return link if link >= 0 else None
+
+
+def test_a_program_at_a_device_is_a_line_and_gone_when_it_is_gone(space: int) -> None:
+    """It sees frames before every rule and may send them elsewhere; `tc` and `ip` of this machine list none of it."""
+    before = netns.within(space, readback_net.lines)
+    link = netns.within(space, lambda: _attached("a0"))
+    if link is None:
+        return
+    more = netns.within(space, readback_net.lines) - before
+    os.close(link)
+    assert [one.partition(" of ")[0] for one in more] == ["program at ingress"]
     assert netns.within(space, readback_net.lines) == before
 
 
