@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class RunDirectory:
                 undo.callback(self.__exit__)
                 self._lock = _open_lock(self.path)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(self._lock, str(os.getpid()).encode())
                 (self.path / _LABEL).write_text(json.dumps(dict(self._label)))
             for path in (self.bundle, self.runsc_root, self.trace, self.rootfs, self.bundle / "mounts"):
                 path.mkdir(mode=0o700)
@@ -102,10 +104,36 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
             for path in sorted(p for p in runs.iterdir() if p.is_dir()):
                 lock = _open_lock(path)
                 stack.callback(os.close, lock)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _free(lock):
                     found.append(path)
         yield found
+
+
+def _free(lock: int, deadline_seconds: float = 5.0) -> bool:
+    """Take a run's lock, unless a live process has it. What a killed one was just starting holds it for a moment more:
+    it was forked with it, and dies of its parent's death in its own time."""
+    until = time.monotonic() + deadline_seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _owner_lives(lock) or time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def _owner_lives(lock: int) -> bool:
+    """Whether the process that wrote itself into the lock is there and no zombie; yes where nobody did yet."""
+    owner = os.pread(lock, 32, 0)
+    if not owner.isdigit():
+        return True
+    try:
+        state = Path(f"/proc/{int(owner)}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in (b"Z", b"X")
 
 
 def remove(path: Path) -> None:

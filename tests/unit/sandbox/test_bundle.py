@@ -76,3 +76,23 @@ def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == [".gate"]
     assert set(os.listdir("/proc/self/fd")) == before
     assert bundle.live_labels(tmp_path) == []
+
+
+def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
+    """A child that was forked with the lock holds it until it has died of its parent's death."""
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from sandbox.bundle import RunDirectory\n"
+        "RunDirectory(Path(sys.argv[1]) / 'run', {}).__enter__()\n"
+        "if os.fork() == 0:\n    os.close(1)\n    time.sleep(0.5)\n"
+        "os._exit(0)\n"
+    )
+    environment = {"PYTHONPATH": str(Path(bundle.__file__).parents[1])}
+    # Until the first of the two is gone, not until both are: the second has let go of what would be read.
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True, stdout=subprocess.PIPE)
+    with bundle.abandoned(tmp_path) as found:
+        assert [path.name for path in found] == ["run"]
+    # The control: a live owner keeps its own, and nobody waits for it.
+    with bundle.RunDirectory(tmp_path / "live", {}), bundle.abandoned(tmp_path) as found:
+        assert [path.name for path in found] == ["run"]
