@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+# So many times may wait before those that nobody waits for any more are thrown out.
+_TIMERS = 1024
 
 
 class Future:
@@ -48,7 +50,8 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._actions: dict[int, Callable[[], None]] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Callable[[], None], Future | None]] = []
+        self._most_timers = _TIMERS
         self._numbers = itertools.count()
 
     def on_readable(self, fd: int, action: Callable[[], None]) -> None:
@@ -63,7 +66,16 @@ class Loop:
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Call ``action`` at a time of ``time.monotonic``."""
-        heapq.heappush(self._timers, (when, next(self._numbers), action))
+        self._at(when, action, None)
+
+    def _at(self, when: float, action: Callable[[], None], future: Future | None) -> None:
+        """``future`` is what the time is for, and makes it pointless when it is done: an agent that sends byte by byte
+        would have the gate keep a time for each byte."""
+        if len(self._timers) >= self._most_timers:
+            self._timers = [one for one in self._timers if one[3] is None or not one[3].done]
+            heapq.heapify(self._timers)
+            self._most_timers = max(_TIMERS, 2 * len(self._timers))
+        heapq.heappush(self._timers, (when, next(self._numbers), action, future))
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run it until it first waits, and on from there."""
@@ -81,7 +93,7 @@ class Loop:
         future = Future()
         self._actions[fd] = functools.partial(future.set, True)
         self._epoll.register(fd, events)
-        self.at(until, functools.partial(future.set, False))
+        self._at(until, functools.partial(future.set, False), future)
         try:
             return bool(await future)
         finally:
@@ -89,7 +101,7 @@ class Loop:
 
     async def result(self, future: Future, until: float) -> Any:
         """The value of ``future``; None when it has none by ``until``."""
-        self.at(until, functools.partial(future.set, None))
+        self._at(until, functools.partial(future.set, None), future)
         return await future
 
     def run(self) -> None:

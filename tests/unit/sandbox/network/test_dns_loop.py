@@ -57,6 +57,31 @@ def test_a_time_that_runs_out_wakes_as_well() -> None:
     assert seen == [False, None]
 
 
+def test_a_time_that_nobody_waits_for_any_more_is_not_kept() -> None:
+    """An agent that sends a question byte by byte has the gate wait again for each; the others' times still come."""
+    loop = Loop()
+    seen: list[int | None] = []
+    reads, writes = os.pipe()
+
+    async def dribbles() -> None:
+        for _ in range(5000):
+            os.write(writes, b"x")
+            assert await loop.ready(reads, READ, time.monotonic() + 30)
+            os.read(reads, 1)
+        seen.append(len(loop._timers))
+
+    async def waits() -> None:
+        seen.append(await loop.result(Future(), time.monotonic() + 0.05))
+
+    loop.spawn(waits())
+    loop.spawn(dribbles())
+    while len(seen) < 2:
+        loop.turn(1)
+    os.close(reads)
+    os.close(writes)
+    assert max(one for one in seen if one is not None) <= 1024
+
+
 def test_a_value_comes_once() -> None:
     loop, seen = Loop(), []
     future = Future()
