@@ -28,6 +28,8 @@ _UNITS: Final = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
 _PRIORITIES: Final = {0: "filter", -100: "dstnat"}
 _COUNTER: Final = {"family": str, "name": str, "table": str, "handle": int, "packets": int, "bytes": int}
 _TYPES: Final = ("ipv4_addr", "ipv6_addr")
+# An answer lasts an hour at most, and its element ten seconds more (docs/adr/0025).
+_LONGEST_SECONDS: Final = 3610
 # What the kernel counts up, or gives out, by itself.
 _RESTLESS: Final = frozenset({"handle", "packets", "bytes"})
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -182,6 +184,9 @@ def _answered(element: object, kind: str, where: str) -> None:
     inner = closed(element["elem"], where, shape)
     if inner["timeout"] < 1:
         raise refuse(where, f"{shown(element)} never ends")
+    # Before Linux 6.12 the kernel takes what is left for longer than the whole.
+    if max(inner["timeout"], inner.get("expires", 0)) > _LONGEST_SECONDS:
+        raise refuse(where, f"{shown(element)} stays for longer than any answer of a name")
     address = _address(inner["val"], kind, where)
     point = int(address) + (BASE_V6 if address.version == 6 else 0)
     if not _public(point):

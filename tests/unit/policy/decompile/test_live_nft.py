@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from policy import errors
+from policy.compile import gates
 from policy.decompile import live_nft
+from sandbox.network import broker
 
 NAMED = {"family": "inet", "table": "covenant"}
 SET = {"set": {**NAMED, "name": "a4", "type": "ipv4_addr", "handle": 1, "flags": ["interval"], "elem": ["10.0.0.1"]}}
@@ -95,6 +97,12 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], None], str]] = {
     "an element that is none": (_in(2, elem=[{"concat": []}]), "not understood"),
     "a prefix that is none": (_in(2, elem=[{"prefix": {"addr": "10.0.0.1", "len": 8}}]), "no prefix"),
     "a static element with an end": (_in(2, elem=[ANSWERED]), "not understood"),
+    "an answer for a year": (
+        _in(3, elem=[{"elem": {"val": "93.184.216.34", "timeout": 31536000, "expires": 5}}]), "longer than any",
+    ),
+    "an answer of which a year is left": (
+        _in(3, elem=[{"elem": {"val": "93.184.216.34", "timeout": 60, "expires": 31536000}}]), "longer than any",
+    ),
     "an answer for ever": (_in(3, elem=["93.184.216.34"]), "for ever"),
     "an answer that never ends": (
         _in(3, elem=[{"elem": {"val": "93.184.216.34", "timeout": 0, "expires": 0}}]), "never ends",
@@ -153,3 +161,8 @@ def test_other_tables_are_told_without_what_changes_by_itself() -> None:
     assert live_nft.others(listing([counted])) == first
     assert live_nft.read(listing([*ITEMS, changed])).others != first
     assert live_nft.read(listing(ITEMS)).others == b"[]\n"
+
+
+def test_the_longest_answer_is_the_longest_that_the_gates_give() -> None:
+    """The reader shares nothing with the compilers, so that the number stands there again."""
+    assert live_nft._LONGEST_SECONDS == gates.TTL_SECONDS[1] + broker.GRACE_SECONDS
