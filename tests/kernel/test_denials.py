@@ -179,6 +179,7 @@ def test_a_flood_of_refused_packets_is_few_rows(networked: NetworkedWorld) -> No
     assert LOG_BURST / 2 <= len(rows) <= bound
     assert len(rows) <= MAX_ROWS
     assert sum(row["count"] for row in rows) <= bound
+    assert answer.result is not None
     # All others are one number, taken from the ruleset's own counters; a full queue on the way has lost some.
     assert (rest["target"], rest["code"], rest["grant"]) == ("", "not_listed", None)
     assert sum(row["count"] for row in rows) + rest["count"] >= json.loads(answer.result.text) // 2
