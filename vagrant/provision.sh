@@ -14,7 +14,7 @@
 #   no-kvm        from the next boot on, the kvm modules do not load
 #   environment   /opt/covenant and /opt/covenant-tests, from $WHEELS alone
 #   install       Covenant's wheel, its user and its configuration, as an operator would
-#   check         the suite of vagrant/tests and the network part of tests/kernel; a skip is a failure
+#   check         the suite of vagrant/tests; a skip is a failure
 #   all           packages wheels wheel environment install check
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -27,8 +27,7 @@ TESTS=/opt/covenant-tests
 BUILD=(hatchling packaging pathspec pluggy trove-classifiers)
 SUITE=(iniconfig packaging pluggy pygments pytest pytest-testinfra)
 # In this order: what the machine is, then what it does.
-CHECKED=(vagrant/tests/test_{machine,limits}.py tests/kernel/test_network_run.py)
-CHECKED+=(tests/kernel/test_network_walls.py)
+CHECKED=(vagrant/tests/test_{machine,limits}.py)
 PIP=(-m pip --disable-pip-version-check --no-input --quiet)
 HASHED=(--require-hashes --no-deps --only-binary=:all:)
 
