@@ -4,6 +4,7 @@ several at once, and what runs left anywhere on the machine.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -37,10 +38,29 @@ network = "off"
 [sandbox]
 required = true
 backend = "linux-gvisor"
-filesystem = "ephemeral"
-"""
+filesystem = "{filesystem}"
+{more}"""
 HEAD = "import json, os, signal, sys, time\nintent = json.loads(sys.stdin.readline())\n"
 TAIL = "\nprint(json.dumps({'text': json.dumps(answer)}))\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """What an agent does, by code that sets `answer`; lines of [resources]; a host path that it may write."""
+
+    code: str
+    resources: str
+    written: str = ""
+
+    def write(self, path: pathlib.Path) -> pathlib.Path:
+        """Make the package directory, without an envelope."""
+        path.mkdir(mode=0o755)
+        more = f'[permissions.filesystem]\nwrite = ["{self.written}"]\n' if self.written else ""
+        kind = "host" if self.written else "ephemeral"
+        fields = {"name": path.name, "resources": self.resources, "filesystem": kind, "more": more}
+        (path / "agent.toml").write_text(MANIFEST.format(**fields))
+        (path / "main.py").write_text(HEAD + self.code + TAIL)
+        return path
 
 
 class Agent:
@@ -103,14 +123,9 @@ class Operator:
         assert done.returncode == expect, (arguments, done.returncode, done.stdout, done.stderr)
         return done.stdout
 
-    def signed(self, packages: Mapping[str, tuple[str, str]]) -> dict[str, pathlib.Path]:
-        """Signed packages by name, of (code, resources): the agent runs the code and answers with its `answer`."""
-        paths = {}
-        for name, (code, resources) in packages.items():
-            paths[name] = self.base / name
-            paths[name].mkdir(mode=0o755)
-            (paths[name] / "agent.toml").write_text(MANIFEST.format(name=name, resources=resources))
-            (paths[name] / "main.py").write_text(HEAD + code + TAIL)
+    def signed(self, packages: Mapping[str, Package]) -> dict[str, pathlib.Path]:
+        """Write and sign packages, several at a time; the paths by the same names."""
+        paths = {name: package.write(self.base / name) for name, package in packages.items()}
         with futures.ThreadPoolExecutor() as pool:
             list(pool.map(self.sign, paths.values()))
         return paths

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,10 +17,25 @@ import pytest
 from vagrant.tests import kit
 
 SMALL = "memory_mb = 64\ndisk_mb = 8\n"
-# Only when the others have started and were looked at.
-FILL = "time.sleep(45)\nblock = bytearray(512 << 20)\nfor i in range(0, len(block), 4096): block[i] = 1\nanswer = 1\n"
+# Busy until the others have started and were looked at, and only then hungry.
+FILL = """\
+end = time.monotonic() + 30
+while time.monotonic() < end: pass
+block = bytearray(512 << 20)
+for i in range(0, len(block), 4096): block[i] = 1
+answer = 1
+"""
+WRITTEN_MB, WRITE_BPS = 4, 1 << 19
+DISK = "memory_mb = 64\ndisk_mb = 24\n"
+# How long it takes until it is on the disk, in seconds.
+WRITE = f"""\
+begin = time.monotonic()
+with open("/srv/written/{{}}/file", "wb") as file:
+    file.write(bytes({WRITTEN_MB} << 20)), file.flush(), os.fsync(file.fileno())
+answer = time.monotonic() - begin
+"""
 # Alive while the others end, and answers afterwards.
-WAIT = "time.sleep(180)\nanswer = 'alive'\n"
+WAIT = "time.sleep(120)\n"
 SPIN = "while True: pass\n"
 # As many children as there may be, then as before the wall: one goes, one comes, over and over.
 FORK = """\
@@ -49,13 +65,44 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(operator: kit.Operator) -> Iterator[Fleet]:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], pathlib.Path]]:
+    """Makes a file system of its own at /srv/written/NAME, which is what a written path has to be."""
+    base, made = tmp_path_factory.mktemp("images"), []
+
+    def make(name: str) -> pathlib.Path:
+        file, place = base / f"{name}.img", pathlib.Path("/srv/written") / name
+        with file.open("wb") as raw:
+            raw.truncate(16 << 20)
+        place.mkdir(mode=0o755, parents=True)
+        subprocess.run(["/sbin/mkfs.ext4", "-q", str(file)], check=True, timeout=120)
+        subprocess.run(["/bin/mount", "-o", "loop,nosuid,nodev", str(file), str(place)], check=True, timeout=120)
+        made.append(place)
+        return place
+
+    yield make
+    for place in made:
+        subprocess.run(["/bin/umount", str(place)], check=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def untried() -> Iterator[None]:
+    """Policies are not tried before their first run: that is another sandbox for each, and test_machine.py had it."""
+    config = kit.STATE / "config.toml"
+    config.write_text(pathlib.Path("/etc/covenant/config.toml").read_text() + "self_test = false\n")
+    config.chmod(0o600)
+    yield
+    config.unlink()
+
+
+@pytest.fixture(scope="module")
+def fleet(operator: kit.Operator, image: Callable[[str], pathlib.Path], untried: None) -> Iterator[Fleet]:
     written = operator.signed(
         {
-            "hog": (FILL, SMALL),
-            "bystander": (WAIT, SMALL),
-            "slow": (SPIN, SMALL + "cpu_millis = 100\n"),
-            "fork": (FORK, SMALL + "pids_max = 12\n"),
+            "hog": kit.Package(FILL, SMALL),
+            "bystander": kit.Package(WRITE.format("bystander") + WAIT, DISK, str(image("bystander"))),
+            "writer": kit.Package(WRITE.format("writer"), f"{DISK}io_write_bps = {WRITE_BPS}\n", str(image("writer"))),
+            "slow": kit.Package(SPIN, SMALL + "cpu_millis = 100\n"),
+            "fork": kit.Package(FORK, SMALL + "pids_max = 12\n"),
         }
     )
     agents = {name: operator.start(path) for name, path in written.items()}
@@ -79,6 +126,10 @@ def test_every_limit_is_in_the_kernel(fleet: Fleet) -> None:
         "cpu.weight": "100",
     }
     assert held["slow"]["cpu.max"] == "10000 100000"
+    # One line for every disk behind the run: the written path's own, and that of the supervisor's state.
+    lines = (fleet.leaves["writer"] / "io.max").read_text().splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith(f" rbps=max wbps={WRITE_BPS} riops=max wiops=max") for line in lines)
     assert held["fork"]["pids.max"] == str(2 * 12 + 64)
 
 
@@ -86,7 +137,7 @@ _FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.
 
 
 def test_cpu_max_is_a_quota(fleet: Fleet) -> None:
-    """Of what the kernel counted: a tenth of a core, throttled, while its neighbours take many times that."""
+    """Of what the kernel counted: a tenth of a core, throttled, while a neighbour takes many times that."""
     before, began = _used(fleet), time.monotonic()
     time.sleep(10)
     seconds, after = time.monotonic() - began, _used(fleet)
@@ -94,11 +145,11 @@ def test_cpu_max_is_a_quota(fleet: Fleet) -> None:
     print({name: f"{value:.3f} of a core" for name, value in share.items()})
     assert after["slow"]["nr_throttled"] > before["slow"]["nr_throttled"]
     assert 0.03 < share["slow"] < 0.13
-    assert max(share["bystander"], share["fork"]) > 2 * share["slow"]
+    assert share["hog"] > 2 * share["slow"]
 
 
 def _used(fleet: Fleet) -> dict[str, Any]:
-    return {name: kit.numbers(fleet.leaves[name] / "cpu.stat") for name in ("slow", "bystander", "fork")}
+    return {name: kit.numbers(fleet.leaves[name] / "cpu.stat") for name in ("slow", "hog")}
 
 
 def test_memory_max_kills_the_agent_and_nobody_else(fleet: Fleet) -> None:
@@ -153,5 +204,9 @@ def _settled(leaf: pathlib.Path) -> int | None:
     return before if before > 2 * 12 and abs(int((leaf / "pids.current").read_text()) - before) < 4 else None
 
 
-def test_who_did_nothing_answers(fleet: Fleet) -> None:
-    assert fleet.agents["bystander"].value() == "alive"
+def test_io_max_is_a_rate_and_who_hit_nothing_answers(fleet: Fleet) -> None:
+    """The same bytes to disks of the same kind: within the granted rate, and without one."""
+    seconds = {name: fleet.agents[name].value() for name in ("writer", "bystander")}
+    rate = {name: (WRITTEN_MB << 20) / value for name, value in seconds.items()}
+    print({name: f"{value / WRITE_BPS:.2f} of the limit" for name, value in rate.items()})
+    assert rate["writer"] < 1.3 * WRITE_BPS < rate["bystander"]
