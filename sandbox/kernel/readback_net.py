@@ -20,6 +20,8 @@ _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
 # linux/rtnetlink.h: GETLINK, GETADDR, GETROUTE, GETNEIGH, GETRULE, GETQDISC
 _LINK, _ADDRESS, _ROUTE, _NEIGHBOUR, _RULE, _QUEUE = 18, 22, 26, 30, 34, 38
+# ifinfomsg, ifaddrmsg, rtmsg, ndmsg, fib_rule_hdr, tcmsg
+_HEAD_BYTES: Final = {_LINK: 16, _ADDRESS: 8, _ROUTE: 12, _NEIGHBOUR: 12, _RULE: 12, _QUEUE: 20}
 _NUD_PERMANENT, _TABLE_LOCAL = 0x80, 255
 # linux/netfilter/nf_tables.h
 _GETGEN: Final = (10 << 8) | 16
@@ -77,8 +79,9 @@ def _socket(protocol: int) -> socket.socket:
 
 def _dump(sock: socket.socket, kind: int, number: int) -> Iterator[bytes]:
     try:
-        # struct ifinfomsg is the longest of the heads, and for the others a head with nothing asked for.
-        sock.send(_HEAD.pack(_HEAD.size + 20, kind, _REQUEST | _DUMP, number, 0) + bytes(20))
+        # The head of its kind with nothing asked for, to the byte: the kernel logs what is left over.
+        size = _HEAD_BYTES[kind]
+        sock.send(_HEAD.pack(_HEAD.size + size, kind, _REQUEST | _DUMP, number, 0) + bytes(size))
         while True:
             for what, body in _messages(sock.recv(1 << 18)):
                 if what == _DONE:
