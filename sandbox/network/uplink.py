@@ -71,11 +71,7 @@ def look(device: str) -> Before:
     try:
         ipv4 = _read(_FORWARD4.format(device)) != 0
     except OSError as e:
-        raise errors.NotEnforceableError(
-            f"the uplink `{device}` is not an interface of this host",
-            hint="name one that `ip link` shows: uplink in config.toml",
-            grant="resources.network",
-        ) from e
+        raise _absent(device) from e
     router = _read(_EVERYWHERE[_FORWARD4]) != 0
     if _read(_EVERYWHERE[_FORWARD6]):
         return Before(device, ipv4, True, router)
@@ -263,9 +259,17 @@ def _forward(before: Before, *, on: bool) -> None:
             continue
         try:
             netns.setting(setting.format(before.device)).write_text(str(int(on)))
-        except FileNotFoundError:
+        except FileNotFoundError as e:
             if on:
-                raise
+                raise _absent(before.device) from e
+
+
+def _absent(device: str) -> errors.NotEnforceableError:
+    return errors.NotEnforceableError(
+        f"the uplink `{device}` is not an interface of this host",
+        hint="name one that `ip link` shows: uplink in config.toml",
+        grant="resources.network",
+    )
 
 
 def _read(name: str) -> int:

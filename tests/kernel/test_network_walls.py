@@ -401,3 +401,15 @@ def test_an_interface_that_is_not_there_is_refused_and_nothing_is_left(net: Inte
     with pytest.raises(errors.NotEnforceableError), one:
         pass
     assert net.leftovers() == before
+
+
+def test_an_interface_that_goes_while_a_run_is_live_is_refused_to_the_next(net: Internet) -> None:
+    with internet.made() as other:
+        artefacts = sample.compiled(sample.manifest(network="full"))
+        with Opened(other, artefacts):
+            for change in (("down",), ("name", "eth8")):
+                other.run("host", "ip", "link", "set", "eth0", *change)
+            with pytest.raises(errors.NotEnforceableError, match="is not an interface"), Opened(other, artefacts):
+                pass
+            other.run("host", "ip", "link", "set", "eth8", "name", "eth0")
+        assert other.leftovers() == []
