@@ -16,6 +16,7 @@ from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
 from policy.rules import never as rule
 from sandbox import room
+from sandbox.kernel import filesystems
 
 _NO_TABLE = NeverGrantable(0, {}, {})
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -145,9 +146,8 @@ def _filesystem_of(device: int) -> str:
     btrfs and overlayfs give files other numbers than their mount; kernel file systems do not.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        for line in table:
-            left, _, right = line.partition(" - ")
-            if left.split()[2] == number:
-                return right.split(" ", 1)[0]
+    for line in filesystems.lines():
+        left, _, right = line.partition(" - ")
+        if left.split(" ")[2] == number:
+            return right.split(" ", 1)[0]
     return ""

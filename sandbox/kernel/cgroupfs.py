@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import delegation
+from sandbox.kernel import delegation, filesystems
 from sandbox.kernel.delegation import BASE, NEEDED, OPTIONAL
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
@@ -37,10 +37,9 @@ class Hierarchies:
 
         On a hybrid machine the controllers that matter are on version 1 and the unified one is ignored.
         """
-        text = mountinfo if mountinfo is not None else Path("/proc/self/mountinfo").read_text()
         legacy: dict[str, Path] = {}
         unified: Path | None = None
-        for line in text.splitlines():
+        for line in filesystems.lines(mountinfo):
             left, _, right = line.partition(" - ")
             fields, (fstype, _, options) = left.split(), [*right.split(" ", 2), "", "", ""][:3]
             if fstype == "cgroup2":

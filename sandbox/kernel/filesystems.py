@@ -31,12 +31,21 @@ class Mount:
     kind: str
 
 
-def mounts(mountinfo: str | None = None) -> Iterator[Mount]:
-    """The caller's mounts; ``mountinfo`` overrides the table in tests."""
+def lines(mountinfo: str | None = None) -> list[str]:
+    """The lines of the caller's mount table; ``mountinfo`` overrides it in tests.
+
+    Whoever may mount anything, such as any user by fusermount(1), chooses names in it: bytes that are no UTF-8, and
+    characters at which str.splitlines and a text file end a line. The kernel ends one with a newline and nothing else.
+    """
     text = mountinfo
     if text is None:
-        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-    for line in text.splitlines():
+        text = Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
+    return [line for line in text.split("\n") if line]
+
+
+def mounts(mountinfo: str | None = None) -> Iterator[Mount]:
+    """The caller's mounts; ``mountinfo`` overrides the table in tests."""
+    for line in lines(mountinfo):
         left, _, right = line.partition(" - ")
         number, _, device, root, point, options, *_ = left.split(" ")
         kind = right.split(" ", 1)[0]

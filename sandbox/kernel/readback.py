@@ -164,7 +164,8 @@ def mounts(pid: int) -> tuple[Mount, ...]:
 def parse_mounts(text: str) -> tuple[Mount, ...]:
     """The lines of a mountinfo (proc_pid_mountinfo(5))."""
     found = []
-    for line in text.splitlines():
+    # Not splitlines: who mounts chooses names, and the kernel ends a line with a newline and nothing else.
+    for line in filter(None, text.split("\n")):
         left, _, right = line.partition(" - ")
         _, _, device, root, place, options = left.split(" ")[:6]
         flags = tuple(option for option in options.split(",") if option not in _TIMES)

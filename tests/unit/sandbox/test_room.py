@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import limits, room
-from sandbox.kernel import filesystems
+from sandbox import granted, limits, room
+from sandbox.kernel import cgroupfs, filesystems, readback
 from sandbox.kernel.cgroupfs import same
 from sandbox.kernel.filesystems import Mount
 
@@ -52,6 +52,25 @@ def found(number: int, monkeypatch: pytest.MonkeyPatch) -> Mount:
     mount = next(mount for mount in table if mount.number == number)
     monkeypatch.setattr(filesystems, "mount_of", lambda fd: mount)
     return mount
+
+
+@pytest.mark.parametrize("name", ["a\u2028b", "a\x0cb", "a\rb", "a\x85b", "a\x1cb", "a\udcffb"])
+def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was enough to have no run with a granted path start, and with a byte that is no UTF-8, no run at all."""
+    others = f"90 22 0:60 / /home/eve/{name} rw,nosuid,nodev - fuse {name} rw,user_id=1000"
+    text = f"{others}\n{TABLE}\n"
+    table = {mount.number: mount for mount in filesystems.mounts(text)}
+    assert table[90] == Mount(90, "0:60", "/", f"/home/eve/{name}", frozenset({"rw", "nosuid", "nodev"}), "fuse")
+    assert len(table) == len(TABLE.splitlines()) + 1
+    assert [mount.place for mount in readback.parse_mounts(text)] == [mount.point for mount in table.values()]
+    file = tmp_path / "mountinfo"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    monkeypatch.setattr(filesystems, "Path", lambda _: file)
+    assert filesystems.lines() == [others, *TABLE.splitlines()]
+    assert cgroupfs.Hierarchies.read().version == 0
+    assert granted._filesystem_of(os.makedev(0, 44)) == "tmpfs"
 
 
 def test_a_mount_table_is_read_with_its_escapes() -> None:
