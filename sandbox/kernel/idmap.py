@@ -25,16 +25,15 @@ def namespace(owner: tuple[int, int], shown: tuple[int, int]) -> int:
     Raises:
         errors.KernelError: the kernel does not make one.
     """
+    parent = os.getpid()
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    # As in process.spawn: what a signal raises must neither unwind the caller in the child nor leave the child behind.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid == 0:
-        try:
-            libc.unshare(libc.CLONE_NEWUSER)
-            os.write(ready_w, b"1")
-            signal.pause()
-        finally:
-            os._exit(1)
+        _hold(ready_w, parent)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(ready_w)
         if os.read(ready_r, 1) != b"1":
             hint = "see /proc/sys/user/max_user_namespaces"
@@ -49,3 +48,16 @@ def namespace(owner: tuple[int, int], shown: tuple[int, int]) -> int:
         os.close(ready_r)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _hold(ready: int, parent: int) -> None:
+    """In the child: never returns. It has copies of all that the caller holds, locks among them, and must not outlive
+    it; every signal but SIGKILL is blocked."""
+    try:
+        libc.unshare(libc.CLONE_NEWUSER)
+        libc.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() == parent:
+            os.write(ready, b"1")
+            signal.pause()
+    finally:
+        os._exit(1)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,31 @@ import pytest
 
 from sandbox.kernel import cgroupfs
 from tests.kernel.world import ROOT
+
+# The holder of the user namespace at the moment when its maps are written, told by ``said``.
+HOLDER = """\
+import os, signal, sys, time
+from sandbox.kernel import idmap, libc
+me, out, fork = os.getpid(), sys.argv[1], os.fork
+def say(what): open(out, "a").write(what + "\\n")
+def handler(number, frame): raise KeyboardInterrupt
+signal.signal(signal.SIGINT, handler)
+def forked():
+    pid = fork()
+    say(f"{'child' if pid == 0 else pid}")
+    if what == "stopped" and pid == 0: os.kill(os.getpid(), signal.SIGINT)
+    return pid
+os.fork = forked
+def written(place):
+    if what == "killed": os.kill(me, signal.SIGKILL)
+    return Path(place)
+from pathlib import Path
+what, idmap.Path = sys.argv[2], written
+try:
+    os.close(idmap.namespace((0, 0), (5000, 5000)))
+finally:
+    say("clean-up by " + ("parent" if os.getpid() == me else "child"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +107,23 @@ def test_input_and_output_is_as_slow_as_was_granted_or_refused(found: dict[str, 
         assert "io_write_bps `1048576` needs cgroup version 2" in found["slow"]
     else:
         assert found["slow"] > 3 * found["any speed"]
+
+
+@pytest.mark.parametrize("what", ["nothing", "stopped", "killed"])
+def test_who_holds_the_user_namespace_of_a_mount_does_not_outlive_the_supervisor_nor_work_for_it(
+    tmp_path: Path, what: str
+) -> None:
+    """It was forked with every lock of the supervisor's: a killed one left it asleep with them for good."""
+    out = tmp_path / "said"
+    command = [sys.executable, "-c", HOLDER, str(out), what]
+    subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False, timeout=30)
+    said = out.read_text().splitlines()
+    assert [line for line in said if "clean-up" in line] == ([] if what == "killed" else ["clean-up by parent"])
+    pid = next(int(line) for line in said if line.isdigit())
+    until = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    there = Path(f"/proc/{pid}").exists()
+    if there:
+        os.kill(pid, signal.SIGKILL)
+    assert not there
