@@ -99,6 +99,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         calls = _refused_calls(job, directory, stack)
         places = {"--pod-init-config": str(started.config), **(sentry_log.flags(directory.trace) if calls else {})}
         child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate)))
+        # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
+        stack.callback(leaf.kill)
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
         watches = gate.watches if gate else {}
         rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))

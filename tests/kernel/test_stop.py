@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from policy import errors
+from sandbox.denials import Denials
+from sandbox.kernel import cgroupfs, process
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, TAIL, World
 
@@ -59,3 +62,32 @@ def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert json.loads(out)["kind"] == "intent_result"
+
+
+def test_a_run_that_the_supervisor_cannot_go_on_with_is_dead_before_what_surrounds_it_is_taken_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its gateway gone and its last rows written, an agent that still lives would do what nobody writes down."""
+    leaves: list[cgroupfs.Leaf] = []
+    alive: list[list[int]] = []
+    enter, leave = cgroupfs.Leaf.__enter__, process.Child.__exit__
+
+    def entered(leaf: cgroupfs.Leaf) -> cgroupfs.Leaf:
+        leaves.append(leaf)
+        return enter(leaf)
+
+    def left(child: process.Child, *exc: object) -> None:
+        alive.append([pid for leaf in leaves for pid in leaf.pids()])
+        leave(child, *exc)
+
+    def full(_: Denials) -> None:
+        raise errors.LedgerError("no space left")
+
+    monkeypatch.setattr(cgroupfs.Leaf, "__enter__", entered)
+    monkeypatch.setattr(process.Child, "__exit__", left)
+    assert world.run_code(HEAD + "answer = 1" + TAIL).error is None
+    monkeypatch.setattr(Denials, "_look", full)
+    with pytest.raises(errors.LedgerError, match="no space left"):
+        world.run_code(HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL)
+    assert alive == [[], []]
+    assert leftovers(world) == []
