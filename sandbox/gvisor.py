@@ -126,14 +126,16 @@ def recover(
     """
     removed = []
     with abandoned(runs) as paths:
-        # Before the first directory goes: it is what says that there is something to take away.
-        if networked := {path.name: uplink.noted(about) for path in paths if (about := network_of(path)) is not None}:
-            uplink.recover(networked, binary=trusted_binary((config or Config()).nft))
+        # First of all, and whatever of the rest fails: what still runs has nobody who watches it.
         for path in paths:
             leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
             leaf.adopt(cgroups_of(path))
             leaf.kill()
             leaf.remove()
+        # Before the first directory goes: it is what says that there is something to take away.
+        if networked := {path.name: uplink.noted(about) for path in paths if (about := network_of(path)) is not None}:
+            uplink.recover(networked, binary=trusted_binary((config or Config()).nft))
+        for path in paths:
             label = label_of(path)
             if label is not None:
                 ended(path.name, label)

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import bundle
+from policy import errors
+from sandbox import bundle, gvisor
+from sandbox.kernel import cgroupfs
+from sandbox.network import uplink
 
 
 def _live(runs: Path, times: int, said: SimpleQueue[str]) -> None:
@@ -96,3 +99,25 @@ def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
     # The control: a live owner keeps its own, and nobody waits for it.
     with bundle.RunDirectory(tmp_path / "live", {}), bundle.abandoned(tmp_path) as found:
         assert [path.name for path in found] == ["run"]
+
+
+def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "network.json").write_text("{}")
+
+    def refused(*_: object, **__: object) -> None:
+        done.append("network")
+        raise errors.KernelError("nft does not answer")
+
+    monkeypatch.setattr(cgroupfs.Leaf, "kill", lambda leaf: done.append(f"kill {leaf.name}"))
+    monkeypatch.setattr(gvisor, "trusted_binary", Path)
+    monkeypatch.setattr(uplink, "recover", refused)
+    with pytest.raises(errors.KernelError, match="nft does not answer"):
+        gvisor.recover(tmp_path, hierarchies=cgroupfs.Hierarchies(0, {}))
+    assert done == ["kill one", "kill two", "network"]
+    # Still there for the next start, which takes the rest away.
+    assert (tmp_path / "one").is_dir()
