@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from policy import data
+from policy import data, errors
 from policy.compile.artefacts import Artefacts
 from policy.decompile import gates
 from policy.decompile import read as reading
@@ -100,8 +100,15 @@ class Plan:
         self.probes.append(Probe(what, call, least=least))
 
     def message(self) -> bytes:
-        """What the program is told."""
-        return canary_program.message(self.calls)
+        """What the program is told.
+
+        Raises:
+            errors.ArtefactError: it is more than the program takes, such as by paths of a thousand characters.
+        """
+        try:
+            return canary_program.message(self.calls)
+        except ValueError as e:
+            raise errors.ArtefactError(str(e)) from e
 
     def faults(self, answer: bytes) -> tuple[str, ...]:
         """Everything that was not as the policy says, for what the program answered."""

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from policy import data
+from policy import data, errors
 from sandbox import bundle, canary, canary_program, canary_run, elf, rows
 from sandbox.canary_program import Bytes, Call, Result
 from sandbox.ledger import Ledger
@@ -162,3 +162,12 @@ def test_a_self_test_that_was_cut_off_is_no_run_of_an_agents() -> None:
     rows.cut_off(cast("Ledger", NoLedger()), "run", {**label, bundle.SELF_TEST: "yes"})
     with pytest.raises(AssertionError, match="cut_off"):
         rows.cut_off(cast("Ledger", NoLedger()), "run", label)
+
+
+def test_what_cannot_be_asked_at_once_is_a_refusal_and_no_fault_of_ours() -> None:
+    """A path has up to 4,096 characters: four of a thousand and more are no message for the program."""
+    plan = canary.Plan(NUMBERS, ("openat",))
+    for _ in range(4):
+        plan.denial("writing", plan.call("openat", -100, Bytes(b"/" + b"x" * 1100 + b"\0"), 1), errno.EROFS)
+    with pytest.raises(errors.ArtefactError, match="cannot be written at once"):
+        plan.message()
