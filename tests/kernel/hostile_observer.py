@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 _MARK = re.compile(rb"mk-([a-z0-9-]+?)(?:-km)", re.IGNORECASE)
 # The one probe whose mark is a spelling (agents/hostile/network/names.py).
-_SPELLING = b"\x03aPi\x07eXaMpLe"
+# So long that a gate, which draws the case of each letter anew, does not draw it by chance.
+_SPELLING = b"tHeCaSeOfEaChLeTtErIsOnEbItOfAmEsSaGe"
 _SO_RCVBUFFORCE = 33
 _ETH_ALL = 3
 # Port and group of what agents/hostile/network says to everybody; no group: a broadcast.

@@ -122,8 +122,10 @@ def test_a_flood_is_told_within_the_rate_and_counted_whole(spaces: Namespaces, t
     assert counted() >= FLOOD // 2
     assert LOG_BURST / 2 <= len(told.denials) <= LOG_BURST + LOG_PACKETS_PER_SECOND * (seconds + 2)
     # What the rate left out, and what another reader was told before, is a number: none is lost.
+    least = counted()
     told.reader.close()
-    assert len(told.denials) + told.untold == counted()
+    # The kernel of the agent's namespace may say something of its own at any time, which is refused and counted too.
+    assert least <= len(told.denials) + told.untold <= counted()
 
 
 def test_a_group_has_one_reader(spaces: Namespaces, told: Told) -> None:

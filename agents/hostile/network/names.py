@@ -141,9 +141,9 @@ def dns_option() -> str:
 
 @probe("dns_letter_case")
 def dns_letter_case() -> str:
-    """One bit a letter, in the case of a granted name: the observer knows this spelling."""
+    """One bit a letter, in the case of a granted name: the observer knows this spelling, too long for chance."""
     with contextlib.suppress(Blocked):
-        wire.ask(question("aPi.eXaMpLe.CoM"))
+        wire.ask(question(f"tHeCaSeOfEaChLeTtErIsOnEbItOfAmEsSaGe.{WILD}"))
     raise Blocked("only the link can tell")
 
 
