@@ -12,6 +12,7 @@ import socket
 import struct
 
 from policy import errors
+from sandbox.kernel.netlink_wire import attribute
 
 _NETFILTER, _SUBSYSTEM, _DELETE = 12, 1, 2
 _REQUEST, _ACK, _NESTED, _ERROR = 0x1, 0x4, 0x8000, 2
@@ -27,12 +28,12 @@ def forget(address: str) -> None:
         errors.KernelError: the kernel does not (the filter needs Linux 5.8).
     """
     at = ipaddress.ip_address(address)
-    source = _attribute(_V4_SRC if at.version == 4 else _V6_SRC, at.packed)
-    flags = _attribute(_ORIG_FLAGS, struct.pack("=I", _BY_SOURCE)) + _attribute(_REPLY_FLAGS, struct.pack("=I", 0))
+    source = attribute(_V4_SRC if at.version == 4 else _V6_SRC, at.packed)
+    flags = attribute(_ORIG_FLAGS, struct.pack("=I", _BY_SOURCE)) + attribute(_REPLY_FLAGS, struct.pack("=I", 0))
     family = socket.AF_INET if at.version == 4 else socket.AF_INET6
     body = struct.pack("=BBH", family, 0, 0)
-    body += _attribute(_TUPLE_ORIG | _NESTED, _attribute(_TUPLE_IP | _NESTED, source))
-    body += _attribute(_FILTER | _NESTED, flags)
+    body += attribute(_TUPLE_ORIG | _NESTED, attribute(_TUPLE_IP | _NESTED, source))
+    body += attribute(_FILTER | _NESTED, flags)
     message = struct.pack("=IHHII", 16 + len(body), _SUBSYSTEM << 8 | _DELETE, _REQUEST | _ACK, 1, 0) + body
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as made:
@@ -43,8 +44,3 @@ def forget(address: str) -> None:
         raise errors.KernelError(f"connections of {address}: {e.strerror or e}") from e
     if kind != _ERROR or number != 0:
         raise errors.KernelError(f"connections of {address}: {os.strerror(-number)}")
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    length = 4 + len(value)
-    return struct.pack("=HH", length, kind) + value + bytes(-length % 4)

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policy import errors
+from sandbox.kernel.netlink_wire import HEADER, NESTED, attribute, attributes
 
 # linux/netlink.h
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _REQUEST, _ACK, _EXCL, _CREATE, _DUMP = 0x1, 0x4, 0x200, 0x400, 0x300
-_NESTED = 0x8000
-_HEAD = struct.Struct("=IHHII")
 # linux/rtnetlink.h
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWNEIGH = 20, 24, 28
@@ -66,7 +65,7 @@ def veth(one: End, other: End) -> Request:
     """Make a pair of devices, both down."""
     peer = _link(0, other.index) + _end(other)
     data = _nested(_IFLA_INFO_DATA, _nested(_VETH_INFO_PEER, peer))
-    info = _nested(_IFLA_LINKINFO, _attribute(_IFLA_INFO_KIND, b"veth\0") + data)
+    info = _nested(_IFLA_LINKINFO, attribute(_IFLA_INFO_KIND, b"veth\0") + data)
     body = _link(0, one.index) + _end(one) + info
     return Request(RTM_NEWLINK, _CREATE | _EXCL, body, f"make the devices {one.name} and {other.name}")
 
@@ -85,8 +84,8 @@ def address(index: int, ip: str, prefix: int) -> Request:
     """Give a device an address, in use at once: nobody else is on these links who could have it."""
     at = ipaddress.ip_address(ip)
     body = struct.pack("=BBBBI", _family(at), prefix, 0, 0, index)
-    body += _attribute(_IFA_LOCAL, at.packed) + _attribute(_IFA_ADDRESS, at.packed)
-    body += _attribute(_IFA_FLAGS, struct.pack("=I", _IFA_F_NODAD if at.version == 6 else 0))
+    body += attribute(_IFA_LOCAL, at.packed) + attribute(_IFA_ADDRESS, at.packed)
+    body += attribute(_IFA_FLAGS, struct.pack("=I", _IFA_F_NODAD if at.version == 6 else 0))
     return Request(RTM_NEWADDR, _CREATE | _EXCL, body, f"give device {index} the address {ip}/{prefix}")
 
 
@@ -94,7 +93,7 @@ def neighbour(index: int, ip: str, mac: str) -> Request:
     """Say who has an address: no answer from the link changes it."""
     at = ipaddress.ip_address(ip)
     body = struct.pack("=BBHiHBB", _family(at), 0, 0, index, _NUD_PERMANENT, 0, 0)
-    body += _attribute(_NDA_DST, at.packed) + _attribute(_NDA_LLADDR, _mac(mac))
+    body += attribute(_NDA_DST, at.packed) + attribute(_NDA_LLADDR, _mac(mac))
     return Request(RTM_NEWNEIGH, _CREATE | _EXCL, body, f"{ip} is at {mac}")
 
 
@@ -108,11 +107,11 @@ def route(index: int, to: str | None, *, via: str | None = None) -> Request:
     length = at.max_prefixlen if to is not None else 0
     head = (_family(at), length, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST)
     body = struct.pack("=BBBBBBBBI", *head, _RTNH_F_ONLINK if via is not None else 0)
-    body += _attribute(_RTA_OIF, struct.pack("=I", index))
+    body += attribute(_RTA_OIF, struct.pack("=I", index))
     if to is not None:
-        body += _attribute(_RTA_DST, at.packed)
+        body += attribute(_RTA_DST, at.packed)
     if via is not None:
-        body += _attribute(_RTA_GATEWAY, ipaddress.ip_address(via).packed)
+        body += attribute(_RTA_GATEWAY, ipaddress.ip_address(via).packed)
     return Request(RTM_NEWROUTE, _CREATE | _EXCL, body, f"route {to or f'all IPv{at.version}'} by device {index}")
 
 
@@ -141,7 +140,7 @@ class Route:
         for request in requests:
             self._sequence += 1
             head = (request.kind, _REQUEST | _ACK | request.flags, self._sequence, 0)
-            message += _HEAD.pack(_HEAD.size + len(request.body), *head) + request.body
+            message += HEADER.pack(HEADER.size + len(request.body), *head) + request.body
         failed = None
         try:
             self._socket.send(message)
@@ -172,7 +171,7 @@ class Route:
         found: dict[str, int] = {}
         try:
             self._socket.send(
-                _HEAD.pack(_HEAD.size + len(body), RTM_GETLINK, _REQUEST | _DUMP, self._sequence, 0) + body
+                HEADER.pack(HEADER.size + len(body), RTM_GETLINK, _REQUEST | _DUMP, self._sequence, 0) + body
             )
             while True:
                 for kind, sequence, answer in self._receive():
@@ -181,7 +180,7 @@ class Route:
                     if kind in (_NLMSG_DONE, _NLMSG_ERROR):
                         return found
                     index = struct.unpack_from("=i", answer, 4)[0]
-                    name = _attributes(answer[16:]).get(_IFLA_IFNAME, b"").rstrip(b"\0")
+                    name = attributes(answer[16:]).get(_IFLA_IFNAME, b"").rstrip(b"\0")
                     found[name.decode("ascii", "replace")] = index
         except OSError as e:
             raise errors.KernelError(f"rtnetlink: {e.strerror or e}") from e
@@ -189,10 +188,10 @@ class Route:
     def _receive(self) -> list[tuple[int, int, bytes]]:
         """The messages of one datagram: type, sequence, body."""
         data, out = self._socket.recv(1 << 18), []
-        while len(data) >= _HEAD.size:
-            length, kind, _, sequence, _ = _HEAD.unpack_from(data)
-            out.append((kind, sequence, data[_HEAD.size : length]))
-            data = data[_aligned(max(length, _HEAD.size)) :]
+        while len(data) >= HEADER.size:
+            length, kind, _, sequence, _ = HEADER.unpack_from(data)
+            out.append((kind, sequence, data[HEADER.size : length]))
+            data = data[_aligned(max(length, HEADER.size)) :]
         return out
 
 
@@ -202,9 +201,9 @@ def _link(flags: int, index: int) -> bytes:
 
 
 def _end(end: End) -> bytes:
-    out = _attribute(_IFLA_IFNAME, end.name.encode("ascii") + b"\0") + _attribute(_IFLA_ADDRESS, _mac(end.mac))
+    out = attribute(_IFLA_IFNAME, end.name.encode("ascii") + b"\0") + attribute(_IFLA_ADDRESS, _mac(end.mac))
     if end.namespace is not None:
-        out += _attribute(_IFLA_NET_NS_FD, struct.pack("=I", end.namespace))
+        out += attribute(_IFLA_NET_NS_FD, struct.pack("=I", end.namespace))
     return out
 
 
@@ -216,24 +215,8 @@ def _mac(text: str) -> bytes:
     return bytes.fromhex(text.replace(":", ""))
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
-    length = 4 + len(value)
-    return struct.pack("=HH", length, kind) + value + bytes(_aligned(length) - length)
-
-
 def _nested(kind: int, value: bytes) -> bytes:
-    return _attribute(kind | _NESTED, value)
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    out = {}
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if length < 4:
-            break
-        out[kind & ~_NESTED] = data[4:length]
-        data = data[_aligned(length) :]
-    return out
+    return attribute(kind | NESTED, value)
 
 
 def _aligned(length: int) -> int:

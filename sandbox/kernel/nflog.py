@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from policy import denials, errors
 from policy.compile.firewall import LOG_BYTES, LOG_GROUP, REFUSED
 from policy.compile.nft import TABLE
+from sandbox.kernel.netlink_wire import HEADER, attribute, attributes, messages
 
 _NETLINK_NETFILTER, _SOL_NETLINK, _NO_ENOBUFS = 12, 270, 5
 _SUBSYSTEM = 4  # NFNL_SUBSYS_ULOG
@@ -31,7 +32,7 @@ _REQUEST_ACK, _REQUEST_DUMP = 0x5, 0x301
 _NEW_OBJECT, _GET_OBJECT = 10 << 8 | 18, 10 << 8 | 19
 _OBJ_TABLE, _OBJ_NAME, _OBJ_TYPE, _OBJ_DATA, _COUNTER_PACKETS, _COUNTER = 1, 2, 3, 4, 2, 1
 _INET = 1  # NFPROTO_INET
-_HEADER, _GENERIC, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBH"), struct.Struct("=HH")
+_GENERIC = struct.Struct("=BBH")
 # NFULA_CFG_CMD with NFULNL_CFG_CMD_BIND; NFULA_CFG_MODE with NFULNL_COPY_PACKET; NFULA_CFG_QTHRESH.
 _CFG_CMD, _BIND, _CFG_MODE, _COPY_PACKET, _CFG_QTHRESH = 1, 1, 2, 2, 5
 _NFULA_PACKET_HDR, _NFULA_PAYLOAD = 1, 9
@@ -68,10 +69,10 @@ class RefusedPackets:
             # What does not fit is lost and counted by nft's counters alone; an error would say no more.
             self._socket.setsockopt(_SOL_NETLINK, _NO_ENOBUFS, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-            self._configure(_attribute(_CFG_CMD, bytes([_BIND])))
+            self._configure(attribute(_CFG_CMD, bytes([_BIND])))
             mode = struct.pack("=IBx", socket.htonl(LOG_BYTES), _COPY_PACKET)
             # Told one by one: the kernel would keep them for a second.
-            self._configure(_attribute(_CFG_MODE, mode), _attribute(_CFG_QTHRESH, struct.pack("!I", 1)))
+            self._configure(attribute(_CFG_MODE, mode), attribute(_CFG_QTHRESH, struct.pack("!I", 1)))
         except OSError as e:
             self._socket.close()
             raise errors.KernelError(f"refused packets cannot be read: {e.strerror}") from e
@@ -87,7 +88,7 @@ class RefusedPackets:
                 data = self._socket.recv(65536)
             except (BlockingIOError, InterruptedError):
                 return
-            self._heard += sum(kind == _PACKET for kind, _ in _messages(data))
+            self._heard += sum(kind == _PACKET for kind, _ in messages(data))
             for denial in parse(data):
                 self._told(denial)
 
@@ -105,31 +106,31 @@ class RefusedPackets:
 
     def _refused(self) -> int:
         """How many packets the ruleset has refused, by its counters; 0 where they are gone or cannot be read."""
-        body = _GENERIC.pack(_INET, 0, 0) + _attribute(_OBJ_TABLE, TABLE.encode() + b"\0")
-        body += _attribute(_OBJ_TYPE, struct.pack("!I", _COUNTER))
+        body = _GENERIC.pack(_INET, 0, 0) + attribute(_OBJ_TABLE, TABLE.encode() + b"\0")
+        body += attribute(_OBJ_TYPE, struct.pack("!I", _COUNTER))
         found = 0
         with contextlib.suppress(OSError):
-            self._socket.send(_HEADER.pack(_HEADER.size + len(body), _GET_OBJECT, _REQUEST_DUMP, 2, 0) + body)
+            self._socket.send(HEADER.pack(HEADER.size + len(body), _GET_OBJECT, _REQUEST_DUMP, 2, 0) + body)
             # A packet that was refused since stands among the answers, and is heard and counted.
             while True:
                 data = self._socket.recv(65536)
-                self._heard += sum(kind == _PACKET for kind, _ in _messages(data))
+                self._heard += sum(kind == _PACKET for kind, _ in messages(data))
                 for denial in parse(data):
                     self._told(denial)
-                found += sum(_refused(body) for kind, body in _messages(data) if kind == _NEW_OBJECT)
-                if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data)):
+                found += sum(_refused(body) for kind, body in messages(data) if kind == _NEW_OBJECT)
+                if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in messages(data)):
                     break
         return found
 
     def _configure(self, *attributes: bytes) -> None:
         body = _GENERIC.pack(socket.AF_UNSPEC, 0, socket.htons(LOG_GROUP)) + b"".join(attributes)
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), _CONFIG, _REQUEST_ACK, 1, 0) + body)
+        self._socket.send(HEADER.pack(HEADER.size + len(body), _CONFIG, _REQUEST_ACK, 1, 0) + body)
         # The kernel answers before send returns; a packet that was refused meanwhile may stand before the answer.
         for _ in range(_AT_ONCE):
             data = self._socket.recv(65536)
-            _, kind, *_ = _HEADER.unpack_from(data)
+            _, kind, *_ = HEADER.unpack_from(data)
             if kind == _NLMSG_ERROR:
-                (code,) = struct.unpack_from("=i", data, _HEADER.size)
+                (code,) = struct.unpack_from("=i", data, HEADER.size)
                 if code:
                     raise OSError(-code, os.strerror(-code))
                 return
@@ -138,19 +139,19 @@ class RefusedPackets:
 
 def _refused(body: bytes) -> int:
     """The packets in one counter of the ruleset's, 0 for a counter of a grant's."""
-    found = dict(_attributes(body[_GENERIC.size :]))
+    found = attributes(body[_GENERIC.size :])
     if found.get(_OBJ_NAME, b"").rstrip(b"\0").decode("ascii", "replace") not in REFUSED:
         return 0
-    packets = dict(_attributes(found.get(_OBJ_DATA, b""))).get(_COUNTER_PACKETS, b"")
+    packets = attributes(found.get(_OBJ_DATA, b"")).get(_COUNTER_PACKETS, b"")
     return int.from_bytes(packets, "big")
 
 
 def parse(data: bytes) -> Iterator[denials.Denial]:
     """The refusals in one datagram of the kernel's. What is not understood is skipped: it is an agent's packet."""
-    for kind, body in _messages(data):
+    for kind, body in messages(data):
         if kind != _PACKET:
             continue
-        found = dict(_attributes(body[_GENERIC.size :]))
+        found = attributes(body[_GENERIC.size :])
         header, payload = found.get(_NFULA_PACKET_HDR, b""), found.get(_NFULA_PAYLOAD, b"")
         if len(header) >= 3 and (denial := _denial(header[2], payload)) is not None:
             yield denial
@@ -217,28 +218,3 @@ def _upper(packet: bytes) -> tuple[int, int, bool]:
 
 def _is_multicast(host: str) -> bool:
     return ipaddress.ip_address(host).is_multicast
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _HEADER.size <= len(data):
-        size, kind, *_ = _HEADER.unpack_from(data, at)
-        if size < _HEADER.size:
-            return
-        yield kind, data[at + _HEADER.size : at + size]
-        at += -(-size // 4) * 4
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        size, kind = _ATTRIBUTE.unpack_from(data, at)
-        if size < _ATTRIBUTE.size:
-            return
-        yield kind & 0x3FFF, data[at + _ATTRIBUTE.size : at + size]
-        at += -(-size // 4) * 4
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    size = _ATTRIBUTE.size + len(value)
-    return _ATTRIBUTE.pack(size, kind) + value + b"\0" * (-size % 4)

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sandbox.kernel.netlink_wire import ATTRIBUTE, HEADER, attribute
+
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_CAP_ACK = 270, 10
 _NLMSG_ERROR = 2
@@ -26,9 +28,7 @@ _INET = 1  # NFPROTO_INET
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEM = 1, 2, 3, 1
 _KEY, _TIMEOUT, _VALUE = 1, 4, 1
 
-_HEADER = struct.Struct("=IHHII")
 _GENERIC = struct.Struct("=BBH")
-_ATTRIBUTE = struct.Struct("=HH")
 _RECEIVE = 65536
 
 
@@ -111,7 +111,7 @@ class Elements:
     def _message(self, kind: int, flags: int, body: bytes, *, batch: bool = False) -> bytes:
         self._sequence = (self._sequence + 1) & 0x7FFFFFFF
         generic = _GENERIC.pack(socket.AF_UNSPEC, 0, socket.htons(_SUBSYS)) if batch else _GENERIC.pack(_INET, 0, 0)
-        return _HEADER.pack(_HEADER.size + len(generic) + len(body), kind, flags, self._sequence, 0) + generic + body
+        return HEADER.pack(HEADER.size + len(generic) + len(body), kind, flags, self._sequence, 0) + generic + body
 
     def _acknowledged(self, awaited: int) -> None:
         # The kernel works a batch off within sendmsg(2): what it has to say is there.
@@ -137,17 +137,16 @@ def _element(one: Element) -> bytes:
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
-    size = _ATTRIBUTE.size + len(value)
-    if size > 0xFFFF:
+    if ATTRIBUTE.size + len(value) > 0xFFFF:
         raise OSError(errno.E2BIG, "nf_tables: too many elements for one message")
-    return _ATTRIBUTE.pack(size, kind) + value + b"\0" * (-size % 4)
+    return attribute(kind, value)
 
 
 def _errors(data: bytes) -> Iterable[tuple[int, int]]:
     """(sequence, errno) of each acknowledgement in a datagram."""
     at = 0
-    while at + _HEADER.size + 4 <= len(data):
-        size, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
+    while at + HEADER.size + 4 <= len(data):
+        size, kind, _, sequence, _ = HEADER.unpack_from(data, at)
         if kind == _NLMSG_ERROR:
-            yield sequence, -struct.unpack_from("=i", data, at + _HEADER.size)[0]
-        at += max(_HEADER.size, size + -size % 4)
+            yield sequence, -struct.unpack_from("=i", data, at + HEADER.size)[0]
+        at += max(HEADER.size, size + -size % 4)

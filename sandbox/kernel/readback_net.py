@@ -14,8 +14,8 @@ from typing import Final
 
 from policy import errors
 from sandbox.kernel import libc
+from sandbox.kernel.netlink_wire import HEADER, attributes, messages
 
-_HEAD = struct.Struct("=IHHII")
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
 # linux/rtnetlink.h: GETLINK, GETADDR, GETROUTE, GETNEIGH, GETRULE, GETQDISC
@@ -57,9 +57,9 @@ def generation() -> int:
     """
     with _socket(_NETLINK_NETFILTER) as sock:
         try:
-            sock.send(_HEAD.pack(_HEAD.size + 4, _GETGEN, _REQUEST, 1, 0) + bytes(4))
-            for _, body in _messages(sock.recv(1 << 16)):
-                value = _attributes(body[4:]).get(_GEN_ID)
+            sock.send(HEADER.pack(HEADER.size + 4, _GETGEN, _REQUEST, 1, 0) + bytes(4))
+            for _, body in messages(sock.recv(1 << 16)):
+                value = attributes(body[4:]).get(_GEN_ID)
                 if value is not None:
                     return int(struct.unpack(">I", value)[0])
         except OSError as e:
@@ -81,9 +81,9 @@ def _dump(sock: socket.socket, kind: int, number: int) -> Iterator[bytes]:
     try:
         # The head of its kind with nothing asked for, to the byte: the kernel logs what is left over.
         size = _HEAD_BYTES[kind]
-        sock.send(_HEAD.pack(_HEAD.size + size, kind, _REQUEST | _DUMP, number, 0) + bytes(size))
+        sock.send(HEADER.pack(HEADER.size + size, kind, _REQUEST | _DUMP, number, 0) + bytes(size))
         while True:
-            for what, body in _messages(sock.recv(1 << 18)):
+            for what, body in messages(sock.recv(1 << 18)):
                 if what == _DONE:
                     return
                 if what == _ERROR:
@@ -94,36 +94,14 @@ def _dump(sock: socket.socket, kind: int, number: int) -> Iterator[bytes]:
         raise errors.KernelError(f"rtnetlink: {e.strerror or e}") from e
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= _HEAD.size:
-        length, kind, *_ = _HEAD.unpack_from(data)
-        yield kind, data[_HEAD.size : length]
-        data = data[_aligned(max(length, _HEAD.size)) :]
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found = {}
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if length < 4:
-            break
-        found[kind & 0x3FFF] = data[4:length]
-        data = data[_aligned(length) :]
-    return found
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
-
-
 def _link(body: bytes) -> Iterator[str]:
     index, flags = struct.unpack_from("=iI", body, 4)
-    found = _attributes(body[16:])
-    kind = _attributes(found.get(18, b"")).get(1, b"").rstrip(b"\0").decode("ascii", "replace")
+    found = attributes(body[16:])
+    kind = attributes(found.get(18, b"")).get(1, b"").rstrip(b"\0").decode("ascii", "replace")
     name = found.get(3, b"").rstrip(b"\0").decode("ascii", "replace")
     master = f" master {_number(found[10])}" if 10 in found else ""
     # IFLA_XDP: a program that sees frames before everything else, and may send them elsewhere.
-    xdp = " xdp" if _attributes(found.get(43, b"")).get(2, b"\0") != b"\0" else ""
+    xdp = " xdp" if attributes(found.get(43, b"")).get(2, b"\0") != b"\0" else ""
     mtu = _number(found.get(4, bytes(4)))
     yield f"device {index} {name} {kind} {found.get(1, b'').hex(':')} mtu {mtu} up {flags & 1}{master}{xdp}"
     for place, number in _PROGRAMS.items():
@@ -133,7 +111,7 @@ def _link(body: bytes) -> Iterator[str]:
 
 def _address(body: bytes) -> Iterator[str]:
     family, length, _, _, index = struct.unpack_from("=BBBBI", body)
-    found = _attributes(body[8:])
+    found = attributes(body[8:])
     yield f"address {_ip(found.get(2) or found.get(1), family)}/{length} at device {index}"
 
 
@@ -141,7 +119,7 @@ def _route(body: bytes) -> Iterator[str]:
     family, length, source, tos, table, _, _, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
     if flags & 0x200:  # RTM_F_CLONED: what the kernel remembers of a way that it took
         return
-    found = _attributes(body[12:])
+    found = attributes(body[12:])
     where = _number(found[15]) if 15 in found else table
     via = f" via {_ip(found[5], family)}" if 5 in found else ""
     device = f" by device {_number(found[4])}" if 4 in found else ""
@@ -156,20 +134,20 @@ def _route(body: bytes) -> Iterator[str]:
 
 def _neighbour(body: bytes) -> Iterator[str]:
     family, _, _, index, state, _, _ = struct.unpack_from("=BBHiHBB", body)
-    found = _attributes(body[12:])
+    found = attributes(body[12:])
     if state & _NUD_PERMANENT:
         yield f"neighbour {_ip(found.get(1), family)} {found.get(2, b'').hex(':')} at device {index}"
 
 
 def _rule(body: bytes) -> Iterator[str]:
     family, *head = struct.unpack_from("=BBBBBBBBI", body)
-    rest = ",".join(f"{key}={value.hex()}" for key, value in sorted(_attributes(body[12:]).items()))
+    rest = ",".join(f"{key}={value.hex()}" for key, value in sorted(attributes(body[12:]).items()))
     yield f"rule {family} {head} {rest}"
 
 
 def _queue(body: bytes) -> Iterator[str]:
     _, index, _, parent, _ = struct.unpack_from("=BxxxiIII", body)
-    name = _attributes(body[20:]).get(1, b"").rstrip(b"\0").decode("ascii", "replace")
+    name = attributes(body[20:]).get(1, b"").rstrip(b"\0").decode("ascii", "replace")
     yield f"queue {name} at device {index} below {parent:x}"
 
 
