@@ -47,7 +47,7 @@ def page() -> str:
     lines = [
         "# Error codes",
         "",
-        "Written by `python -m covenant.cli.help > docs/errors.md` from the table in `policy/errors.py`; do not edit.",
+        "Written by `python -m covenant.cli.help > docs/errors.md` from the table in `policy/errors`; do not edit.",
         "`covenant help CODE` prints the same. With `--json` an error is one document: `kind`, `message`, `code`,",
         "`hint`, `where`.",
     ]

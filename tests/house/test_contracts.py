@@ -33,7 +33,7 @@ def test_the_contracts_hold(clone: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line", "contract"),
     [
-        ("policy/errors.py", "import covenant", "three rooms"),
+        ("policy/errors/base.py", "import covenant", "three rooms"),
         ("policy/host.py", "import sandbox.runner", "three rooms"),
         ("sandbox/runner.py", "import covenant.cli.common", "three rooms"),
         ("policy/host.py", "import socket", "policy is pure"),

@@ -36,7 +36,7 @@ def _own(function: ast.FunctionDef) -> Iterator[ast.AST]:
 
 
 def _refuses(function: ast.FunctionDef) -> bool:
-    """Whether it raises an error of the tree in errors.py or one of a validator, itself."""
+    """Whether it raises an error of the tree in policy.errors or one of a validator, itself."""
     calls = [n.exc for n in _own(function) if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call)]
     names = [ast.unparse(call.func) for call in calls]
     return any(name.startswith("errors.") or name in ("wrong", "text.wrong") for name in names)

@@ -1,0 +1,52 @@
+"""The root of the tree of errors, and the closed table of their codes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class Actor(StrEnum):
+    """Who has to act before the same call can succeed."""
+
+    AUTHOR = "author"
+    OPERATOR = "operator"
+    MACHINE = "machine"
+
+
+TABLE: dict[str, type[CovenantError]] = {}
+
+
+class CovenantError(Exception):
+    """Something was refused or failed."""
+
+    code: ClassVar[str] = "error"
+    actor: ClassVar[Actor] = Actor.OPERATOR
+
+    def __init__(self, message: str, *, hint: str = "", where: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = where
+        self.details = details
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "code" in cls.__dict__:
+            # INVARIANT: a code names one cause; two classes with one code would hide one of them.
+            if cls.code in TABLE:
+                raise TypeError(f"code {cls.code} is taken by {TABLE[cls.code].__name__}")
+            TABLE[cls.code] = cls
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.where})" if self.where else self.message
+
+    def to_json(self) -> dict[str, Any]:
+        """The error document of ``--json``: kind and message as version 1, plus code, hint and where."""
+        return {
+            "kind": "error",
+            "message": self.message,
+            "code": self.code,
+            "hint": self.hint or None,
+            "where": self.where or None,
+        }

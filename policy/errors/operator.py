@@ -1,0 +1,75 @@
+"""What the operator must change: a call, a key, the trust root, a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policy.errors.base import CovenantError
+
+
+class OperatorError(CovenantError):
+    """A key, a signature, the trust root, a role or a configuration has to be changed."""
+
+
+class StoppedError(OperatorError):
+    """The command was interrupted by its user or by a signal."""
+
+    code = "interrupted"
+
+
+class NoRunError(OperatorError):
+    """No agent that runs now has this run id, or more than one begins with it."""
+
+    code = "no_such_run"
+
+
+class UsageError(OperatorError):
+    """The command was called in a way that it does not take."""
+
+    code = "usage"
+
+
+class ConfigError(OperatorError):
+    """The configuration file is malformed, or others than root can write it."""
+
+    code = "config_invalid"
+
+
+class HomeError(OperatorError):
+    """COVENANT_HOME or COVENANT_STATE is missing, unsafe or has a wrong mode."""
+
+    code = "home_unsafe"
+
+
+class KeyFileError(OperatorError):
+    """A key file is missing, malformed, of a wrong mode, or its passphrase is wrong."""
+
+    code = "key_file"
+
+
+class AgentError(OperatorError):
+    """The ssh-agent is not there, has no such Ed25519 key, did not sign, or answered with something else."""
+
+    code = "ssh_agent"
+
+
+class TrustError(OperatorError):
+    """The trust root is missing, malformed, expired, or does not allow what was asked."""
+
+    code = "trust_root"
+
+
+class BackendError(OperatorError):
+    """The chosen backend may not run this package."""
+
+    code = "backend_refused"
+
+
+class LossError(OperatorError):
+    """The target of a compilation would allow more than the manifest, and the loss was not accepted by its id."""
+
+    code = "restriction_lost"
+
+    def to_json(self) -> dict[str, Any]:
+        """The error document, with every loss of this manifest on the target in ``losses``."""
+        return {**super().to_json(), "losses": list(self.details.get("losses", ()))}

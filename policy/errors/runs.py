@@ -1,0 +1,87 @@
+"""How a run that was started failed."""
+
+from __future__ import annotations
+
+from policy.errors.base import Actor, CovenantError
+
+
+class RunError(CovenantError):
+    """The agent was started and did not deliver a result."""
+
+    actor = Actor.AUTHOR
+
+
+class MalformedOutputError(RunError):
+    """The agent's output is not one JSON line of the runtime contract."""
+
+    code = "malformed_output"
+
+
+class OutputTooLargeError(RunError):
+    """The agent wrote more than the contract allows."""
+
+    code = "output_too_large"
+
+
+class EarlyOutputError(RunError):
+    """The agent wrote to stdout before it was given its intent."""
+
+    code = "early_output"
+
+
+class AgentFailedError(RunError):
+    """The agent exited with a status other than 0 or was killed by a signal of its own."""
+
+    code = "agent_failed"
+
+
+class OutOfMemoryError(RunError):
+    """The agent's cgroup ran out of memory and the kernel killed it."""
+
+    code = "out_of_memory"
+
+
+class DeadlineError(RunError):
+    """The agent was still running at its effective deadline."""
+
+    code = "deadline"
+
+
+class CpuTimeError(RunError):
+    """The agent used more processor time than cpu_time_ms; ``details['clock']`` names the clock that it used up."""
+
+    code = "cpu_time"
+
+
+class StartTimeoutError(RunError):
+    """The sandbox did not start its first process in time."""
+
+    code = "start_timeout"
+    actor = Actor.MACHINE
+
+
+class CutOffError(RunError):
+    """The supervisor died while the agent ran: the next start ended what was left of it and wrote this down."""
+
+    code = "cut_off"
+    actor = Actor.MACHINE
+
+
+class GateError(RunError):
+    """A gate of the run's network ended or misbehaved: the network stayed closed, and the run was ended."""
+
+    code = "gate_died"
+    actor = Actor.MACHINE
+
+
+class DriftError(RunError):
+    """Something that confines the agent was changed while it ran: it was ended. ``details['layer']`` says what."""
+
+    code = "drift"
+    actor = Actor.MACHINE
+
+
+class SandboxCrashedError(RunError):
+    """The sandbox ended without the agent having exited."""
+
+    code = "sandbox_crashed"
