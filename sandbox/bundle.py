@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,16 @@ _NETWORK = "network.json"
 
 
 class RunDirectory:
-    """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager."""
+    """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager.
 
-    def __init__(self, path: Path, label: Mapping[str, str]) -> None:
+    ``claim`` is called behind the gate just before the label can be seen, and raises when the run may not be beside
+    those that can: of two that race for the same place one is first.
+    """
+
+    def __init__(self, path: Path, label: Mapping[str, str], *, claim: Callable[[], None] = lambda: None) -> None:
         self.path = path
         self._label = label
+        self._claim = claim
         self.bundle = path / "bundle"
         self.runsc_root = path / "root"
         self.trace = path / "trace"
@@ -40,7 +45,8 @@ class RunDirectory:
 
     def __enter__(self) -> RunDirectory:
         with contextlib.ExitStack() as undo:
-            with _gate(self.path.parent):
+            with gate(self.path.parent):
+                self._claim()
                 self.path.mkdir(mode=0o700)
                 undo.callback(self.__exit__)
                 self._lock = _open_lock(self.path)
@@ -100,7 +106,7 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
     """The directories below ``runs`` whose process is gone, each locked for the caller to clean up and ``remove``."""
     with contextlib.ExitStack() as stack:
         found = []
-        with _gate(runs):
+        with gate(runs):
             for path in sorted(p for p in runs.iterdir() if p.is_dir()):
                 lock = _open_lock(path)
                 stack.callback(os.close, lock)
@@ -124,6 +130,15 @@ def _free(lock: int, deadline_seconds: float = 5.0) -> bool:
             return True
 
 
+def owner_of(path: Path) -> int:
+    """The process that wrote itself into a run's lock; 0 when nobody did yet or the run is gone."""
+    try:
+        owner = (path / "lock").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return int(owner) if owner.isdigit() else 0
+
+
 def _owner_lives(lock: int) -> bool:
     """Whether the process that wrote itself into the lock is there and no zombie; yes where nobody did yet."""
     owner = os.pread(lock, 32, 0)
@@ -139,19 +154,8 @@ def _owner_lives(lock: int) -> bool:
 def remove(path: Path) -> None:
     """Remove one run's directory. Behind the gate: its lock goes before it does, and whoever looked just then
     would make a new one, take the run for abandoned and leave the directory not empty."""
-    with _gate(path.parent):
+    with gate(path.parent):
         shutil.rmtree(path)
-
-
-def live_labels(runs: Path) -> list[dict[str, str]]:
-    """The labels of runs that are live now; a directory that is being removed is not."""
-    labels = []
-    with _gate(runs):
-        for path in (p for p in runs.iterdir() if p.is_dir()):
-            label = label_of(path)
-            if label is not None:
-                labels.append(label)
-    return labels
 
 
 def cgroups_of(path: Path) -> dict[str, Path]:
@@ -182,7 +186,7 @@ def label_of(path: Path) -> dict[str, str] | None:
 
 
 @contextlib.contextmanager
-def _gate(runs: Path) -> Iterator[None]:
+def gate(runs: Path) -> Iterator[None]:
     """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned."""
     fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

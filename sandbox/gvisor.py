@@ -49,11 +49,11 @@ PACKAGE = "/workspace"
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
     to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
-    see (sandbox.runsc_network). ``label`` says whose run it is (bundle.live_labels);
-    ``claim`` is called once others can see it, and raises when the run may not go on beside theirs. ``denied`` is told
-    of everything that was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` are looked
-    at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments``
-    start another first process than the agent, for a self-test alone."""
+    see (sandbox.runsc_network). ``label`` says whose run it is (sandbox.registry); ``claim`` is called behind the gate
+    before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of everything that
+    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` are looked at while the run
+    lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start another first process
+    than the agent, for a self-test alone."""
 
     run_id: str
     artefacts: Artefacts
@@ -81,8 +81,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
     """
     with contextlib.ExitStack() as stack:
         uid = stack.enter_context(uids)
-        directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label))
-        job.claim()
+        directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
         directory.note_cgroups(leaf.plan())
         stack.enter_context(leaf)

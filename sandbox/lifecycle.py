@@ -13,6 +13,7 @@ A refusal in (1) to (3) and a failure in (5) each have their row, whatever it is
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 import uuid
@@ -25,10 +26,9 @@ from policy import clocks, contract, decide, denials, errors
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
-from policy.rules import nine
-from policy.rules.case import Owner, Unsigned
+from policy.rules.case import Unsigned
 from policy.signing import trust
-from sandbox import bundle, canary_run, gvisor, host, preparation, self_test
+from sandbox import admission, bundle, canary_run, gvisor, host, preparation, registry, self_test
 from sandbox.config import Config
 from sandbox.denials import Denials
 from sandbox.ledger import Ledger
@@ -151,7 +151,7 @@ class Run:
         """What the rules look at beside the package and the host."""
         return {
             "now_ms": self._now_ms,
-            "identities": _live_owners(self._means.path / "runs"),
+            "identities": admission.owners(registry.live(self._means.path / "runs")),
             "package_name": self._request.package_name,
             "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
         }
@@ -238,13 +238,12 @@ class Run:
         means, request = self._means, self._request
         signed = isinstance(trusted, trust.TrustedPackage)
         plan = trusted_local.plan(manifest, config=means.config, user=request.user, signed=signed)
-        decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
+        verdict = decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
         deadline = self._deadline(trusted, manifest)
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
-        label = self._label(trusted, manifest)
+        label, claim = self._claim(admission.Claim(manifest, trusted, verdict.effective, request.package_name))
         # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
-        with bundle.RunDirectory(means.path / "runs" / self.run_id, label):
-            self._claim(manifest, label)
+        with bundle.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim):
             finished = trusted_local.run(
                 plan,
                 package=request.package,
@@ -291,14 +290,14 @@ class Run:
         stack: contextlib.ExitStack,
     ) -> gvisor.Job:
         means, manifest = self._means, decision.manifest
-        label = self._label(trusted, manifest)
+        label, claim = self._claim(admission.Claim(manifest, trusted, decision.effective, self._request.package_name))
         order = preparation.Order(
             run_id=self.run_id,
             package=self._request.package,
             intent=self._line,
             limits=self._limits(deadline),
             label=label,
-            claim=lambda: self._claim(manifest, label),
+            claim=claim,
             denied=self._denials.told,
             drifted=self._rows.drift,
             rounds=(self._denials.round(),),
@@ -313,26 +312,15 @@ class Run:
             stack=stack,
         )
 
-    def _claim(self, manifest: Manifest, label: Mapping[str, str]) -> None:
-        """Rule 8 again, now that our own label can be seen: of two that looked at once, both must not go on."""
-        agent_id = manifest.agent.id
-        nine.refuse_other_owners(
-            _live_owners(self._means.path / "runs").get(agent_id, ()),
-            agent_id,
-            payload_digest=label["payload_digest"],
-            package_name=label["package"],
-            where=manifest.where("agent.id"),
+    def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
+        """The label of the run, and what is asked behind the gate before others can see it."""
+        label = claim.label(
+            issuer=self._request.issuer,
+            operator=self._rows.operator,
+            signers=self._rows.signers,
+            now_ms=self._now_ms,
         )
-
-    def _label(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> dict[str, str]:
-        """What others may need to know of this run while it lives, and the next start if it is cut off."""
-        return {
-            "agent_id": manifest.agent.id,
-            "package": self._request.package_name,
-            "payload_digest": trusted.payload_digest if isinstance(trusted, trust.TrustedPackage) else "",
-            "operator": self._rows.operator or "",
-            **self._request.issuer,
-        }
+        return label, functools.partial(claim.settle, self._means.path / "runs")
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(
@@ -390,14 +378,6 @@ class Run:
         now = time.perf_counter()
         self._timings[name] = now - self._clock
         self._clock = now
-
-
-def _live_owners(runs: Path) -> dict[str, list[Owner]]:
-    """Which packages hold which agent ids in live runs (rule 8)."""
-    owners: dict[str, list[Owner]] = {}
-    for label in bundle.live_labels(runs):
-        owners.setdefault(label["agent_id"], []).append(Owner(label["package"], label["payload_digest"]))
-    return owners
 
 
 def _redacted(stderr: bytes, state: Path) -> str:

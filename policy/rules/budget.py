@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policy import errors
 from policy.compile.cgroup import overhead_mb
+from policy.grants.effective import Effective
 from policy.rules.case import Case
 from policy.rules.parent import Drawn, Parent
 
@@ -67,16 +68,23 @@ def resource_availability(case: Case) -> None:
             )
 
 
+def host_memory_mb(effective: Effective, *, gvisor: bool) -> int:
+    """What a run may take of its machine's memory in all, in MiB."""
+    want = effective.resources
+    memory, disk, pids = want.memory_mb or 0, want.disk_mb or 0, want.pids_max or 0
+    # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).
+    scratch = disk if gvisor and effective.filesystem.mode != "read-only-package" else 0
+    return memory + scratch + (overhead_mb(pids) if gvisor else 0)
+
+
 def _needs(case: Case) -> tuple[tuple[str, int, int, str], ...]:
     """Key, what it takes of this host, what is there, and the unit."""
     want, host = case.effective.resources, case.host
     gvisor = case.manifest.sandbox.backend == "linux-gvisor"
-    disk, memory, pids = want.disk_mb or 0, want.memory_mb or 0, want.pids_max or 0
-    # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).
-    scratch = disk if gvisor and case.effective.filesystem.mode != "read-only-package" else 0
-    on_disk = disk if len(case.effective.filesystem.write) else 0
+    pids = want.pids_max or 0
+    on_disk = (want.disk_mb or 0) if len(case.effective.filesystem.write) else 0
     return (
-        ("memory_mb", memory + scratch + (overhead_mb(pids) if gvisor else 0), host.memory_available_mb, "MiB"),
+        ("memory_mb", host_memory_mb(case.effective, gvisor=gvisor), host.memory_available_mb, "MiB"),
         ("pids_max", 2 * pids + 64 if gvisor else pids, host.pids_free, "tasks"),
         ("cpu_millis", want.cpu_millis or 0, host.cpus * 1000, "thousandths of a core"),
         ("disk_mb", on_disk, host.disk_free_mb, "MiB"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import lifecycle
+from sandbox import registry
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, ROOT, TAIL, World, refused
 
@@ -172,7 +172,7 @@ def test_two_packages_of_one_id_that_start_at_once_do_not_both_run(
     """Rule 8 looks at live runs, and a run can be seen only after it was decided: the other one starts in between."""
     first = world.sign(world.package({"main.py": sleeper(4)}, name="first", **backend))
     second = world.sign(world.package({"main.py": HEAD + "answer = 2" + TAIL}, name="second", **backend))
-    looked = lifecycle._live_owners
+    looked = registry.live
     started: list[subprocess.Popen[bytes]] = []
 
     def late(runs: Path) -> Any:
@@ -182,7 +182,7 @@ def test_two_packages_of_one_id_that_start_at_once_do_not_both_run(
             wait(lambda: list(runs.glob("*/label.json")))
         return seen
 
-    monkeypatch.setattr(lifecycle, "_live_owners", late)
+    monkeypatch.setattr(registry, "live", late)
     with pytest.raises(errors.IdentityViolation):
         world.run(second)
     started[0].communicate(timeout=30)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, gvisor
+from sandbox import bundle, gvisor, registry
 from sandbox.kernel import cgroupfs
 from sandbox.network import uplink
 
@@ -34,7 +34,7 @@ def _next_start(runs: Path, times: int, said: SimpleQueue[str]) -> None:
                 for path in found:
                     said.put(f"taken for abandoned: {path.name}")
                     bundle.remove(path)
-            bundle.live_labels(runs)
+            registry.live(runs)
         except Exception as e:
             said.put(f"next start: {e!r}")
 
@@ -78,7 +78,7 @@ def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypat
         bundle.RunDirectory(tmp_path / str(uuid.uuid4()), {"agent_id": "a"}).__enter__()
     assert [p.name for p in tmp_path.iterdir()] == [".gate"]
     assert set(os.listdir("/proc/self/fd")) == before
-    assert bundle.live_labels(tmp_path) == []
+    assert registry.live(tmp_path) == []
 
 
 def test_what_a_killed_owner_was_starting_is_waited_for(tmp_path: Path) -> None:
