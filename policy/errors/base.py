@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -50,3 +51,10 @@ class CovenantError(Exception):
             "hint": self.hint or None,
             "where": self.where or None,
         }
+
+
+def restored(document: Mapping[str, Any]) -> CovenantError:
+    """The error of an error document (``to_json``) that another process of ours wrote; the base class where its code
+    is none of the table's."""
+    words = {name: str(document.get(name) or "") for name in ("message", "hint", "where")}
+    return TABLE.get(str(document.get("code")), CovenantError)(**words)

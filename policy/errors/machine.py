@@ -108,6 +108,12 @@ class UnexplainedError(MachineError):
     code = "unexplained_rule"
 
 
+class KeeperError(MachineError):
+    """The process that keeps a run does not answer: it hangs, or the machine is too busy."""
+
+    code = "keeper_silent"
+
+
 class KernelError(MachineError):
     """A system call or tool failed where it should not."""
 

@@ -23,6 +23,12 @@ class NoRunError(OperatorError):
     code = "no_such_run"
 
 
+class WrongStateError(OperatorError):
+    """The run is in a state in which this cannot be done to it: docs/lifecycle.md has the table."""
+
+    code = "wrong_state"
+
+
 class UsageError(OperatorError):
     """The command was called in a way that it does not take."""
 

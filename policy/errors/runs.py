@@ -60,6 +60,13 @@ class StartTimeoutError(RunError):
     actor = Actor.MACHINE
 
 
+class KilledError(RunError):
+    """It was ended because somebody who may asked for it; the log says who, and the reason that they gave."""
+
+    code = "stopped"
+    actor = Actor.OPERATOR
+
+
 class CutOffError(RunError):
     """The supervisor died while the agent ran: the next start ended what was left of it and wrote this down."""
 
