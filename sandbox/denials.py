@@ -2,20 +2,28 @@
 
 Whatever refuses something calls ``told``; a flood costs a dictionary's look-up each, and the log gets what
 ``policy.denials.Bounds`` lets through. A row that cannot be written ends the run, as any other act that has none.
+
+A row is durable before the next, about a millisecond each, in the process that also looks at the agent's clocks. So
+only a few are written in a row, and what waits is written by the round: an agent that is refused five hundred
+different things at once holds up nothing.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from policy import denials, errors
 from policy.compile.artefacts import Artefacts
+from sandbox.network.tokens import Tokens
 from sandbox.runner import Outcome, Round
 
 _STARTS = frozenset({"execve", "execveat"})
 # Half of the second that a summary is for: it is written at most so much later.
 _LOOK_SECONDS = 0.5
+# Rows that are written in one go, how many a second beyond them, and how soon the next when some wait.
+_AT_ONCE, _ROWS_PER_SECOND, _SOON_SECONDS = 4, 100, 0.04
 # The errors that end a run because a limit was reached: each is a denial as well, with the limit as its target.
 _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
     errors.OutOfMemoryError: ("memory", "memory_mb"),
@@ -31,6 +39,8 @@ class Denials:
         self._write, self._clock = write, clock
         self._bounds = denials.Bounds()
         self._totals: dict[denials.Denial, int] = {}
+        self._waiting: deque[denials.Row] = deque()
+        self._tokens = Tokens(_ROWS_PER_SECOND, _AT_ONCE, clock())
 
     def told(self, denial: denials.Denial, *, count: int = 1) -> None:
         """Something was refused to the agent ``count`` times.
@@ -38,7 +48,8 @@ class Denials:
         Raises:
             errors.LedgerError: it could not be written down.
         """
-        self._put(self._bounds.told(denial, now_ms=self._now(), count=count))
+        self._waiting += self._bounds.told(denial, now_ms=self._now(), count=count)
+        self._write_some()
 
     def ended_by(self, error: errors.CovenantError | None) -> None:
         """A run that a limit has ended was denied more of it."""
@@ -49,11 +60,13 @@ class Denials:
 
     def round(self) -> Round:
         """For the exchange (runner.Channel.rounds): writes the summaries whose time has come."""
-        return Round(_LOOK_SECONDS, self._look)
+        return Round(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
 
     def wind_up(self) -> None:
         """Write what is left; once the run has ended, before its last row."""
-        self._put(self._bounds.wind_up())
+        self._waiting += self._bounds.wind_up()
+        while self._waiting:
+            self._put(self._waiting.popleft())
 
     @property
     def totals(self) -> tuple[denials.Row, ...]:
@@ -61,13 +74,17 @@ class Denials:
         return tuple(denials.Row(denial, count) for denial, count in self._totals.items())
 
     def _look(self) -> Outcome:
-        self._put(self._bounds.due(now_ms=self._now()))
+        self._waiting += self._bounds.due(now_ms=self._now())
+        self._write_some()
         return None
 
-    def _put(self, rows: list[denials.Row]) -> None:
-        for row in rows:
-            self._write(row)
-            self._totals[row.denial] = self._totals.get(row.denial, 0) + row.count
+    def _write_some(self) -> None:
+        while self._waiting and self._tokens.take(self._clock()):
+            self._put(self._waiting.popleft())
+
+    def _put(self, row: denials.Row) -> None:
+        self._write(row)
+        self._totals[row.denial] = self._totals.get(row.denial, 0) + row.count
 
     def _now(self) -> int:
         return int(self._clock() * 1000)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 from collections import Counter
@@ -24,7 +25,10 @@ from policy import errors
 _REFUSED = re.compile(rb"\] Syscall ([0-9]{1,4}): denied by seccomp\n")
 _PIPE_BYTES = 1 << 20
 # At most so much a turn: whoever waits for the agent waits no longer than this takes.
-_CHUNK, _AT_ONCE = 65536, 16
+_CHUNK, _AT_ONCE = 65536, 4
+# And so many different calls a turn; the others are counted on and told of in the next. An agent has some thousand
+# numbers to try, and each that is new is a row.
+_TOLD_AT_ONCE = 64
 # A line that is longer than this is none of those.
 _LINE_BYTES = 256
 _NAME = "sentry.log"
@@ -53,6 +57,7 @@ class RefusedCalls:
         path = directory / _NAME
         self._calls, self._told = calls, told
         self._rest = b""
+        self._found: Counter[int] = Counter()
         try:
             os.mkfifo(path, 0o600)
             # To read and to write: there is always a writer, so an end of file is never seen, and runsc never waits
@@ -64,23 +69,34 @@ class RefusedCalls:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def ready(self) -> None:
-        """Tell of the calls that were refused since."""
-        found: Counter[int] = Counter()
+        """Tell of the calls that were refused since, a bounded number of them."""
+        self._take()
+        self._tell(_TOLD_AT_ONCE)
+
+    def _take(self) -> bool:
+        """Read a bounded part of what is there; whether there may be more."""
         for _ in range(_AT_ONCE):
             try:
                 chunk = os.read(self._fd, _CHUNK)
             except BlockingIOError:
-                break
+                return False
             data = self._rest + chunk
             end = data.rfind(b"\n") + 1
-            found.update(int(number) for number in _REFUSED.findall(data, 0, end))
+            self._found.update(int(number) for number in _REFUSED.findall(data, 0, end))
             self._rest = data[end:][-_LINE_BYTES:]
-        for number, count in found.items():
-            self._told(self._calls.get(number, f"#{number}"), count)
+        return True
+
+    def _tell(self, most: int | None) -> None:
+        for number in list(itertools.islice(self._found, most)):
+            self._told(self._calls.get(number, f"#{number}"), self._found.pop(number))
 
     def close(self) -> None:
-        """Tell of the last ones; the pipe goes with its directory."""
+        """Tell of all that is left, once nobody writes any more; the pipe goes with its directory."""
         try:
-            self.ready()
+            # A pipe holds no more than this, so whoever writes on all the same cannot keep us here.
+            for _ in range(1 + _PIPE_BYTES // (_AT_ONCE * _CHUNK)):
+                if not self._take():
+                    break
+            self._tell(None)
         finally:
             os.close(self._fd)

@@ -10,6 +10,8 @@ from sandbox.denials import Denials, refused_calls
 from tests.unit.policy.compile import sample
 
 NAME = Denial("dns", "api.example.com", "not_granted")
+# A row is some 1 ms here: what one turn may write without holding a clock up by more than it is held to.
+AT_ONCE = 4
 
 
 class Log:
@@ -87,3 +89,31 @@ def test_a_refused_call_is_one_of_its_kind() -> None:
 
 def test_every_layer_has_words() -> None:
     assert all(denials.LAYERS.values())
+
+
+def test_a_flood_of_different_denials_writes_a_few_rows_a_turn_and_loses_none() -> None:
+    """Each is a row at once, and each row is durable: written in a row they would hold the run's clocks up."""
+    log = Log()
+    for number in range(500):
+        log.denials.told(Denial("syscall", f"#{number}", "not_granted"))
+        log.denials.told(Denial("syscall", f"#{number}", "not_granted"), count=2)
+    assert len(log.rows) == AT_ONCE
+    one = log.denials.round()
+    assert one.wait is not None
+    turns = 0
+    while one.wait() < one.seconds:
+        before = len(log.rows)
+        log.look(one.wait())
+        assert len(log.rows) - before <= AT_ONCE
+        turns += 1
+    assert turns > 100
+    log.denials.wind_up()
+    assert sum(row.count for row in log.rows) == 1500
+
+
+def test_a_run_that_ends_in_a_flood_writes_what_waits() -> None:
+    log = Log()
+    for number in range(50):
+        log.denials.told(Denial("dns", f"{number}.example.com", "name_not_granted"))
+    log.denials.wind_up()
+    assert [row.denial.target for row in log.rows] == [f"{number}.example.com" for number in range(50)]
