@@ -186,7 +186,7 @@ def _freezer(config: Config, deadline: float) -> Finding:
     hierarchies = cgroupfs.Hierarchies.read()
     if hierarchies.version == 2 or "freezer" in hierarchies.mounts:
         return _ok("cgroup.freeze" if hierarchies.version == 2 else "v1 freezer")
-    return Finding(Status.DEGRADED, "no freezer: suspension would use runsc pause", "mount the v1 freezer controller")
+    return Finding(Status.DEGRADED, "no freezer: suspension and standby are refused", "mount the v1 freezer controller")
 
 
 def _tool(name: str, package: str) -> Callable[[Config, float], Finding]:

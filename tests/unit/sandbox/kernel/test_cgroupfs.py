@@ -106,3 +106,52 @@ def test_oom_kills_are_read_from_the_counter(tmp_path: Path, text: str, kills: i
     leaf = _leaf(tmp_path)
     (tmp_path / "covenant" / "run" / "memory.events").write_text(text)
     assert leaf.oom_kills() == kills
+
+
+def _v1_leaf(tmp_path: Path, *, state: str) -> Leaf:
+    directory = tmp_path / "freezer" / "covenant" / "run"
+    directory.mkdir(parents=True)
+    (directory / "freezer.state").write_text(state)
+    return Leaf(Hierarchies(1, {"freezer": tmp_path / "freezer"}), "run", paths={"freezer": directory})
+
+
+@pytest.mark.parametrize(("says", "frozen"), [("FROZEN\n", True), ("FREEZING\n", False), ("THAWED\n", False)])
+def test_a_leaf_that_still_freezes_is_not_frozen(tmp_path: Path, says: str, frozen: bool) -> None:
+    assert _v1_leaf(tmp_path, state=says).frozen() is frozen
+
+
+def test_a_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf = _v1_leaf(tmp_path, state="THAWED\n")
+    monkeypatch.setattr(leaf, "_freezer_says", lambda: None)
+    with pytest.raises(errors.KernelError, match=r"not frozen after 0\.01 s"):
+        leaf.freeze(0.01)
+    assert (leaf.paths["freezer"] / "freezer.state").read_text() == "THAWED"
+
+
+def test_version_2_says_it_by_its_events(tmp_path: Path) -> None:
+    leaf = _leaf(tmp_path)
+    place = tmp_path / "covenant" / "run"
+    (place / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    leaf.freeze()
+    assert (place / "cgroup.freeze").read_text() == "1"
+    assert leaf.frozen()
+    (place / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    leaf.thaw()
+    assert (place / "cgroup.freeze").read_text() == "0"
+
+
+def test_without_a_freezer_nothing_is_frozen_and_it_says_so(tmp_path: Path) -> None:
+    leaf = Leaf(Hierarchies(1, {}), "run", paths={"memory": tmp_path})
+    assert not leaf.freezable
+    for act in (leaf.freeze, leaf.thaw, leaf.frozen):
+        with pytest.raises(errors.NotEnforceableError, match="freezer"):
+            act()
+
+
+def test_a_leaf_that_is_gone_is_an_error_and_not_thawed(tmp_path: Path) -> None:
+    leaf = _v1_leaf(tmp_path, state="FROZEN\n")
+    (leaf.paths["freezer"] / "freezer.state").unlink()
+    with pytest.raises(errors.KernelError, match="cannot be read"):
+        leaf.frozen()
