@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ HEAD_BYTES = 2 * SLOT_BYTES
 # INVARIANT: no other signing door of this project uses this prefix (decisions.md, signing doors).
 _DOMAIN = b"covenant.audit.head.v1\n"
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z")
+_ID_LENGTH = 36
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _ANCHOR_FIELDS = ("index", "event_id", "timestamp_ms", "event_hash_hex", "previous_hash_hex", "chain_hash_hex")
 
 
@@ -112,6 +115,31 @@ class Head:
         kept = set(_mark_counts(count))
         marks = ((count, after), *(mark for mark in self.marks if mark[0] in kept))
         return anchor, Head(count, after, self.events_bytes + len(line) + 1, self.chain_bytes + len(anchor) + 1, marks)
+
+
+def following_id(first: str, position: int) -> str:
+    """The event id of the record that was written at ``position`` of one write whose first record has ``first``.
+
+    So what a crash left beyond the head shows whether it was one write.
+    """
+    return str(uuid.uuid5(uuid.UUID(first), str(position)))
+
+
+def is_one_write(tail: bytes, openings: Sequence[str]) -> bool:
+    """Whether lines beyond the head are what one write left, the last maybe in part.
+
+    ``openings`` are how each line begins up to its event id, as many as a write may have lines: the id of the first is
+    anything, each of the others follows from it.
+    """
+    *lines, rest = tail.split(b"\n")
+    lines += [rest] if rest else []
+    if len(lines) < 2:
+        return True
+    first = lines[0].removeprefix(openings[0].encode())[:_ID_LENGTH].decode("ascii", "replace")
+    if len(lines) > len(openings) or not _ID.match(first):
+        return False
+    expected = (f'{opening}{following_id(first, i)}"'.encode() for i, opening in enumerate(openings[1:], 1))
+    return all(line[: len(start)] == start[: len(line)] for line, start in zip(lines[1:], expected, strict=False))
 
 
 def key_id(public_key: Ed25519PublicKey) -> str:

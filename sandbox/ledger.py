@@ -1,9 +1,12 @@
 """The supervisor's audit log: a record is durable in three files before ``append`` returns.
 
-Writers take turns: each append holds an flock, and reads the signed head again, so that two runs at once
-both write. The head is the acknowledgement. What stands in the files beyond it was never acknowledged
-(its writer died or its disk was full); it is moved into a file beside the log, never signed afterwards, since
-whoever can append a line must not get it signed at the next start.
+Records that need not be durable by themselves are written together with the next that must be (``append_all``): the
+same lines in the same order, synced once.
+
+Writers take turns: each write holds an flock, and reads the signed head again, so that two runs at once both write. The
+head is the acknowledgement. What stands in the files beyond it was never acknowledged (its writer died or its disk was
+full); it is moved into a file beside the log, never signed afterwards, since whoever can append a line must not get it
+signed at the next start. There is one write of ours beyond the head at most, which the ids of its records show.
 
 Opening costs the same for a log of any length: the head, and the last line of each file.
 """
@@ -18,12 +21,13 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from policy import errors, events, ledger
 from sandbox import durable
@@ -33,10 +37,28 @@ KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
 LOCK_SECONDS = 10.0
 
 _POLL_SECONDS = 0.005
+_CHUNK_BYTES = 1 << 20
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-# One line and its newline: a writer leaves no more than that beyond the head.
-_MAX_TAIL_BYTES = events.MAX_LINE_BYTES + 1
+# What one write has at most, and so what a writer leaves beyond the head.
+MOST_RECORDS = 16
+_MAX_TAIL_BYTES = events.MAX_LINE_BYTES + 64 * 1024
 _HINT = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One event to be written: its kind, the fields of the kind, and when it was (Unix milliseconds)."""
+
+    kind: str
+    fields: Mapping[str, Any]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    raw: bytes
+    event_id: str
+    now_ms: int
 
 
 class Ledger:
@@ -89,14 +111,31 @@ class Ledger:
             errors.EventError: the fields are not those of the kind; nothing was written.
             errors.LedgerError: anything else. The log then refuses records until it is opened again.
         """
-        event_id = str(uuid.uuid4())
-        line = events.event_line(kind, fields, event_id=event_id, issuer=issuer, now_ms=now_ms)
+        return self.append_all([Record(kind, fields, now_ms)], issuer=issuer)[0]
+
+    def append_all(self, records: Sequence[Record], *, issuer: Mapping[str, str]) -> list[str]:
+        """As ``append`` for several records in one write: when this returns all of them are durable, and when it raises
+        some of the first may be in the log, never the last.
+
+        Raises:
+            errors.EventError: the fields of one are not those of its kind, or they are too many for one write; nothing
+                was written.
+            errors.LedgerError: as ``append``.
+        """
+        first = str(uuid.uuid4())
+        lines = []
+        for position, record in enumerate(records):
+            event_id = ledger.following_id(first, position) if position else first
+            line = events.event_line(record.kind, record.fields, event_id=event_id, issuer=issuer, now_ms=record.now_ms)
+            lines.append(_Line(line, event_id, record.now_ms))
+        if not 0 < len(lines) <= MOST_RECORDS or sum(len(one.raw) + 1 for one in lines) > _MAX_TAIL_BYTES:
+            raise errors.EventError(f"{len(lines)} audit events are no number, or too large, for one write")
         with self._threads:
             if self._failure is not None:
                 raise errors.LedgerError(f"the log takes no more records after: {self._failure}", where=str(self._path))
             try:
                 with self._turn():
-                    self._write(line, event_id, now_ms)
+                    self._write(lines)
             except errors.LedgerError as e:
                 self._failure = e.message
                 raise
@@ -105,12 +144,47 @@ class Ledger:
                 raise errors.LedgerError(
                     f"the audit record could not be written: {e.strerror}", where=str(self._path)
                 ) from e
-        return event_id
+        return [one.event_id for one in lines]
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        """The key that its head is verified by."""
+        return self._key.public_key()
 
     @property
     def count(self) -> int:
         """Acknowledged records, as of this process's last turn."""
         return self._head.count
+
+    @property
+    def place(self) -> Path:
+        """The log's directory."""
+        return self._path
+
+    def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The acknowledged events from byte ``start`` on, each with its own offset; from 0 where no line begins there.
+
+        Raises:
+            errors.LedgerError: the log does not hold together, or cannot be read.
+        """
+        try:
+            with self._threads, self._turn():
+                self._reload()
+                end = self._head.events_bytes
+            if not 0 < start <= end or os.pread(self._events, 1, start - 1) != b"\n":
+                start = 0
+            rest, offset = b"", start
+            while start < end:
+                chunk = os.pread(self._events, min(_CHUNK_BYTES, end - start), start)
+                start += len(chunk)
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield offset, line
+                    offset += len(line) + 1
+                if not chunk:
+                    self._broken("it became shorter while it was read")
+        except OSError as e:
+            raise errors.LedgerError(f"the log cannot be read: {e.strerror}", where=str(self._path)) from e
 
     def close(self) -> None:
         """Release the files. What was acknowledged is durable already."""
@@ -128,26 +202,42 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _write(self, line: bytes, event_id: str, now_ms: int) -> None:
+    def _write(self, lines: Sequence[_Line]) -> None:
         self._check_names()
         raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
         sizes = os.fstat(self._events).st_size, os.fstat(self._chain).st_size
         if raw != self._raw or sizes != (self._head.events_bytes, self._head.chain_bytes):
             self._reload()
-        anchor, head = self._head.advance(line, event_id=event_id, timestamp_ms=now_ms)
+        anchors, heads = [], [self._head]
+        for one in lines:
+            anchor, head = heads[-1].advance(one.raw, event_id=one.event_id, timestamp_ms=one.now_ms)
+            anchors.append(anchor)
+            heads.append(head)
         # INVARIANT: event, chain, head, each durable before the next: the head never names what a crash
         # could still take away.
-        _write_all(self._events, line + b"\n")
+        _write_all(self._events, b"".join(one.raw + b"\n" for one in lines))
         os.fdatasync(self._events)
-        _write_all(self._chain, anchor + b"\n")
+        _write_all(self._chain, b"".join(anchor + b"\n" for anchor in anchors))
         os.fdatasync(self._chain)
-        # Two slots in turn cost half of a write, rename and directory fsync (0.5 against 1.0 ms in all),
-        # and a torn slot leaves the one before.
-        slot = ledger.sign_head(head, self._key)
-        if os.pwrite(self._head_fd, slot, ledger.slot_offset(head)) != len(slot):
-            raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
-        os.fdatasync(self._head_fd)
-        self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        self._acknowledge(heads)
+        self._head, self._raw = heads[-1], os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+
+    def _acknowledge(self, heads: Sequence[ledger.Head]) -> None:
+        """Put the last head in its slot, and the one before it in the other when that is not there already.
+
+        Two slots in turn cost half of a write, rename and directory fsync (0.5 against 1.0 ms in all), and a torn slot
+        leaves the one before.
+        """
+        # INVARIANT: the slot that holds the newest acknowledged head is written only when the other is durable, so the
+        # first to be written is the one whose turn it is, whichever of the two heads that is.
+        turn = ledger.slot_offset(heads[1])
+        order = sorted(heads[1:][-2:], key=lambda one: ledger.slot_offset(one) != turn)
+        for head in order:
+            slot = ledger.sign_head(head, self._key)
+            if os.pwrite(self._head_fd, slot, ledger.slot_offset(head)) != len(slot):
+                raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
+            if head in (order[0], heads[-1]):  # else the last one stands already, and this is its neighbour
+                os.fdatasync(self._head_fd)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -249,7 +339,9 @@ class Ledger:
         if not extra:
             return
         tail = os.pread(fd, min(extra, _MAX_TAIL_BYTES), size)
-        if extra > _MAX_TAIL_BYTES or tail.count(b"\n") > (1 if tail.endswith(b"\n") else 0):
+        counts = range(count, count + MOST_RECORDS)
+        opening = ['{"id":"' if name == EVENTS else f'{{"index":{n},"event_id":"' for n in counts]
+        if extra > _MAX_TAIL_BYTES or not ledger.is_one_write(tail, opening):
             self._broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves")
         # Named by content: a crash in here repeats the same steps and ends in the same file.
         aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"

@@ -166,6 +166,109 @@ def test_a_crash_at_any_byte_loses_nothing_acknowledged(state: Path) -> None:
     assert seen > 1000
 
 
+def write_all(log: store.Ledger, count: int) -> list[str]:
+    fields = {"run_id": "r", "agent_id": "a", "operator": None, "state": "s", "reason": "together"}
+    return log.append_all([store.Record("run_state", fields, n) for n in range(count)], issuer=ISSUER)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, store.MOST_RECORDS])
+@pytest.mark.parametrize("held", [0, 3, 4])
+def test_records_of_one_write_are_as_if_written_one_by_one(state: Path, held: int, count: int) -> None:
+    made = filled(state, held)
+    with opened(state) as log:
+        made += write_all(log, count)
+        assert log.count == held + count
+        made.append(write(log))
+        made += write_all(log, count)
+    with opened(state) as log:
+        made.append(write(log))
+        assert not log.recovered
+    assert ids(state) == made
+    assert report(state).valid
+    assert report(state).notes == ()
+
+
+def test_a_write_of_none_or_too_many_is_refused_before_anything(state: Path) -> None:
+    with opened(state) as log:
+        for count in (0, store.MOST_RECORDS + 1):
+            with pytest.raises(errors.EventError):
+                write_all(log, count)
+        write(log)
+    assert report(state).events == 1
+
+
+def torn_writes(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterator[tuple[bytes, ...]]:
+    """What a crash in one write of several records can leave; every 29th byte, and all around the ends of lines."""
+    ends = {
+        at + near for raw in after[:2] for at in range(len(raw)) if raw[at : at + 1] == b"\n" for near in (-1, 0, 1)
+    }
+    for size in range(len(before[0]), len(after[0]) + 1):
+        if size % 29 == 0 or size in ends:
+            yield (after[0][:size], before[1], before[2])
+    for size in range(len(before[1]), len(after[1]) + 1):
+        if size % 29 == 0 or size in ends:
+            yield (after[0], after[1][:size], before[2])
+            yield (before[0], after[1][:size], before[2])
+    turn = ledger.SLOT_BYTES * (3 % 2 == 0)  # after three records the fourth's slot is the first to be written
+    half = before[2][:turn] + after[2][turn : turn + ledger.SLOT_BYTES] + before[2][turn + ledger.SLOT_BYTES :]
+    for old, new in ((before[2], half), (half, after[2])):
+        at = next((i for i in range(len(new)) if new[i] != old[i]), 0) // ledger.SLOT_BYTES * ledger.SLOT_BYTES
+        for size in (*range(0, 700, 50), 4095, 4096):
+            yield (after[0], after[1], old[:at] + new[at : at + size] + old[at + size :])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_crash_in_a_write_of_several_keeps_a_beginning_of_it_and_all_before(state: Path, count: int) -> None:
+    made = filled(state, 3)
+    before = tuple(path.read_bytes() for path in paths(state))
+    with opened(state) as log:
+        last = write_all(log, count)
+    after = tuple(path.read_bytes() for path in paths(state))
+    kept = set()
+    for contents in torn_writes(before, after):
+        restore(state, contents)
+        with opened(state) as log:
+            expected = [*made, *last][: log.count]
+            kept.add(log.count)
+            new = write(log, "after the crash")
+        assert ids(state) == [*expected, new]
+        assert report(state).valid
+    assert kept == ({3, 4, 5} if count == 2 else {3, 6})
+
+
+def test_more_than_one_write_beyond_the_head_is_refused(state: Path) -> None:
+    """A head that was put back over several acknowledged writes, each of several records or of one."""
+    head = paths(state)[2]
+    filled(state, 1)
+    old = head.read_bytes()
+    log = opened(state)
+    for writes in ([3, 1], [1, 3], [2, 2], [1, 1]):
+        held = [path.read_bytes() for path in paths(state)]
+        for count in writes:
+            write_all(log, count)
+        log.close()
+        head.write_bytes(old)
+        with pytest.raises(errors.LedgerError, match="after the signed head that no writer of ours leaves"):
+            opened(state)
+        restore(state, (held[0], held[1], held[2]))
+        log = opened(state)
+    log.close()
+
+
+def test_what_is_beyond_the_head_is_never_signed_however_many_lines(state: Path) -> None:
+    made = filled(state, 1)
+    before = tuple(path.read_bytes() for path in paths(state))
+    with opened(state) as log:
+        write_all(log, 4)
+    events, chain, _ = (path.read_bytes() for path in paths(state))
+    restore(state, (events, chain, before[2]))
+    with opened(state) as log:
+        assert len(log.recovered) == 2
+        made.append(write(log))
+    assert ids(state) == made
+    assert report(state).valid
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["events", "chain"])
 def test_a_file_shorter_than_the_head_says_is_refused_at_every_byte(state: Path, which: int) -> None:
     filled(state, 3)
