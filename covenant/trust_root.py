@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from covenant import identity
 from covenant.doors import Door
@@ -25,7 +27,7 @@ from policy.signing import envelope as envelopes
 from policy.signing import root as roots
 from policy.signing.proposal import Proposal, Side
 from policy.signing.root import TrustRoot
-from sandbox import durable
+from sandbox import durable, revocation
 from sandbox.ledger import Ledger
 from sandbox.state import State
 
@@ -47,7 +49,8 @@ class Held:
 class Outcome:
     """What a change came to: ``installed``, or kept until the signatures that ``sides`` tell of are there.
 
-    ``decides``: installed in the supervisor's state, and not in the working copy alone.
+    ``decides``: installed in the supervisor's state, and not in the working copy alone. ``enforced`` tells of the live
+    runs that rested on what it revokes.
     """
 
     installed: bool
@@ -56,6 +59,7 @@ class Outcome:
     sides: tuple[Side, Side]
     changes: tuple[str, ...]
     place: str
+    enforced: revocation.Enforced = revocation.NOTHING
 
 
 @contextlib.contextmanager
@@ -170,13 +174,14 @@ def advance(
             # (4) the log, the state, the working copy
             root = held.root.successor(wanted.encode(), moment)
             signers = sorted({*sides[0].signed, *sides[1].signed})
+            enforced = revocation.NOTHING
             if held.state is not None:
-                _install(held.state, home, held.root, root, signers, changes, now_ms)
+                enforced = _install(held.state, home, held.root, root, signers, changes, now_ms)
             _keep(home, root.version, root.raw, decides=held.state is not None)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(PENDING, dir_fd=directory)
             place = str(held.state.path) if held.state is not None else str(home / DIRECTORY / WORKING_COPY)
-            return Outcome(True, held.state is not None, wanted, sides, changes, place)
+            return Outcome(True, held.state is not None, wanted, sides, changes, place, enforced)
         # (5) kept
         durable.replace(directory, PENDING, wanted.encode())
         return Outcome(False, False, wanted, sides, changes, str(home / DIRECTORY / PENDING))
@@ -241,9 +246,27 @@ def _install(
     signers: Sequence[str],
     changes: Sequence[str],
     now_ms: int,
-) -> None:
+) -> revocation.Enforced:
     # Another home may share the state, so the line is written under its lock: what it says then happens.
     state.replace_root(root.raw, now_ms, before=lambda made: _log(state, home, present, made, signers, changes, now_ms))
+    # At once: whatever else of the step fails, what is revoked does not run on.
+    return enforce(state, home, root, operator=signers[0] if signers else None)
+
+
+def enforce(state: State, home: Path, root: TrustRoot, *, operator: str | None = None) -> revocation.Enforced:
+    """End the live runs of this state that rest on what ``root`` revokes; a log that takes no line keeps none alive."""
+    with contextlib.ExitStack() as stack:
+
+        def write(fields: Mapping[str, Any]) -> None:
+            ledger = stack.enter_context(_ledger(state))
+            row = {"operator": operator, **fields}
+            ledger.append("runs_revoked", row, issuer=identity.issuer(home), now_ms=int(time.time() * 1000))
+
+        return revocation.enforce(state.path / "runs", root, write=write)
+
+
+def _ledger(state: State) -> Ledger:
+    return Ledger.open(state.path / "audit", head=state.path / "audit-head" / "head.json")
 
 
 def _log(
@@ -263,7 +286,7 @@ def _log(
         "signers": list(signers),
         "changes": list(changes),
     }
-    with Ledger.open(state.path / "audit", head=state.path / "audit-head" / "head.json") as ledger:
+    with _ledger(state) as ledger:
         ledger.append("trust_changed", fields, issuer=identity.issuer(home), now_ms=now_ms)
 
 

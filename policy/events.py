@@ -129,6 +129,8 @@ KINDS: dict[str, dict[str, str]] = {
         "count": "int",
     },
     "drift": {**_RUN, "layer": "text", "expected": "text", "found": "text"},
+    # Durable before the sandbox of a self-test starts.
+    "self_test_started": {"run_id": "text?", "operator": "text?", "name": "text", "detail": "text"},
     "self_test": {"run_id": "text?", "operator": "text?", "name": "text", "passed": "bool", "detail": "text"},
     # A target of `policy compile` would allow more than the manifest, and the operator said so by these ids.
     "loss_accepted": {
@@ -139,6 +141,9 @@ KINDS: dict[str, dict[str, str]] = {
         "package_digest": "digest",
         "losses": "texts",
     },
+    # Durable before the runs are ended: each as {run_id, agent_id, because, reason}, where `because` is the run whose
+    # manifest was revoked, itself or one above it.
+    "runs_revoked": {"operator": "text?", "version": "int", "runs": "objects"},
     # Durable before the version holds; `changes` in the words that whoever signed it was shown.
     "trust_changed": {
         "operator": "text?",

@@ -24,6 +24,7 @@ SELF_TEST = "self_test"
 _LABEL = "label.json"
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"
+_REVOKED = "revoked"
 
 
 class RunDirectory:
@@ -110,12 +111,12 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
             for path in sorted(p for p in runs.iterdir() if p.is_dir()):
                 lock = _open_lock(path)
                 stack.callback(os.close, lock)
-                if _free(lock):
+                if free(lock):
                     found.append(path)
         yield found
 
 
-def _free(lock: int, deadline_seconds: float = 5.0) -> bool:
+def free(lock: int, deadline_seconds: float = 5.0) -> bool:
     """Take a run's lock, unless a live process has it. What a killed one was just starting holds it for a moment more:
     it was forked with it, and dies of its parent's death in its own time."""
     until = time.monotonic() + deadline_seconds
@@ -183,6 +184,22 @@ def label_of(path: Path) -> dict[str, str] | None:
     except (FileNotFoundError, ValueError):
         return None
     return label
+
+
+def mark_revoked(path: Path, reason: str) -> None:
+    """Write into a run's directory that it is being ended, behind the gate; the first reason stays."""
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path / _REVOKED, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(reason)
+
+
+def revoked_of(path: Path) -> str | None:
+    """Why a run is being ended, None when nobody has marked it."""
+    try:
+        return (path / _REVOKED).read_text() or "revoked"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 @contextlib.contextmanager

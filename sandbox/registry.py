@@ -79,7 +79,7 @@ def live(runs: Path) -> list[Entry]:
 
 def seen(runs: Path) -> list[Entry]:
     """As ``live``, for whoever is behind the gate already: what it answers holds until the gate is left."""
-    found = (_entry(path) for path in runs.iterdir() if path.is_dir() and _held(path))
+    found = (_entry(path) for path in runs.iterdir() if path.is_dir() and held(path))
     return sorted((one for one in found if one is not None), key=lambda one: (one.started_ms, one.run_id))
 
 
@@ -134,7 +134,7 @@ def _number(label: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _held(path: Path) -> bool:
+def held(path: Path) -> bool:
     """Whether a process holds the run's lock. A shared lock is tried, which two that look at once can both have."""
     try:
         fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

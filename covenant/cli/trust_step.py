@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from covenant.trust_root import Held, Outcome
     from policy.signing.proposal import Proposal, Side
     from policy.signing.root import TrustRoot
+    from sandbox.revocation import Enforced
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -158,6 +159,8 @@ def report(outcome: Outcome, *, as_json: bool) -> None:
                 "place": outcome.place,
                 "changes": list(outcome.changes),
                 "sides": [side_document(side) for side in outcome.sides],
+                "ended": [one.row() for one in outcome.enforced.ended],
+                "not_done": list(outcome.enforced.failed),
             }
         )
         return
@@ -168,10 +171,22 @@ def report(outcome: Outcome, *, as_json: bool) -> None:
         common.say(f"  {common.visible(line)}")
     if outcome.installed and not outcome.decides:
         common.say("not in the supervisor's state, which decides: export it, and import it there as root", err=True)
+    say_ended(outcome.enforced)
     if not outcome.installed:
         say_missing(outcome.sides)
         common.say(f"kept until then: {where}")
         common.say("hand it on: covenant trust export FILE; they: covenant trust import FILE --sign-with NAME")
+
+
+def say_ended(enforced: Enforced) -> None:
+    """Which live runs a version has ended, and why."""
+    for one in enforced.ended:
+        below = "" if one.because == one.run_id else f", below run {one.because}"
+        common.say(
+            f"ended run {one.run_id} of agent {common.visible(one.agent_id)}{below}: {common.visible(one.reason)}"
+        )
+    for failure in enforced.failed:
+        common.say(f"not done: {common.visible(failure)}", err=True)
 
 
 def say_missing(sides: Sequence[Side]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policy.errors.base import Actor, CovenantError
+from policy.errors.signatures import RevokedError
 
 
 class RunError(CovenantError):
@@ -92,3 +93,9 @@ class SandboxCrashedError(RunError):
     """The sandbox ended without the agent having exited."""
 
     code = "sandbox_crashed"
+
+
+class RunRevokedError(RunError, RevokedError):
+    """A run that was ended because what it rests on was revoked; its code is that of the refusal, ``revoked``."""
+
+    actor = Actor.OPERATOR

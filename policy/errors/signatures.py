@@ -24,7 +24,10 @@ class UnknownKeyError(SignatureError):
 
 
 class RevokedError(SignatureError):
-    """The trust root has revoked the key that signed, this signed manifest, or the agent's serials up to this one."""
+    """The trust root has revoked the key that signed, this signed manifest, or the agent's serials up to this one.
+
+    What rests on it does not start, and what runs already is ended with everything that it started.
+    """
 
     code = "revoked"
 

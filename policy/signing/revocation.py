@@ -8,7 +8,7 @@ never listed again; what it signed before does not count either, since nothing p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import pydantic
 
@@ -112,9 +112,23 @@ class Revocations(_Closed):
 NONE = Revocations(keys=(), manifests=(), serials=())
 
 
-def revoked(
-    root: TrustRoot, payload_digest: str, statement: statements.Statement, signers: Iterable[Signer]
-) -> str | None:
+class Stated(Protocol):
+    """What of a statement says whether it was taken back."""
+
+    @property
+    def agent_id(self) -> str:
+        """Whose it is."""
+
+    @property
+    def serial(self) -> int:
+        """Its place among those of the agent."""
+
+    @property
+    def approve_unlimited(self) -> bool:
+        """Whether it approves a lifetime without an end."""
+
+
+def revoked(root: TrustRoot, payload_digest: str, statement: Stated, signers: Iterable[Signer]) -> str | None:
     """Why what was accepted once must not go on under ``root``, in one lower-case line; None when it may.
 
     For runs that are live when a root is replaced: ``signers`` are those that counted when it started. A key that

@@ -70,6 +70,12 @@ def veth(one: End, other: End) -> Request:
     return Request(RTM_NEWLINK, _CREATE | _EXCL, body, f"make the devices {one.name} and {other.name}")
 
 
+def down(index: int) -> Request:
+    """Bring a device down: no packet passes it any more, in either direction."""
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, _IFF_UP)
+    return Request(RTM_NEWLINK, 0, body, f"bring device {index} down")
+
+
 def up(index: int) -> Request:
     """Bring a device up."""
     return Request(RTM_NEWLINK, 0, _link(_IFF_UP, index), f"bring device {index} up")

@@ -165,7 +165,7 @@ def recover(runs: Mapping[str, addresses.Uplink | None], *, binary: Path) -> Non
     for run_id, place in runs.items():
         _end(addresses.host_device(run_id), binary)
         if place is not None:
-            _forget(place)
+            forget(place)
 
 
 def held_table(binary: Path) -> Before | None:
@@ -227,10 +227,10 @@ def _unplug(name: str, place: addresses.Uplink) -> None:
         links = route.links()
         if name in links:
             route.do([netlink.delete(links[name])])
-        _forget(place)
+        forget(place)
 
 
-def _forget(place: addresses.Uplink) -> None:
+def forget(place: addresses.Uplink) -> None:
     """Forget the connections of a run that is over. Where the kernel cannot, they end by their own clocks."""
     for address in (place.ipv4, place.ipv6):
         with contextlib.suppress(errors.KernelError):

@@ -1,0 +1,246 @@
+"""Revocation that reaches the kernel: what is revoked while it runs is stopped, cut off and ended, and all below it.
+
+Whoever installs a trust root that revokes calls ``enforce`` next, in the same command. It asks no keeper: it acts on
+cgroups and links itself, and the keepers of the runs find a mark in their directories and write the last rows.
+
+    a label is shown behind the gate   by a keeper that saw there which root holds, and no mark above (``refuse``)
+    marks are set behind the gate      on every label that can be seen: whoever comes later finds the root or the mark
+    a cgroup is made before the mark   is looked for: whoever joins it later stands, and is killed
+    a cgroup is made after the mark    by a keeper that looks for the mark next, and starts nothing
+
+Each keeper looks at its mark and at the root's version as well (``Watch``), so that a command that was killed between
+the root and its enforcement leaves nothing running that the root revokes.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy import errors
+from policy.signing import authority, strict_json
+from policy.signing.root import TrustRoot
+from sandbox import bundle, registry
+from sandbox.kernel import cgroupfs, ending
+from sandbox.network import cutting
+from sandbox.runner import Outcome, Round
+from sandbox.state import State
+
+# The field of a label that says what the run rests on (policy.signing.authority).
+AUTHORITY = "authority"
+# How often a keeper looks for its mark, and at every which look at the root's version: for what nobody announced.
+_LOOK_SECONDS, _VERSION_EVERY = 0.25, 8
+_STARTING_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One run that was ended: ``because`` is the run whose manifest was revoked, itself or one above it."""
+
+    run_id: str
+    agent_id: str
+    because: str
+    reason: str
+
+    def row(self) -> dict[str, str]:
+        """As it stands in the log."""
+        return {"run_id": self.run_id, "agent_id": self.agent_id, "because": self.because, "reason": self.reason}
+
+
+# Writes the one durable row of an enforcement before anything is done, given its fields but for the operator.
+Write = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Enforced:
+    """What an enforcement came to: the runs that it ended, and in words what of it could not be done."""
+
+    ended: tuple[Ended, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+NOTHING = Enforced()
+
+
+def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
+    """End every live run below ``runs`` that rests on what ``root`` revokes, each with everything below it.
+
+    (1) behind the gate: which runs rest on it, and which are below those
+    (2) one durable row that names them
+    (3) a mark in the directory of each, so that its keeper starts nothing more and says why it ended
+    (4) all of them stopped
+    (5) all their networks cut
+    (6) all of them killed, and waited for
+    (7) those whose keepers were about to start them: until each keeper has found its mark
+
+    A row or a mark that cannot be written, or a link that cannot be cut, keeps nobody alive: it is in ``failed``.
+    """
+    failed: list[str] = []
+    if not runs.is_dir():
+        return NOTHING
+    with bundle.gate(runs):
+        entries = registry.seen(runs)
+        hit = _hit(entries, root)  # (1)
+        chosen = [one for one in entries if one.run_id in hit]
+        if not chosen:
+            return NOTHING
+        ended = tuple(hit[one.run_id] for one in chosen)
+        fields = {"version": root.version, "runs": [one.row() for one in ended]}
+        _try(failed, "the log", lambda: write(fields))  # (2)
+        for one in chosen:
+            _try(failed, "a mark", functools.partial(bundle.mark_revoked, one.path, hit[one.run_id].reason))  # (3)
+    hierarchies = cgroupfs.Hierarchies.read()
+    leaves = [_leaf(hierarchies, one.path) for one in chosen]
+    ending.stop(leaves)  # (4)
+    failed += cutting.cut(list(_links(chosen)))  # (5)
+    begun = {leaf.name for leaf in leaves if leaf.pids()}
+    _try(failed, "processes", lambda: ending.kill(leaves))  # (6)
+    late = [one for one in chosen if one.run_id not in begun]
+    _try(failed, "runs about to start", lambda: _outwait(late, hierarchies))  # (7)
+    return Enforced(ended, tuple(failed))
+
+
+def refuse(state: State, root_version: int | None, ancestors: Iterable[Path]) -> None:
+    """Behind the gate, before a label can be seen: whether the run may still start.
+
+    ``root_version`` is that under which it was verified, None for a package that nobody signed; ``ancestors`` are the
+    directories of the runs above it.
+
+    Raises:
+        errors.TrustError: another root holds now.
+        errors.RevokedError: a run above it is being ended.
+    """
+    if root_version is not None and (version := state.root_version()) != root_version:
+        raise errors.TrustError(
+            f"the package was verified under trust root version {root_version}, {version} holds now",
+            hint="run it again",
+            where=str(state.path),
+        )
+    for path in ancestors:
+        reason = bundle.revoked_of(path)
+        if reason is not None:
+            raise errors.RevokedError(f"run {path.name}, above this one, is being ended: {reason}")
+
+
+def line_below(runs: Path, parent: str, own: authority.Authority | None) -> str:
+    """What a run rests on, for its label: what its parent does, and its own statement. Empty where nobody signed.
+
+    Raises:
+        errors.RevokedError: the parent is gone.
+    """
+    above: tuple[authority.Authority, ...] = ()
+    if parent:
+        label = bundle.label_of(runs / parent)
+        if label is None:
+            raise errors.RevokedError(f"run {parent}, which was to be above this one, is gone")
+        above = _line(label)
+    line = (*above, *([own] if own is not None else []))
+    return authority.encode(line) if line else ""
+
+
+class Watch:
+    """A keeper's own look: at the mark in its run's directory, and at whether a new root revokes what it rests on.
+
+    ``state`` is None for a run that no trust root of an operator decides about (covenant dev).
+    """
+
+    def __init__(self, path: Path, label: Mapping[str, str], state: State | None, write: Write) -> None:
+        self._path, self._state, self._write = path, state, write
+        self._line = _line(label)
+        self._version = state.root_version() if state is not None else 0
+        self._looks = 0
+
+    def round(self) -> Round:
+        """For the exchange: also just before the agent is given its intent."""
+        return Round(_LOOK_SECONDS, self.look, at_start=True)
+
+    def look(self) -> Outcome:
+        """The error that the run ends with, None when it goes on."""
+        self._looks += 1
+        if self._looks % _VERSION_EVERY == 0:
+            self._look_at_the_root()
+        return verdict(self._path)
+
+    def _look_at_the_root(self) -> None:
+        if self._state is None or (version := self._state.root_version()) == self._version:
+            return
+        root = self._state.present_root()
+        if any(one.revoked(root) is not None for one in self._line):
+            enforce(self._path.parent, root, write=self._write)
+        self._version = version
+
+
+def verdict(path: Path) -> errors.RunRevokedError | None:
+    """The error of a run that was marked, None for another."""
+    reason = bundle.revoked_of(path)
+    return None if reason is None else errors.RunRevokedError(reason)
+
+
+def _hit(entries: Sequence[registry.Entry], root: TrustRoot) -> dict[str, Ended]:
+    """By run id, those that must end and are not being ended already. Self-tests hold no agent."""
+    agents = [one for one in registry.agents(entries) if bundle.revoked_of(one.path) is None]
+    found: dict[str, Ended] = {}
+    for one in agents:
+        because = _because(one, root)
+        if because is not None:
+            for below in registry.subtree(agents, one.run_id):
+                found.setdefault(below.run_id, Ended(below.run_id, below.agent_id, *because))
+    return found
+
+
+def _because(entry: registry.Entry, root: TrustRoot) -> tuple[str, str] | None:
+    """The first of the runs that it rests on whose statement is revoked, and why."""
+    try:
+        line = _line(entry.label)
+    except strict_json.MalformedError as e:
+        # Nothing but root writes there. What cannot be judged does not go on.
+        return entry.run_id, f"what the run rests on cannot be read: {e}"
+    for one in line:
+        reason = one.revoked(root)
+        if reason is not None:
+            return one.run_id, reason
+    return None
+
+
+def _line(label: Mapping[str, str]) -> tuple[authority.Authority, ...]:
+    text = label.get(AUTHORITY, "")
+    return authority.decode(text) if text else ()
+
+
+def _leaf(hierarchies: cgroupfs.Hierarchies, path: Path) -> cgroupfs.Leaf:
+    leaf = cgroupfs.Leaf(hierarchies, path.name)
+    leaf.adopt(bundle.cgroups_of(path))
+    return leaf
+
+
+def _links(entries: Iterable[registry.Entry]) -> Iterable[cutting.Link]:
+    for one in entries:
+        noted = bundle.network_of(one.path)
+        if noted is not None:
+            yield cutting.Link(one.run_id, one.keeper, noted)
+
+
+def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarchies) -> None:
+    """Runs in which nothing ran yet: what joins their cgroups is killed, until their keepers are done with them."""
+    until = time.monotonic() + _STARTING_SECONDS
+    while left := [one for one in entries if registry.held(one.path)]:
+        leaves = [_leaf(hierarchies, one.path) for one in left]
+        ending.stop(leaves)
+        ending.kill(leaves)
+        if time.monotonic() > until:
+            names = ", ".join(one.run_id for one in left)
+            raise errors.KernelError(f"the keepers of {names} have not ended them after {_STARTING_SECONDS:g} s")
+        time.sleep(0.005)
+
+
+def _try(failed: list[str], what: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except errors.CovenantError as e:
+        failed.append(f"{what}: {e.message}")
+    except OSError as e:
+        failed.append(f"{what}: {e.strerror or e}")
