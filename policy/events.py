@@ -131,6 +131,8 @@ KINDS: dict[str, dict[str, str]] = {
     "drift": {**_RUN, "layer": "text", "expected": "text", "found": "text"},
     # Durable before the sandbox of a self-test starts.
     "self_test_started": {"run_id": "text?", "operator": "text?", "name": "text", "detail": "text"},
+    # Durable before the sandbox of a self-test starts.
+    "self_test_started": {"run_id": "text?", "operator": "text?", "name": "text", "detail": "text"},
     "self_test": {"run_id": "text?", "operator": "text?", "name": "text", "passed": "bool", "detail": "text"},
     # A target of `policy compile` would allow more than the manifest, and the operator said so by these ids.
     "loss_accepted": {

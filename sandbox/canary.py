@@ -2,7 +2,8 @@
 
 The probes are chosen from the artefacts as they read back (policy.decompile), not from what was meant. A denial counts
 where the call that is refused would do something else without the refusal; a control must succeed, where the policy
-allows anything of the kind, or the denials beside it prove nothing.
+allows anything of the kind, or the denials beside it prove nothing. A connection that fails may have failed out in the
+world: there it counts that the gateway says of itself that it refused this address.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from policy import data, errors
+from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
 from policy.decompile import gates
 from policy.decompile import read as reading
@@ -24,8 +25,6 @@ from sandbox import canary_program
 from sandbox.canary_program import Argument, Bytes, Call, Result
 from sandbox.network import addresses
 
-# Another version of what is tried is another self-test.
-VERSION: Final = 1
 _AT_FDCWD, _X_OK = -100, 1
 _O_CREATE = 0o301  # O_WRONLY | O_CREAT | O_EXCL
 _O_WRITE = 0o1
@@ -41,7 +40,9 @@ _FORBIDDEN_CALLS: Final[tuple[tuple[str, tuple[Argument, ...]], ...]] = (
 # Where nobody should be led who did not ask for it: the metadata service of clouds, a private network, a document's.
 _FORBIDDEN_ADDRESSES: Final = (("169.254.169.254", 80), ("10.255.255.254", 9), ("192.0.2.1", 9))
 _FORBIDDEN_NAMES: Final = ("covenant-canary.invalid", "covenant-canary.example")
-_REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM})
+# Without a network there is no way anywhere; with one, the gateway answers for whatever it refuses.
+_NO_WAY: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM})
+_REFUSED: Final = frozenset({errno.ECONNREFUSED})
 _DNS_HEAD = struct.Struct(">HHHHHH")
 _NXDOMAIN, _ANSWER_BYTES = 3, 512
 _MAX_READ_PATHS = 4
@@ -51,7 +52,8 @@ _MAX_READ_PATHS = 4
 class Probe:
     """One thing that is tried: the call by its place in the message, and what it may answer.
 
-    ``denied`` are the errnos of a refusal, empty for a control, which must give ``least`` or more.
+    ``denied`` are the errnos of a refusal, empty for a control, which must give ``least`` or more. ``told`` is the
+    denial that whoever refuses it must have told of.
     """
 
     what: str
@@ -59,9 +61,12 @@ class Probe:
     denied: Collection[int] = ()
     least: int = 0
     name: bool = False
+    told: denials.Denial | None = None
 
-    def fault(self, result: int, held: bytes) -> str:
+    def fault(self, result: int, held: bytes, told: Collection[denials.Denial] = ()) -> str:
         """Why this is not as it must be; empty when it is."""
+        if self.told is not None and self.told not in told:
+            return f"{self.what}: {_said(result)}, and not refused by {denials.LAYERS[self.told.layer]}"
         if self.name:
             return "" if _not_there(held[: max(result, 0)]) else f"{self.what}: {_said(result)}, and no NXDOMAIN"
         if self.denied:
@@ -91,9 +96,9 @@ class Plan:
         self.calls.append(Call(self.numbers[name], arguments))
         return len(self.calls) - 1
 
-    def denial(self, what: str, call: int, *denied: int) -> None:
+    def denial(self, what: str, call: int, *denied: int, told: denials.Denial | None = None) -> None:
         """This call must be refused."""
-        self.probes.append(Probe(what, call, frozenset(denied)))
+        self.probes.append(Probe(what, call, frozenset(denied), told=told))
 
     def control(self, what: str, call: int, *, least: int = 0) -> None:
         """This call must succeed."""
@@ -110,14 +115,14 @@ class Plan:
         except ValueError as e:
             raise errors.ArtefactError(str(e)) from e
 
-    def faults(self, answer: bytes) -> tuple[str, ...]:
-        """Everything that was not as the policy says, for what the program answered."""
+    def faults(self, answer: bytes, told: Collection[denials.Denial] = ()) -> tuple[str, ...]:
+        """Everything that was not as the policy says, for what the program answered and what was told meanwhile."""
         found = canary_program.results(self.calls, answer)
         if found is None:
             return (
                 f"the canary gave {len(answer)} bytes, no answer: a program was started in its place, or it was ended",
             )
-        said = (probe.fault(*found[probe.call]) for probe in self.probes)
+        said = (probe.fault(*found[probe.call], told) for probe in self.probes)
         return tuple(fault for fault in said if fault)
 
 
@@ -197,14 +202,16 @@ def _no_network(made: Plan) -> None:
         else:
             # Granted by hand: then there is no interface that would lead anywhere.
             call = made.call("connect", Result(socket), Bytes(_address(*_FORBIDDEN_ADDRESSES[0])), 16)
-            made.denial(what, call, *_REFUSED)
+            made.denial(what, call, *_NO_WAY)
 
 
 def _network(made: Plan, found: Decompiled, gate: gates.Gates) -> None:
     reach = found.grants.network
     for address, port in _FORBIDDEN_ADDRESSES:
         if _forbidden(reach.to_address(address), port):
-            made.denial(f"a connection to {address}:{port}", _connected(made, _STREAM, address, port), *_REFUSED)
+            call = _connected(made, _STREAM, address, port)
+            told = denials.Denial("packet", f"{address}:{port}/tcp", denials.NOT_GRANTED)
+            made.denial(f"a connection to {address}:{port}", call, *_REFUSED, told=told)
             break
     if gate.dns_port is None:
         return
@@ -212,7 +219,8 @@ def _network(made: Plan, found: Decompiled, gate: gates.Gates) -> None:
     made.control("a connection to the DNS gate", call)
     for name in _FORBIDDEN_NAMES:
         if _forbidden(reach.to_name(name)):
-            made.probes.append(Probe(f"name {name}", _asked(made, name, gate.dns_port), name=True))
+            told = denials.Denial("dns", name, "name_not_granted")
+            made.probes.append(Probe(f"name {name}", _asked(made, name, gate.dns_port), name=True, told=told))
             break
 
 

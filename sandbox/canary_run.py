@@ -2,7 +2,7 @@
 
 Everything is as it will be for the agent: the same artefacts, mounts, limits, filter, namespaces, firewall and gates,
 made and read back by the same code. The first process is another, and lies in a root directory that has it beside
-what the agent's has. What passed is remembered by policy, host, runsc and kernel, for a day.
+what the agent's has. What passed is remembered by policy, host, runsc, kernel and our own code, for a day.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from policy import denials, errors
 from policy.compile import plan
 from policy.host import Closure, ClosureFile, HostFacts
 from policy.prove import live
-from sandbox import canary, canary_program, gvisor, memo
+from sandbox import canary, canary_program, gvisor, memo, own_code
 from sandbox.bundle import SELF_TEST
 from sandbox.config import Config
 from sandbox.rootfs import MountPoint, Skeletons
@@ -45,7 +46,7 @@ class Key:
         cgroup = [facts.cgroup.version, sorted(facts.cgroup.controllers), facts.cgroup.swap_accounting]
         flags = [list(one) for one in plan.RUNSC_FLAGS.items()]
         about = [self.policy, facts.arch, facts.kernel, cgroup, dataclasses.asdict(facts.runsc), flags, self.uplink]
-        return hashlib.sha256(json.dumps([canary.VERSION, *about], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([own_code.digest(), *about], sort_keys=True).encode()).hexdigest()
 
 
 def _record(state: Path) -> Path:
@@ -91,6 +92,11 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
     points: list[MountPoint] = [(point["path"], point["kind"]) for point in root["mount_points"]]
     tried = canary.plan(artefacts)
     drift: list[live.Layer] = []
+    refused: Counter[denials.Denial] = Counter()
+
+    def told(denial: denials.Denial, *, count: int = 1) -> None:
+        refused[denial] += count
+
     own = closure(job.config, artefacts.json("effective.json")["arch"])
     with Skeletons(job.config.state / "rootfs").hold([*closures, own], points) as rootfs:
         throw_away = dataclasses.replace(
@@ -102,9 +108,11 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             limits=Limits(job.limits.start_seconds, job.limits.start_seconds, SELF_TEST, 0.0),
             label={**job.label, SELF_TEST: "yes"},
             claim=lambda: None,
-            denied=_untold,
+            # What is refused to a canary is no denial of an agent's.
+            denied=told,
             drifted=drift.append,
             rounds=(),
+            watches={},
             arguments=(canary_program.PATH,),
         )
         finished = gvisor.run(throw_away, runs=runs, uids=uids)
@@ -112,11 +120,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
         return tuple(f"{layer.name}: {layer.found}" for layer in drift)
     if finished.error is not None:
         return (f"the canary ended with `{finished.error.code}`: {finished.error.message}",)
-    return tried.faults(finished.stdout)
-
-
-def _untold(denial: denials.Denial, *, count: int = 1) -> None:
-    """What is refused to a canary is no denial of an agent's."""
+    return tried.faults(finished.stdout, refused)
 
 
 def error(faults: Sequence[str]) -> errors.SelfTestError:

@@ -188,6 +188,8 @@ class Run:
         config = self._means.config
         if self_test.proved(config, facts):
             return
+        assert facts.runsc is not None
+        self._rows.self_test_started(f"runsc sha256 {facts.runsc.sha256[:16]}", name="system call filter")
         proof = self_test.prove(config, facts)
         self._rows.self_test(proof.detail, passed=not proof.fault)
         if proof.fault:
@@ -204,6 +206,7 @@ class Run:
         key = canary_run.Key(decision.policy_digest, facts, means.config.uplink)
         if canary_run.passed(means.path, key, now_ms=self._now_ms):
             return
+        self._rows.self_test_started(f"policy {decision.policy_digest[:16]}", name="canaries")
         try:
             closures = preparation.closures(decision, facts)
             faults = canary_run.attempt(job, closures, runs=means.path / "runs", uids=self._uids())

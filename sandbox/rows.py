@@ -46,6 +46,10 @@ class Rows:
             authorized_by=[{"action": a, "granted_by_display": display, "signature_b58": ""} for a in required],
         )
 
+    def self_test_started(self, detail: str, *, name: str) -> None:
+        """Durable before the sandbox of a self-test starts: whatever becomes of it, the log says that it was there."""
+        self._append("self_test_started", name=name, detail=detail)
+
     def self_test(self, detail: str, *, passed: bool, name: str = "system call filter") -> None:
         """What the live probe of runsc found, or the canaries of a policy."""
         self._append("self_test", name=name, passed=passed, detail=detail)

@@ -55,7 +55,7 @@ def alive(config: Config, binary: Path, *, deadline_seconds: float) -> Alive:
     Raises:
         errors.MachineError: no cgroup can be made, or the probe's own programs are missing.
     """
-    with tempfile.TemporaryDirectory(prefix="covenant-doctor-") as folder:
+    with _folder(config) as folder:
         store = rootfs.Skeletons(Path(folder) / "rootfs")
         root = store.get([closure.of_elf(p, config) for p in _PROGRAMS.values()], _POINTS)
         probe = _Probe(Path(folder), binary, root, deadline_seconds)
@@ -80,7 +80,7 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
     Raises:
         errors.MachineError: no cgroup can be made, or the probe's own program is missing.
     """
-    with tempfile.TemporaryDirectory(prefix="covenant-doctor-") as folder:
+    with _folder(config) as folder:
         store = rootfs.Skeletons(Path(folder) / "rootfs")
         root = store.get([closure.of_elf(_PROGRAMS["cat"], config)], _POINTS)
         probe = _Probe(Path(folder), binary, root, deadline_seconds)
@@ -89,6 +89,12 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
         if fault := _started(found):
             return fault
         return "" if b"eth0:" in found.output else "the sandbox starts, and has not taken its device"
+
+
+def _folder(config: Config) -> tempfile.TemporaryDirectory[str]:
+    """Below the state, where nobody else can reach: what is started there follows no variable of the caller's."""
+    parent = config.state if config.state.is_dir() else Path("/tmp")  # noqa: S108 - doctor, before there is a state
+    return tempfile.TemporaryDirectory(prefix="covenant-doctor-", dir=parent)
 
 
 class _Probe:

@@ -2,7 +2,8 @@
 
 ``linux.seccomp`` is dead text unless runsc applies it, and nothing in a compiled agent could say so. So the live probe
 that ``doctor`` makes (Seccomp: 2 inside, a denied call gets EPERM, the same call without the filter succeeds) also
-stands before the first run with this runsc binary, these flags and this kernel; a runsc that fails it runs nothing.
+stands before the first run with this runsc binary, these flags, this kernel and this code of ours. A runsc that fails
+it runs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from policy.compile import plan
 from policy.host import HostFacts
-from sandbox import memo
+from sandbox import memo, own_code
 from sandbox.config import Config
 
 
@@ -29,7 +30,7 @@ class Proof:
 def _key(facts: HostFacts) -> dict[str, str]:
     assert facts.runsc is not None
     flags = hashlib.sha256(json.dumps(plan.RUNSC_FLAGS, sort_keys=True).encode()).hexdigest()
-    return {"runsc": facts.runsc.sha256, "flags": flags, "kernel": facts.kernel}
+    return {"runsc": facts.runsc.sha256, "flags": flags, "kernel": facts.kernel, "code": own_code.digest()}
 
 
 def _record(config: Config) -> Path:

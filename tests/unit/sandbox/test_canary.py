@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from policy import data, errors
-from sandbox import bundle, canary, canary_program, canary_run, elf, rows
+from policy import data, denials, errors
+from sandbox import bundle, canary, canary_program, canary_run, elf, own_code, rows
 from sandbox.canary_program import Bytes, Call, Result
 from sandbox.ledger import Ledger
 from tests import proof_kit
@@ -81,6 +81,11 @@ def answered(plan: canary.Plan, result: Callable[[canary.Probe], tuple[int, byte
 NXDOMAIN = struct.pack(">HHHHHH", 0xC0DE, 0x8183, 1, 0, 0, 0)
 
 
+def told(plan: canary.Plan) -> set[denials.Denial]:
+    """What the gateway and its gates say of a canary that was refused everything."""
+    return {probe.told for probe in plan.probes if probe.told is not None}
+
+
 def as_it_should(probe: canary.Probe) -> tuple[int, bytes]:
     if probe.name:
         return len(NXDOMAIN), NXDOMAIN
@@ -90,11 +95,11 @@ def as_it_should(probe: canary.Probe) -> tuple[int, bytes]:
 @pytest.mark.parametrize("name", sorted(proof_kit.CASES))
 def test_every_policy_has_denials_and_controls_and_each_of_them_counts(name: str) -> None:
     plan = canary.plan(proof_kit.CASES[name]().artefacts)
-    denials = [probe for probe in plan.probes if probe.denied or probe.name]
-    assert len(denials) >= 5
-    assert len(plan.probes) > len(denials)
+    refused = [probe for probe in plan.probes if probe.denied or probe.name]
+    assert len(refused) >= 5
+    assert len(plan.probes) > len(refused)
     assert len(plan.message()) <= canary_program.MESSAGE_BYTES
-    assert plan.faults(answered(plan, as_it_should)) == ()
+    assert plan.faults(answered(plan, as_it_should), told(plan)) == ()
     for odd in plan.probes:
 
         def all_but_one(probe: canary.Probe, odd: canary.Probe = odd) -> tuple[int, bytes]:
@@ -102,9 +107,15 @@ def test_every_policy_has_denials_and_controls_and_each_of_them_counts(name: str
                 return as_it_should(probe)
             return (3, b"") if odd.denied or odd.name else (-errno.EPERM, b"")
 
-        faults = plan.faults(answered(plan, all_but_one))
+        faults = plan.faults(answered(plan, all_but_one), told(plan))
         assert len(faults) == 1, (odd, faults)
         assert odd.what in faults[0]
+        if odd.told is not None:
+            # The world may answer as a refusal does: only who refused it can say that it did.
+            faults = plan.faults(answered(plan, as_it_should), told(plan) - {odd.told})
+            assert len(faults) == 1
+            assert odd.what in faults[0]
+            assert "not refused by" in faults[0]
 
 
 def test_what_is_tried_follows_the_policy() -> None:
@@ -130,7 +141,7 @@ def test_what_is_tried_follows_the_policy() -> None:
     assert not any("name covenant" in what for what in tried(network="outbound-https-only"))
 
 
-def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path) -> None:
+def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = canary_run.Key("p" * 64, sample.host(), "")
     assert not canary_run.passed(tmp_path, key, now_ms=1000)
     canary_run.remember(tmp_path, key, now_ms=1000)
@@ -144,6 +155,9 @@ def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path) -> None:
         canary_run.Key("p" * 64, sample.host(), "eth0"),
     ):
         assert not canary_run.passed(tmp_path, other, now_ms=1000)
+    monkeypatch.setattr(own_code, "digest", lambda: "another Covenant")
+    assert not canary_run.passed(tmp_path, key, now_ms=1000)
+    monkeypatch.undo()
     # What changes all the time is not part of it.
     assert canary_run.passed(tmp_path, canary_run.Key("p" * 64, sample.host(disk_free_mb=1), ""), now_ms=1000)
     canary_run.remember(tmp_path, canary_run.Key("q" * 64, sample.host(), ""), now_ms=1000 + canary_run.VALID_MS)
