@@ -65,7 +65,8 @@ class Channel:
     event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
     ``out_of_memory`` says whether the kernel has killed something of the child's for memory. ``watches`` are
     descriptors of what serves the run (its gateway, its denials), each with what to do when it is readable;
-    ``rounds`` are looked at by the clock. Neither may block.
+    ``rounds`` are looked at by the clock. Neither may block. ``giving`` is called when the agent is about to be given
+    its intent, ``ending`` before the run is ended for a reason of ours: what either cannot write down does not happen.
     """
 
     stdin: int
@@ -79,6 +80,8 @@ class Channel:
     out_of_memory: Callable[[], bool] = lambda: False
     watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
     rounds: Sequence[Round] = ()
+    giving: Callable[[], None] = lambda: None
+    ending: Callable[[errors.RunError], None] = lambda error: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,16 @@ class BoundedTail:
         dropped = self.total - len(self._head) - len(self._tail)
         mark = f"\n[{dropped} bytes dropped]\n".encode() if dropped else b""
         return bytes(self._head) + mark + bytes(self._tail)
+
+    def since(self, offset: int) -> tuple[int, bytes]:
+        """What is kept from ``offset`` of the whole stream on, without a gap, and where that begins."""
+        held, begin = bytes(self._head), self.total - len(self._tail)
+        if begin == len(held):
+            return offset, (held + self._tail)[offset:]
+        if offset < len(held):
+            return offset, held[offset:]
+        begins = max(offset, begin)
+        return begins, bytes(self._tail[begins - begin :])
 
 
 @dataclass
@@ -186,6 +199,15 @@ class Exchange:
         """What the agent and its runtime wrote to stderr, bounded."""
         return self._stderr.value()
 
+    def stderr_since(self, offset: int) -> tuple[int, bytes]:
+        """``BoundedTail.since`` of stderr."""
+        return self._stderr.since(offset)
+
+    @property
+    def over(self) -> bool:
+        """Whether the child has exited, or is being ended: nothing more can be asked of it."""
+        return self._exited or self.error is not None
+
     @property
     def stderr_total(self) -> int:
         """How many bytes stderr had in all."""
@@ -239,6 +261,7 @@ class Exchange:
         """Stop the child for a reason of ours; the first reason is the one that is reported."""
         if self.error is None:
             self.error = error
+            self.channel.ending(error)
         self.killed = True
         self._forget(self.channel.stdin)
         if gently and self._kill_at is None:
@@ -267,6 +290,7 @@ class Exchange:
                 self._watch(one.look)
         if self.error is not None:
             return
+        self.channel.giving()
         now = time.monotonic()
         self.started_at = now - self._begin
         self._deadline = now + self.limits.task_seconds

@@ -245,3 +245,41 @@ def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(
     assert looks == [error], "once, and not by its clock"
     assert exchange.error is error
     assert bytes(exchange.stdout) == (b"" if fails else b"told hi\n")
+
+
+@pytest.mark.parametrize("sizes", [[], [10], [50, 50], [30, 30, 41], [1] * 99, [1] * 300, [1000], [99, 1, 500]])
+def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]) -> None:
+    tail, whole = BoundedTail(100), b""
+    for number, size in enumerate(sizes):
+        data = bytes([number % 251]) * size
+        tail.feed(data)
+        whole += data
+    at, read = 0, b""
+    while at < tail.total:
+        begins, got = tail.since(at)
+        assert got, "no progress"
+        assert begins >= at
+        assert whole[begins : begins + len(got)] == got
+        at, read = begins + len(got), read + got
+    assert len(read) == min(len(whole), 100)
+    assert tail.since(tail.total)[1] == b""
+
+
+def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
+    """Before the intent is given, and before the run is ended: a log that takes no row ends the exchange."""
+    said: list[object] = []
+    with _child(READ + "time.sleep(30)") as channel:
+        told = dataclasses.replace(channel, giving=lambda: said.append("giving"), ending=said.append)
+        exchange = Exchange(told, b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
+        exchange.run()
+    assert said == ["giving", exchange.error]
+    assert exchange.over
+
+    def full() -> None:
+        raise errors.LedgerError("no space left")
+
+    with _child("import sys; print(len(sys.stdin.readline()))") as channel:
+        exchange = Exchange(dataclasses.replace(channel, giving=full), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        with pytest.raises(errors.LedgerError):
+            exchange.run()
+        assert exchange.started_at is None
