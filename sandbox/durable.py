@@ -81,12 +81,16 @@ def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[e
     except OSError as e:
         reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
         raise error(f"file `{place}` cannot be read: {reason}", where=place) from e
-    with os.fdopen(fd, "rb") as stream:
+    try:
         info = os.fstat(fd)
+        # Before a stream is made of it, which Python refuses for a directory.
         if not stat.S_ISREG(info.st_mode):
             raise error(f"`{place}` is no plain file", where=place)
         _check_private(info, place, "0600", error)
-        raw = stream.read(max_bytes + 1)
+        with os.fdopen(fd, "rb", closefd=False) as stream:
+            raw = stream.read(max_bytes + 1)
+    finally:
+        os.close(fd)
     if len(raw) > max_bytes:
         raise error(f"file `{place}` is larger than {max_bytes} bytes", where=place)
     return raw

@@ -59,6 +59,24 @@ class AgentError(OperatorError):
     code = "ssh_agent"
 
 
+class VaultError(OperatorError):
+    """The vault is missing, damaged, older than its record says, or does not answer; nothing is read from it."""
+
+    code = "vault_unusable"
+
+
+class VaultKeyError(VaultError):
+    """No key opens the vault: none is given, it is another's, or its file can be read by others."""
+
+    code = "vault_locked"
+
+
+class SecretError(VaultError):
+    """The vault has no such secret, or has it already, or what was given can be no secret."""
+
+    code = "secret_refused"
+
+
 class TrustError(OperatorError):
     """The trust root is missing, malformed, expired, or does not allow what was asked."""
 

@@ -114,9 +114,9 @@ class Executables(fields.Section):
     ] = ()
 
 
+CREDENTIAL_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
 CredentialName = Annotated[
-    str,
-    AfterValidator(text.Matching("credential", r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "1 to 128 of A-Z a-z 0-9 _ . -")),
+    str, AfterValidator(text.Matching("credential", CREDENTIAL_NAME, "1 to 128 of A-Z a-z 0-9 _ . -"))
 ]
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
+from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -201,6 +203,44 @@ def set_no_new_privs() -> None:
 def set_parent_death_signal(signal_number: int) -> None:
     """PR_SET_PDEATHSIG: the caller gets this signal when the thread that forked it ends."""
     prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def setfsuid(uid: int) -> None:
+    """setfsuid(2): files are opened in this uid's name; with another than 0 the rights over all files go.
+
+    Raises:
+        OSError: the kernel did not take it.
+    """
+    _identity(_libc.setfsuid, "setfsuid", uid)
+
+
+def setfsgid(gid: int) -> None:
+    """setfsgid(2)."""
+    _identity(_libc.setfsgid, "setfsgid", gid)
+
+
+def _identity(call: Any, name: str, number: int) -> None:
+    # The call says what was before and never that it failed; asked with a number that is none, it says what is now.
+    call(ctypes.c_uint32(number))
+    if ctypes.c_uint32(call(ctypes.c_uint32(0xFFFFFFFF))).value != number:
+        raise OSError(errno.EPERM, f"{name}: the kernel did not take {number}")
+
+
+def status_flags(fd: int) -> int:
+    """fcntl(2) F_GETFL: how a descriptor was opened."""
+    return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+
+def mlock(address: int, length: int) -> None:
+    """mlock(2): keep these pages out of swap until they are unmapped."""
+    _checked(_libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(length)), "mlock")
+
+
+def getrandom(address: int, length: int) -> None:
+    """getrandom(2) into memory, so that no other object ever has these bytes."""
+    got = _checked(_libc.getrandom(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_uint(0)), "getrandom")
+    if got != length:  # more than 256 bytes may be cut short by a signal
+        raise OSError(errno.EINTR, "getrandom: cut short")
 
 
 CLOSE_RANGE_CLOEXEC = 4

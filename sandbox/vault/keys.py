@@ -1,0 +1,133 @@
+"""What opens the embedded vault: a passphrase, a file of random bytes, or a credential that systemd hands over.
+
+A run asks nobody: it opens the vault by a file, named in the configuration. A passphrase is for `covenant vault`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from policy import errors
+from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
+from sandbox import durable
+from sandbox.kernel.locked import Locked
+
+KEY_FILE_BYTES = 32
+_MAX_FILE_BYTES = 1024
+CREDENTIAL = "credential:"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What was given, and which kind of lock it opens."""
+
+    kind: Literal["passphrase", "key-file"]
+    secret: Locked
+
+
+@contextlib.contextmanager
+def passphrase(given: bytearray) -> Iterator[Key]:
+    """A passphrase that somebody typed; ``given`` is overwritten.
+
+    Raises:
+        errors.VaultKeyError: it is empty or longer than 1,024 bytes.
+    """
+    if not 0 < len(given) <= MAX_PASSPHRASE_BYTES:
+        raise errors.VaultKeyError(f"a passphrase has between 1 and {MAX_PASSPHRASE_BYTES} bytes")
+    with Locked(len(given)) as secret:
+        secret.view[:] = given
+        given[:] = bytes(len(given))
+        yield Key("passphrase", secret)
+
+
+@contextlib.contextmanager
+def configured(place: str) -> Iterator[Key]:
+    """The key file that the configuration names: a path, or ``credential:NAME`` of the systemd unit.
+
+    Raises:
+        errors.VaultKeyError: there is none, or it is not ours alone, or too short to be a key.
+    """
+    with Locked(_MAX_FILE_BYTES) as buffer:
+        size = _read(path_of(place), buffer)
+        with Locked(size) as secret:
+            secret.view[:] = buffer.view[:size]
+            buffer.close()
+            yield Key("key-file", secret)
+
+
+def path_of(place: str) -> Path:
+    """Where the key file lies.
+
+    Raises:
+        errors.VaultKeyError: none is configured, or this process has no credentials of systemd.
+    """
+    if not place:
+        raise errors.VaultKeyError(
+            "no key file is configured for the vault",
+            hint='write [vault] key = "/etc/covenant/vault.key" in config.toml',
+        )
+    if not place.startswith(CREDENTIAL):
+        return Path(place)
+    # INVARIANT: of the environment only this, and only where root's configuration says so.
+    directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    if not directory.startswith("/"):
+        raise errors.VaultKeyError(
+            f"`{place}` needs a service of systemd", hint="write LoadCredentialEncrypted= in the unit, or name a file"
+        )
+    return Path(directory) / place.removeprefix(CREDENTIAL)
+
+
+def make_file(path: Path) -> None:
+    """A new key file of 32 random bytes, durable.
+
+    Raises:
+        errors.VaultKeyError: there is one already, or it cannot be written.
+    """
+    with Locked(KEY_FILE_BYTES) as key:
+        key.fill_random()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags, 0o400)
+            try:
+                os.write(fd, key.view)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            durable.sync_directory(path.parent)
+        except FileExistsError:
+            raise errors.VaultKeyError(f"`{path}` is there already", where=str(path)) from None
+        except OSError as e:
+            raise errors.VaultKeyError(f"key file `{path}`: {e.strerror}", where=str(path)) from e
+
+
+def _read(path: Path, buffer: Locked) -> int:
+    """The bytes of a private file, straight into locked memory; how many there were."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as e:
+        reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
+        raise errors.VaultKeyError(f"key file `{path}`: {reason}", where=str(path)) from e
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in {0, os.geteuid()}:
+            raise errors.VaultKeyError(
+                f"key file `{path}` is not private: uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}",
+                hint=f"chown root {path}; chmod 0400 {path}",
+                where=str(path),
+            )
+        if not KEY_FILE_BYTES <= info.st_size <= _MAX_FILE_BYTES:
+            raise errors.VaultKeyError(
+                f"key file `{path}` has not between {KEY_FILE_BYTES} and {_MAX_FILE_BYTES} bytes",
+                hint="it holds random bytes; a passphrase is given with --passphrase-file",
+                where=str(path),
+            )
+        return os.readv(fd, [buffer.view])
+    finally:
+        os.close(fd)
