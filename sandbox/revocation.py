@@ -85,7 +85,7 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     with bundle.gate(runs):
         entries = registry.seen(runs)
         hit = _hit(entries, root)  # (1)
-        chosen = [one for one in entries if one.run_id in hit]
+        chosen = sorted((one for one in entries if one.run_id in hit), key=lambda one: one.depth)
         if not chosen:
             return NOTHING
         ended = tuple(hit[one.run_id] for one in chosen)
@@ -96,7 +96,7 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     hierarchies = cgroupfs.Hierarchies.read()
     leaves = [_leaf(hierarchies, one.path) for one in chosen]
     ending.stop(leaves)  # (4)
-    failed += cutting.cut(list(_links(chosen)))  # (5)
+    _try(failed, "networks", lambda: failed.extend(cutting.cut(list(_links(chosen)))))  # (5)
     begun = {leaf.name for leaf in leaves if leaf.pids()}
     _try(failed, "processes", lambda: ending.kill(leaves))  # (6)
     late = [one for one in chosen if one.run_id not in begun]

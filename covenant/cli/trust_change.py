@@ -220,7 +220,32 @@ def revoke(**options: Any) -> None:
     trust_step.step(build, options)
 
 
-COMMANDS = (add, set_, remove, rotate, renew, revoke)
+@click.command()
+@trust_step.JSON
+def enforce(*, as_json: bool) -> None:
+    """End the live runs that rest on what the present trust root revokes.
+
+    Every verb that installs a version does so itself; this is for one that was killed, or said that something was left.
+    """
+    from covenant import trust_root
+
+    home = common.home()
+    with trust_step.changing(home) as held:
+        if held.state is None:
+            raise errors.PrivilegeError(
+                "ending what is revoked needs root", hint="run it with sudo, and give COVENANT_HOME"
+            )
+        enforced = trust_root.enforce(held.state, home, held.root)
+    if as_json:
+        common.emit({"kind": "trust_enforced", "version": held.root.version, **trust_step.ended_document(enforced)})
+    else:
+        trust_step.say_ended(enforced)
+        if not enforced.ended and not enforced.failed:
+            common.say(f"no live run rests on what version {held.root.version} revokes")
+    trust_step.check_ended(enforced)
+
+
+COMMANDS = (add, set_, remove, rotate, renew, revoke, enforce)
 
 
 def _one_of(given: dict[str, Any]) -> str:

@@ -159,10 +159,10 @@ def report(outcome: Outcome, *, as_json: bool) -> None:
                 "place": outcome.place,
                 "changes": list(outcome.changes),
                 "sides": [side_document(side) for side in outcome.sides],
-                "ended": [one.row() for one in outcome.enforced.ended],
-                "not_done": list(outcome.enforced.failed),
+                **ended_document(outcome.enforced),
             }
         )
+        check_ended(outcome.enforced)
         return
     where = common.visible(outcome.place)
     done = "installed" if outcome.decides else "in the working copy"
@@ -176,6 +176,18 @@ def report(outcome: Outcome, *, as_json: bool) -> None:
         say_missing(outcome.sides)
         common.say(f"kept until then: {where}")
         common.say("hand it on: covenant trust export FILE; they: covenant trust import FILE --sign-with NAME")
+    check_ended(outcome.enforced)
+
+
+def ended_document(enforced: Enforced) -> dict[str, Any]:
+    """The same for ``--json``."""
+    return {"ended": [one.row() for one in enforced.ended], "not_done": list(enforced.failed)}
+
+
+def check_ended(enforced: Enforced) -> None:
+    """Leave with status 1 when something that is revoked could not be ended, or written down."""
+    if enforced.failed:
+        click.get_current_context().exit(common.EXIT_FAILED)
 
 
 def say_ended(enforced: Enforced) -> None:

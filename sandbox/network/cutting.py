@@ -34,14 +34,16 @@ def cut(links: Sequence[Link]) -> list[str]:
     What could not be cut is returned in words; the other links are cut all the same, and so is the other end.
     """
     failed: list[str] = []
+    if not links:
+        return failed
     here = functools.partial(_at_the_host, links)
     with contextlib.ExitStack() as stack:
         # Their keepers are hardly ever in another namespace than whoever revokes.
         for namespace in (None, *_others(links, stack)):
             try:
                 failed += here() if namespace is None else spaces.within(namespace, here)
-            except errors.KernelError as e:
-                failed.append(f"the host's end: {e.message}")
+            except (OSError, errors.KernelError) as e:
+                failed.append(f"the host's end: {e}")
     for link in links:
         with contextlib.suppress(OSError, errors.KernelError):  # its keeper is gone, and its namespaces with it
             _in_the_gateway(link)

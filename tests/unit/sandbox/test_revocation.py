@@ -1,0 +1,149 @@
+"""Whom a revocation ends, by labels alone: those that rest on it, all below them, nobody else. Nothing runs here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from policy.signing import authority, trust
+from sandbox import bundle, registry, revocation
+from sandbox.state import State
+from tests import signing_kit as kit
+
+op = kit.operator
+ROOT = kit.root(op(1), op(2))
+REVOKES_1 = kit.root(op(2), revoked=kit.revoked(keys=[kit.revoked_key(1)]))
+REASON = "the key of `op1`, who signed, was revoked: stolen"
+
+
+def _authority(run_id: str, signer: int) -> authority.Authority:
+    trusted = kit.verify(kit.signed(signer), ROOT)
+    return authority.Authority.of(run_id, trusted, trusted.signers)
+
+
+@contextlib.contextmanager
+def live(runs: Path, run_id: str, signers: Sequence[int], *ancestors: str, **more: str) -> Iterator[Path]:
+    """A run's directory: ``signers`` of the whole line, from the first ancestor down to itself."""
+    line = [_authority(name, who) for name, who in zip((*ancestors, run_id), signers, strict=bool(signers))]
+    label = {
+        "agent_id": f"agent-{run_id}",
+        "parent": ancestors[-1] if ancestors else "",
+        "ancestors": " ".join(ancestors),
+        "depth": str(len(ancestors)),
+        revocation.AUTHORITY: authority.encode(line) if line else "",
+        **more,
+    }
+    with bundle.RunDirectory(runs / run_id, label) as directory:
+        yield directory.path
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No keeper is there that would end its run: what waits for one does not."""
+    monkeypatch.setattr(revocation, "_STARTING_SECONDS", 0.0)
+
+
+def enforced(runs: Path, root: trust.TrustRoot = REVOKES_1) -> tuple[revocation.Enforced, list[Mapping[str, Any]]]:
+    rows: list[Mapping[str, Any]] = []
+    return revocation.enforce(runs, root, write=rows.append), rows
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_run_goes_with_all_below_it_and_nobody_else(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for run_id, signers, above in (
+            ("root", (2,), ()),
+            ("bad", (2, 1), ("root",)),
+            ("below", (2, 1, 2), ("root", "bad")),
+            ("good", (2, 2), ("root",)),
+            ("other", (2,), ()),
+        ):
+            stack.enter_context(live(tmp_path, run_id, signers, *above))
+        done, rows = enforced(tmp_path)
+        assert [(one.run_id, one.because, one.reason) for one in done.ended] == [
+            ("bad", "bad", REASON),
+            ("below", "bad", REASON),
+        ]
+        assert rows == [{"version": 1, "runs": [one.row() for one in done.ended]}]
+        marked = {one.run_id for one in registry.live(tmp_path) if bundle.revoked_of(one.path)}
+        assert marked == {"bad", "below"}
+        # They are being ended already: a second call has nothing to do.
+        assert enforced(tmp_path) == (revocation.NOTHING, [])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_whoever_was_adopted_still_rests_on_the_dead_run_that_started_it(tmp_path: Path) -> None:
+    with live(tmp_path, "orphan", (1, 2), "gone"), live(tmp_path, "child", (1, 2, 2), "gone", "orphan"):
+        done, _ = enforced(tmp_path)
+        assert [(one.run_id, one.because) for one in done.ended] == [("orphan", "gone"), ("child", "gone")]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_key_that_was_only_taken_out_ends_nothing_nor_does_a_root_that_revokes_nothing(tmp_path: Path) -> None:
+    with live(tmp_path, "one", (1,)), live(tmp_path, "unsigned", ()):
+        assert enforced(tmp_path, kit.root(op(2))) == (revocation.NOTHING, [])
+        assert enforced(tmp_path, ROOT) == (revocation.NOTHING, [])
+    assert enforced(tmp_path / "none") == (revocation.NOTHING, [])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_self_test_holds_no_agent_and_a_label_that_cannot_be_judged_is_not_spared(tmp_path: Path) -> None:
+    damaged = {revocation.AUTHORITY: '{"line":1}'}
+    with live(tmp_path, "canary", (1,), **{bundle.SELF_TEST: "1"}), live(tmp_path, "damaged", (2,), **damaged):
+        done, _ = enforced(tmp_path)
+        assert [one.run_id for one in done.ended] == ["damaged"]
+        assert "cannot be read" in done.ended[0].reason
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(revocation.ending, "stop", lambda leaves: asked.append("stop"))
+    monkeypatch.setattr(revocation.cutting, "cut", lambda links: asked.append("cut") or [])
+    monkeypatch.setattr(revocation.ending, "kill", lambda leaves: asked.append("kill"))
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(revocation.bundle, "mark_revoked", full)
+    with live(tmp_path, "one", (1,)):
+        done = revocation.enforce(tmp_path, REVOKES_1, write=full)
+        assert [one.run_id for one in done.ended] == ["one"]
+        assert "the log: No space left on device" in done.failed
+        assert "a mark: No space left on device" in done.failed
+        assert asked[:3] == ["stop", "cut", "kill"]
+
+
+def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
+    state_path = tmp_path / "state"
+    state_path.mkdir(mode=0o700)
+    with State(state_path) as state:
+        state.init_root(kit.root_bytes(kit.root_document(op(1)), 1), kit.NOW)
+        above = tmp_path / "above"
+        above.mkdir()
+        revocation.refuse(state, 1, [above])
+        revocation.refuse(state, None, [above, tmp_path / "gone"])
+        with pytest.raises(errors.TrustError, match="version 2, 1 holds now"):
+            revocation.refuse(state, 2, [])
+        bundle.mark_revoked(above, "it leaks")
+        bundle.mark_revoked(above, "a second reason")
+        with pytest.raises(errors.RevokedError, match="above this one, is being ended: it leaks"):
+            revocation.refuse(state, 1, [above])
+
+
+def test_a_child_rests_on_what_its_parent_rests_on(tmp_path: Path) -> None:
+    own = _authority("child", 2)
+    assert authority.decode(revocation.line_below(tmp_path, "", own)) == (own,)
+    assert revocation.line_below(tmp_path, "", None) == ""
+    with live(tmp_path, "parent", (2, 1), "root"):
+        line = authority.decode(revocation.line_below(tmp_path, "parent", own))
+        assert [one.run_id for one in line] == ["root", "parent", "child"]
+    with pytest.raises(errors.RevokedError, match="is gone"):
+        revocation.line_below(tmp_path, "parent", own)
