@@ -49,8 +49,14 @@ class Config(pydantic.BaseModel):
     then says. By ``tell_calls`` the system calls that the filter refused are told as well.
     ``attest_seconds`` is the period of attestation; by ``on_drift`` drift ends the run, or is told only. ``resolvers``
     are the addresses that the DNS gate asks; without any it asks those of the host's resolv.conf. ``uplink`` is the
-    interface by which agents reach the world; while it is empty none does. ``state`` is not a key of the file: it is
-    where the file was looked for.
+    interface by which agents reach the world; while it is empty none does.
+
+    ``callers`` are the uids, besides 0, that may ask the supervisor's socket; each has at most ``caller_requests``
+    open, and ``request_seconds`` until one has come whole. By ``on_supervisor_exit`` runs end with the supervisor, or
+    go on and are found by the next. ``socket`` is where it listens, by default where clients look
+    (sandbox.serve.places).
+
+    ``state`` is not a key of the file: it is where the file was looked for.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -73,9 +79,14 @@ class Config(pydantic.BaseModel):
     self_test: bool = True
     resolvers: tuple[str, ...] = ()
     uplink: str = ""
+    callers: tuple[int, ...] = ()
+    caller_requests: int = pydantic.Field(default=32, ge=1, le=4_096)
+    request_seconds: int = pydantic.Field(default=10, ge=1, le=600)
+    on_supervisor_exit: Literal["end", "continue"] = "end"
+    socket: Path | None = None
     state: Path = Path("/var/lib/covenant")
 
-    @pydantic.field_validator("runsc", "nft", "python3", "node", "state", mode="before")
+    @pydantic.field_validator("runsc", "nft", "python3", "node", "socket", "state", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:
         path = Path(value) if isinstance(value, str) else value
@@ -83,7 +94,7 @@ class Config(pydantic.BaseModel):
             raise ValueError("must be an absolute path without `..`")
         return path
 
-    @pydantic.field_validator("path_owners", "resolvers", mode="before")
+    @pydantic.field_validator("path_owners", "resolvers", "callers", mode="before")
     @classmethod
     def _tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
-from sandbox import attest, attest_network, host
-from sandbox.bundle import RunDirectory, abandoned, cgroups_of, label_of, network_of, remove
+from sandbox import attest, attest_network, host, revocation
+from sandbox.bundle import RunDirectory, abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
 from sandbox.denials import refused_calls
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
@@ -40,7 +40,7 @@ _ATTRIBUTES = {
 
 
 # How often the sandbox's log is read: by the clock, since an agent that makes it write would wake us at each line.
-_CALLS_SECONDS = 0.2
+_CALLS_SECONDS = 0.1
 # Where the package's copy is mounted.
 PACKAGE = "/workspace"
 
@@ -51,8 +51,8 @@ class Job:
     to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
     see (sandbox.runsc_network). ``label`` says whose run it is (sandbox.registry); ``claim`` is called behind the gate
     before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of everything that
-    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` are looked at while the run
-    lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start another first process
+    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and ``watches``
+    are looked at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start another first process
     than the agent, for a self-test alone."""
 
     run_id: str
@@ -69,6 +69,7 @@ class Job:
     denied: denials.Told
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
+    watches: gateway.Watches = field(default_factory=dict)
     disks: Sequence[str] = ()
     arguments: Sequence[str] = ()
 
@@ -85,6 +86,9 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
         directory.note_cgroups(leaf.plan())
         stack.enter_context(leaf)
+        # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
+        if (revoked := revocation.verdict(directory.path)) is not None:
+            raise revoked
         limits = _limits(job, leaf.hierarchies.version)
         leaf.apply(limits)
         config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
@@ -101,7 +105,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
         stack.callback(leaf.kill)
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
-        watches = gate.watches if gate else {}
+        watches = {**job.watches, **(gate.watches if gate else {})}
         rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
         exchange = Exchange(
             _channel(job, directory, leaf, child, started, attestor, watches, rounds), job.intent, job.limits
@@ -109,19 +113,18 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         exchange.run()
         status = child.reap()
         leaf.kill()
-        return _finish(exchange, status, leaf)
+        return _finish(exchange, status, leaf, revocation.verdict(directory.path))
 
 
 def recover(
     runs: Path,
     *,
     config: Config | None = None,
-    ended: Callable[[str, Mapping[str, str]], None] = lambda run_id, label: None,
     hierarchies: cgroupfs.Hierarchies | None = None,
 ) -> list[str]:
     """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories.
 
-    ``ended`` is told the run's id and label when nothing of it runs any more and before the last trace is removed.
+    What the log says of them is for ``rows.cut_off``, afterwards.
     """
     removed = []
     with abandoned(runs) as paths:
@@ -135,9 +138,6 @@ def recover(
         if networked := {path.name: uplink.noted(about) for path in paths if (about := network_of(path)) is not None}:
             uplink.recover(networked, binary=trusted_binary((config or Config()).nft))
         for path in paths:
-            label = label_of(path)
-            if label is not None:
-                ended(path.name, label)
             remove(path)
             removed.append(path.name)
     return removed
@@ -327,10 +327,12 @@ def _channel(
     )
 
 
-def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf) -> Finished:
+def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf, revoked: errors.RunRevokedError | None) -> Finished:
     oom = leaf.oom_kills()
     error = exchange.error
-    if oom and (error is None or isinstance(error, errors.DeadlineError)):
+    if revoked is not None:
+        error = revoked  # whoever revoked it has killed it, which looks like a crash
+    elif oom and (error is None or isinstance(error, errors.DeadlineError)):
         # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1, or as a sandbox
         # that hangs: only the cgroup's counter tells (sandbox-facts).
         error = out_of_memory()

@@ -13,7 +13,6 @@ A refusal in (1) to (3) and a failure in (5) each have their row, whatever it is
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import time
 import uuid
@@ -27,13 +26,14 @@ from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from policy.rules.case import Unsigned
-from policy.signing import trust
-from sandbox import admission, bundle, canary_run, gvisor, host, preparation, registry, self_test
+from policy.signing import authority, trust
+from sandbox import admission, bundle, canary_run, gvisor, host, preparation, registry, revocation, self_test
 from sandbox.config import Config
 from sandbox.denials import Denials
 from sandbox.ledger import Ledger
+from sandbox.network import gateway
 from sandbox.rows import Rows
-from sandbox.runner import Finished, Limits
+from sandbox.runner import Finished, Limits, Round
 from sandbox.state import State
 from sandbox.uids import UidLease
 
@@ -78,7 +78,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state."""
+    """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
+    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches)."""
 
     path: Path
     config: Config
@@ -86,6 +87,7 @@ class Means:
     state: State
     never_granted: tuple[str, ...]
     policies: decide.Policies
+    watches: gateway.Watches = field(default_factory=dict)
 
 
 class Run:
@@ -255,6 +257,8 @@ class Run:
                 limits=self._limits(deadline),
                 state=means.path,
                 hidden=means.never_granted,
+                rounds=(self._watch(label),),
+                watches=means.watches,
             )
         self._lap("run")
         return self._finish(manifest, finished, None, plan.not_enforced)
@@ -303,7 +307,8 @@ class Run:
             claim=claim,
             denied=self._denials.told,
             drifted=self._rows.drift,
-            rounds=(self._denials.round(),),
+            rounds=(self._denials.round(), self._watch(label)),
+            watches=means.watches,
         )
         return preparation.job(
             order,
@@ -317,13 +322,31 @@ class Run:
 
     def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
         """The label of the run, and what is asked behind the gate before others can see it."""
+        runs, trusted = self._means.path / "runs", claim.trusted
         label = claim.label(
             issuer=self._request.issuer,
             operator=self._rows.operator,
             signers=self._rows.signers,
             now_ms=self._now_ms,
         )
-        return label, functools.partial(claim.settle, self._means.path / "runs")
+        signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
+        own = None
+        if signed is not None and not self._request.dev:  # what dev signed rests on a root that no operator revokes by
+            own = authority.Authority.of(self.run_id, signed, self._rows.signers)
+        label[revocation.AUTHORITY] = revocation.line_below(runs, label["parent"], own)
+
+        def settle() -> None:
+            above = [runs / one for one in label["ancestors"].split()]
+            revocation.refuse(self._means.state, signed.root_version if signed else None, above)
+            claim.settle(runs)
+
+        return label, settle
+
+    def _watch(self, label: Mapping[str, str]) -> Round:
+        """What ends the run once somebody, or a new root, says that it is revoked."""
+        means = self._means
+        state = None if self._request.dev else means.state
+        return revocation.Watch(means.path / "runs" / self.run_id, label, state, self._rows.runs_revoked).round()
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import decide, denials, errors
@@ -14,7 +14,7 @@ from policy.package import Package
 from policy.prove import live
 from sandbox import durable, granted, gvisor, host, limits, runsc_network
 from sandbox.config import Config
-from sandbox.network import addresses
+from sandbox.network import addresses, gateway
 from sandbox.rootfs import Skeletons
 from sandbox.runner import Limits, Round
 from sandbox.store import PackageStore
@@ -33,6 +33,7 @@ class Order:
     denied: denials.Told
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
+    watches: gateway.Watches = field(default_factory=dict)
 
 
 def job(
@@ -100,6 +101,7 @@ def job(
         disks=disks,
         drifted=order.drifted,
         rounds=order.rounds,
+        watches=order.watches,
     )
 
 

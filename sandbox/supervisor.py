@@ -7,7 +7,7 @@ cannot be written does not happen.
 from __future__ import annotations
 
 import contextlib
-import functools
+import copy
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from sandbox import config as configuration
 from sandbox import gvisor, lifecycle, rows, surroundings
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
+from sandbox.network import gateway
 from sandbox.rootfs import Skeletons
 from sandbox.state import State
 from sandbox.store import PackageStore
@@ -26,6 +27,11 @@ from sandbox.store import PackageStore
 UNUSED_ROOT_SECONDS = 7 * 86400
 
 __all__ = ["Answer", "Request", "Supervisor"]
+
+
+def open_ledger(state: Path) -> Ledger:
+    """The supervisor's log in COVENANT_STATE."""
+    return Ledger.open(state / "audit", head=state / "audit-head" / "head.json")
 
 
 class Supervisor:
@@ -50,12 +56,10 @@ class Supervisor:
         with self._stack:
             self._stack.enter_context(surroundings.own())
             self.state = self._stack.enter_context(State(self.path))
-            head = self.path / "audit-head" / "head.json"
-            self.ledger = self._stack.enter_context(Ledger.open(self.path / "audit", head=head))
+            self.ledger = self._stack.enter_context(open_ledger(self.path))
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
-            ended = functools.partial(rows.cut_off, self.ledger)
-            gvisor.recover(self.path / "runs", config=self.config, ended=ended)
+            self.recover()
             PackageStore(self.path / "packages").sweep()
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
@@ -63,6 +67,19 @@ class Supervisor:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    @contextlib.contextmanager
+    def in_keeper(self) -> Iterator[Supervisor]:
+        """The same in a forked keeper (sandbox.keeper): what is read is shared, what is locked is opened anew.
+
+        A lock of a file belongs to its open description (flock(2)), and a fork shares it: two keepers that had one
+        would both have the turn.
+        """
+        own = copy.copy(self)
+        with contextlib.ExitStack() as stack:
+            own.state = stack.enter_context(State(self.path))
+            own.ledger = stack.enter_context(open_ledger(self.path))
+            yield own
 
     @contextlib.contextmanager
     def logged(self, issuer: Mapping[str, str]) -> Iterator[None]:
@@ -73,15 +90,22 @@ class Supervisor:
             self.ledger.append("manifest_rejected", events.rejection(e), issuer=issuer, now_ms=int(time.time() * 1000))
             raise
 
-    def run(self, request: Request) -> Answer:
-        """Decide and run.
+    def recover(self) -> None:
+        """Take away what runs left whose keeper is gone, and write down how they ended."""
+        gvisor.recover(self.path / "runs", config=self.config)
+        rows.cut_off(self.ledger)
+
+    def run(self, request: Request, *, watches: gateway.Watches | None = None) -> Answer:
+        """Decide and run. ``watches`` are descriptors of whoever may end it (runner.Channel.watches).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
         """
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            means = lifecycle.Means(self.path, self.config, self.ledger, state, self.never_granted, self.policies)
+            means = lifecycle.Means(
+                self.path, self.config, self.ledger, state, self.never_granted, self.policies, watches or {}
+            )
             one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
             try:
                 return one.go()

@@ -12,7 +12,7 @@ import os
 import pwd
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from policy.package import Package
 from sandbox import config as configuration
 from sandbox import host
 from sandbox.kernel import confine, libc, process, seccomp_loader
-from sandbox.runner import Channel, Exchange, Finished, Limits
+from sandbox.runner import Channel, Exchange, Finished, Limits, Outcome, Round
 from sandbox.store import PackageStore
 
 # The package's place in the agent's mount namespace: a directory of every Linux system (FHS), so that nothing
@@ -139,10 +139,13 @@ def run(
     limits: Limits,
     state: Path,
     hidden: Sequence[str] = (),
+    rounds: Sequence[Round] = (),
+    watches: Mapping[int, Callable[[], Outcome]] | None = None,
 ) -> Finished:
     """Start the agent, hold the exchange, end everything that it started.
 
-    ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into.
+    ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
+    ``rounds`` and ``watches`` are looked at while it lasts.
 
     Raises:
         errors.PrivilegeError: not root.
@@ -169,7 +172,7 @@ def run(
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
         started = os.eventfd(1, os.EFD_CLOEXEC)
         stack.callback(os.close, started)
-        exchange = Exchange(_channel(child, started), intent, limits)
+        exchange = Exchange(_channel(child, started, rounds, watches or {}), intent, limits)
         exchange.run()
         return _finished(plan, exchange, child.reap())
 
@@ -255,7 +258,9 @@ def _covers(hidden: Sequence[str], plan: Plan) -> list[str]:
     return out
 
 
-def _channel(child: process.Child, started: int) -> Channel:
+def _channel(
+    child: process.Child, started: int, rounds: Sequence[Round], watches: Mapping[int, Callable[[], Outcome]]
+) -> Channel:
     def kill() -> None:
         # The keeper ends with the namespace; its own death would end it too, but nobody would wait for that.
         child.signal(confine.KILL_ALL)
@@ -269,6 +274,8 @@ def _channel(child: process.Child, started: int) -> Channel:
         has_started=lambda: True,
         terminate=lambda: child.signal(signal.SIGTERM),
         kill=kill,
+        rounds=rounds,
+        watches=watches,
     )
 
 

@@ -14,4 +14,5 @@ from policy.errors.machine import *  # noqa: F403
 from policy.errors.operator import *  # noqa: F403
 from policy.errors.rules import *  # noqa: F403
 from policy.errors.runs import *  # noqa: F403
+from policy.errors.service import *  # noqa: F403
 from policy.errors.signatures import *  # noqa: F403

@@ -1,0 +1,91 @@
+"""What a keeper does for one connection: read the request within its limits, do it, answer, end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+
+from policy import errors
+from sandbox.kernel import libc
+from sandbox.serve import frames, handlers, protocol
+from sandbox.serve.conversation import Caller, Conversation
+from sandbox.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A connection as the main loop hands it on. ``until`` is when its request must be whole (time.monotonic)."""
+
+    sock: socket.socket
+    caller: Caller
+    until: float
+    alive: int
+    host_network: int
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What the keeper keeps: 2 is where it says what only the operator should read."""
+        given = (2, self.sock.fileno(), self.alive, self.host_network)
+        return tuple(fd for fd in given if fd >= 0)
+
+
+def serve(opening: Opening, supervisor: Supervisor) -> None:
+    """In the keeper: one request, one answer.
+
+    Raises:
+        Exception: a fault of ours, after the client was told that there is one.
+    """
+    enter_host_network(supervisor, opening.host_network)
+    talk = Conversation(opening.sock, opening.caller, supervisor, alive=opening.alive)
+    try:
+        asked = _request(talk, opening.until)
+        if asked is not None:
+            talk.caller = talk.caller.with_groups(opening.sock)
+            handlers.HANDLERS[asked.kind](talk, asked)
+    except errors.CovenantError as e:
+        talk.answer(e.to_json())
+    except Exception as e:
+        talk.answer(errors.InternalError(f"the supervisor failed: {type(e).__name__}").to_json())
+        raise
+    except KeyboardInterrupt:
+        talk.answer(errors.KilledError("the supervisor ended").to_json())
+    finally:
+        for fd in talk.fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            # What the client still has to read is not thrown away with what it sent and nobody read.
+            opening.sock.shutdown(socket.SHUT_WR)
+        opening.sock.close()
+
+
+def recover(supervisor: Supervisor, host_network: int) -> None:
+    """In a keeper: take away what another left."""
+    if host_network >= 0:
+        libc.setns(host_network, libc.CLONE_NEWNET)
+    with supervisor.in_keeper() as own:
+        own.recover()
+
+
+def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
+    """Return to the host's network, where agents have an uplink there; without one nothing of it is needed."""
+    if host_network >= 0:
+        if supervisor.config.uplink:
+            libc.setns(host_network, libc.CLONE_NEWNET)
+        os.close(host_network)
+
+
+def _request(talk: Conversation, until: float) -> protocol.Request | None:
+    """The request with its descriptors; None when the client left instead."""
+    try:
+        raw = frames.receive(talk.sock, max_bytes=frames.REQUEST_BYTES, until=until, fds=talk.fds)
+    except frames.FrameError as e:
+        raise errors.RequestError(f"the request is refused: {e}") from e
+    if raw is None:
+        return None
+    asked = protocol.parse(raw)
+    if len(talk.fds) != asked.descriptors:
+        raise errors.RequestError(
+            f"the request is refused: it brings {len(talk.fds)} descriptors, `{asked.kind}` takes {asked.descriptors}"
+        )
+    return asked

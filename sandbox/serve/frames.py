@@ -1,0 +1,123 @@
+"""One frame of the supervisor's socket: four bytes of length, big end first, and that much JSON in UTF-8.
+
+Descriptors come with the first bytes of a frame (SCM_RIGHTS, unix(7)), and are taken there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+# An intent of 1 MiB (policy.contract), each of whose characters may be an escape of six.
+REQUEST_BYTES: Final = 7 << 20
+# A result of 4 MiB, escaped as well, with stderr and denials.
+ANSWER_BYTES: Final = 32 << 20
+# A package, and the directory that it lies in.
+DESCRIPTORS: Final = 2
+LENGTH: Final = struct.Struct(">I")
+_CHUNK = 1 << 16
+_INT = struct.Struct("i")
+
+
+class FrameError(ValueError):
+    """What came is no frame; the text says why, in one lower-case line."""
+
+
+class SlowError(FrameError):
+    """It did not come in time."""
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """One frame with this document."""
+    body = json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def receive(sock: socket.socket, *, max_bytes: int, until: float | None, fds: list[int] | None = None) -> bytes | None:
+    """The body of the next frame; None at an end of file before it. ``until`` is a time of ``time.monotonic``.
+
+    Descriptors that come with its first bytes are added to ``fds``, whose owner closes them; without ``fds`` they are
+    closed by the kernel.
+
+    Raises:
+        FrameError: it is too large, ends early, or brings more descriptors than a request has.
+        SlowError: it is not whole in time.
+    """
+    head = b""
+    while len(head) < LENGTH.size:
+        part = _some(sock, LENGTH.size - len(head), until, fds if not head else None)
+        if not part:
+            if head:
+                raise FrameError("it ends within its length")
+            return None
+        head += part
+    (size,) = LENGTH.unpack(head)
+    if size > max_bytes:
+        raise FrameError(f"it is {size} bytes, at most {max_bytes} are taken")
+    # Grown as it comes: a length is a word, and costs no memory.
+    body = bytearray()
+    while len(body) < size:
+        part = _some(sock, min(_CHUNK, size - len(body)), until, None)
+        if not part:
+            raise FrameError(f"it ends after {len(body)} of {size} bytes")
+        body += part
+    return bytes(body)
+
+
+def send(sock: socket.socket, frame: bytes, *, until: float | None, fds: Sequence[int] = ()) -> None:
+    """Send a frame whole, with ``fds``.
+
+    Raises:
+        OSError: the other side is gone, or does not read (TimeoutError).
+    """
+    view = memoryview(frame)
+    _set_timeout(sock, until)
+    if fds:
+        view = view[socket.send_fds(sock, [view], list(fds)) :]
+    while view:
+        _set_timeout(sock, until)
+        view = view[sock.send(view[: 1 << 18]) :]
+
+
+def _some(sock: socket.socket, size: int, until: float | None, fds: list[int] | None) -> bytes:
+    try:
+        _set_timeout(sock, until)
+        if fds is None:
+            return sock.recv(size)
+        return _with_descriptors(sock, size, fds)
+    except TimeoutError:
+        raise SlowError("it did not come whole in time") from None
+    except ConnectionError:
+        return b""
+
+
+def _with_descriptors(sock: socket.socket, size: int, fds: list[int]) -> bytes:
+    # Room for one more than is taken: what does not fit, the kernel closes and says so.
+    room = socket.CMSG_SPACE((DESCRIPTORS + 1) * _INT.size)
+    data, messages, flags, _ = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    got: list[int] = []
+    for level, kind, content in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(content) - len(content) % _INT.size
+            got += [fd for (fd,) in _INT.iter_unpack(content[:whole])]
+    if flags & socket.MSG_CTRUNC or len(got) > DESCRIPTORS:
+        for fd in got:
+            os.close(fd)
+        raise FrameError(f"it brings more than {DESCRIPTORS} descriptors")
+    fds += got
+    return data
+
+
+def _set_timeout(sock: socket.socket, until: float | None) -> None:
+    if until is None:
+        sock.settimeout(None)
+        return
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    sock.settimeout(left)

@@ -1,0 +1,11 @@
+"""Who does what is asked: the table from each model of ``protocol`` to its function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sandbox.serve import runs
+from sandbox.serve.conversation import Conversation
+
+HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {"run": runs.run}

@@ -1,0 +1,157 @@
+"""``covenant-supervisor``: the one process with rights, as a service. Run by systemd, or by root in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gc
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from policy import errors
+from sandbox.serve import hardening, notify, places
+from sandbox.serve.server import Server
+from sandbox.supervisor import Supervisor
+
+_LOCK = "supervisor.lock"
+_BACKLOG = 512
+
+
+def entry() -> None:
+    """Console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until a signal; the exit status."""
+    parser = argparse.ArgumentParser(prog="covenant-supervisor", description="Run signed agents for those who may ask.")
+    parser.add_argument("--state", default=places.SYSTEM_STATE, metavar="DIRECTORY", help="COVENANT_STATE")
+    given = parser.parse_args(arguments)
+    try:
+        serve(Path(given.state))
+    except errors.CovenantError as e:
+        sys.stderr.write(f"covenant-supervisor: {e} [{e.code}]\n")
+        if e.hint:
+            sys.stderr.write(f"  mend: {e.hint}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    return 0
+
+
+def serve(state: Path) -> None:
+    """Hold ``state``, listen, and give up what is not needed for that.
+
+    Raises:
+        errors.CovenantError: another does already, or the state or the socket cannot be used.
+    """
+    if not state.is_absolute():
+        raise errors.HomeError(f"`{state}` is not an absolute path")
+    with contextlib.ExitStack() as stack:
+        # A home that holds the state decides as well (covenant.cli.common).
+        hidden = (str(state.parent),) if state.name == "supervisor" else ()
+        supervisor = stack.enter_context(Supervisor(state, never_granted=hidden))
+        stack.enter_context(only_one(state))
+        listener = stack.enter_context(listening(supervisor))
+        network = hardening.apply(supervisor)
+        # What is there now is shared with every keeper, and no collection writes to it.
+        gc.collect()
+        gc.disable()
+        gc.freeze()
+        version = supervisor.state.root_version()
+        root = f"trust root version {version}" if version else "no trust root"
+        sys.stderr.write(f"covenant-supervisor: serves {state} ({root}) at {listener.getsockname()}\n")
+        Server(supervisor, listener, network).serve()
+
+
+@contextlib.contextmanager
+def only_one(state: Path) -> Iterator[None]:
+    """Whoever holds the lock serves this state.
+
+    Raises:
+        errors.AlreadyServedError: another does.
+    """
+    fd = os.open(state / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.AlreadyServedError(f"another supervisor serves `{state}`", where=str(state)) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def listening(supervisor: Supervisor) -> Iterator[socket.socket]:
+    """The socket that systemd gave, or one of our own, which goes with us.
+
+    Raises:
+        errors.ConfigError: the place is not one where only root could have put it.
+    """
+    try:
+        given = notify.listener()
+    except ValueError as e:
+        raise errors.ConfigError(f"the socket of the unit cannot be used: {e}") from e
+    if given is not None:
+        with given:
+            yield given
+        return
+    place = supervisor.config.socket or Path(places.socket_of(str(supervisor.path)))
+    # Below /run the directory goes with each boot.
+    if place == Path(places.SYSTEM_SOCKET):
+        place.parent.mkdir(mode=0o755, exist_ok=True)
+    directory = _roots_own(place.parent)
+    try:
+        # By descriptor: a path may be longer than a socket's address (unix(7)).
+        address = f"/proc/self/fd/{directory}/{place.name}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            _remove_stale(directory, place)
+            before = os.umask(0o177)
+            try:
+                sock.bind(address)
+            finally:
+                os.umask(before)
+            # Who may ask is decided by SO_PEERCRED; the mode only keeps the rest from waiting in the queue.
+            os.chmod(address, 0o666 if supervisor.config.callers else 0o600)
+            sock.listen(_BACKLOG)
+            own = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
+            yield sock
+            with contextlib.suppress(FileNotFoundError):
+                now = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
+                if (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino):
+                    os.unlink(place.name, dir_fd=directory)
+    except OSError as e:
+        raise errors.ConfigError(f"the socket `{place}` cannot be made: {e.strerror}", where=str(place)) from e
+    finally:
+        os.close(directory)
+
+
+def _roots_own(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise errors.ConfigError(f"the socket's directory: {e.strerror}", where=str(path)) from e
+    info = os.fstat(fd)
+    if info.st_uid != 0 or info.st_mode & 0o022:
+        os.close(fd)
+        raise errors.ConfigError(
+            f"others than root can write to `{path}`", hint="put the socket where only root can", where=str(path)
+        )
+    return fd
+
+
+def _remove_stale(directory: int, place: Path) -> None:
+    """What a supervisor that was killed left: nobody listens there, since we hold the lock."""
+    try:
+        info = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(info.st_mode):
+        raise errors.ConfigError(f"`{place}` is there and is no socket", where=str(place))
+    os.unlink(place.name, dir_fd=directory)

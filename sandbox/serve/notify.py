@@ -1,0 +1,57 @@
+"""What systemd is told of the service (sd_notify(3)), and what it gave along (sd_listen_fds(3)); nothing without it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+_FIRST_FD = 3
+# How long the main loop sleeps where nobody watches it.
+_IDLE_SECONDS = 30.0
+_last = 0.0
+
+
+def say(line: str) -> None:
+    """One message, as ``READY=1``; lost where nobody listens."""
+    place = os.environ.get("NOTIFY_SOCKET", "")
+    if not place.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(line.encode(), b"\0" + place[1:].encode() if place[0] == "@" else place.encode())
+
+
+def watchdog_seconds() -> float:
+    """How often the watchdog is told at least: half of what it waits, so that one turn may be late."""
+    given, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not given.isdigit() or (pid and pid != str(os.getpid())):
+        return _IDLE_SECONDS
+    return max(0.1, min(_IDLE_SECONDS, int(given) / 2e6))
+
+
+def alive() -> None:
+    """Tell the watchdog that the loop turns, at most ten times a second."""
+    global _last  # noqa: PLW0603 - one process, one watchdog
+    now = time.monotonic()
+    if now - _last >= 0.1 and os.environ.get("WATCHDOG_USEC"):
+        _last = now
+        say("WATCHDOG=1")
+
+
+def listener() -> socket.socket | None:
+    """The socket that systemd listens on for us, None where it gave none.
+
+    Raises:
+        ValueError: it gave something else than one stream socket that listens.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    if os.environ.get("LISTEN_FDS") != "1":
+        raise ValueError("systemd gave more than one socket")
+    os.set_inheritable(_FIRST_FD, False)
+    sock = socket.socket(fileno=_FIRST_FD)
+    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or not listens:
+        raise ValueError("what systemd gave is no stream socket that listens")
+    return sock

@@ -1,0 +1,71 @@
+"""What may be asked of the supervisor: closed models, one for each kind, read strictly from one frame.
+
+The first frame of a connection is the request, and there is no second: whatever a client sends after it, or its end of
+file, is its leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+import pydantic
+
+from policy import errors
+from policy.signing import strict_json
+from sandbox.serve import frames
+
+# A year, as `covenant run --timeout` takes it.
+_MAX_TIMEOUT_MS = 365 * 86_400_000
+
+
+class Request(pydantic.BaseModel):
+    """One request. The descriptors that came with it are counted by ``descriptors``: how many there must be."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: str
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors come with it."""
+        return 0
+
+
+class Run(Request):
+    """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
+
+    ``user`` is for trusted-local and root alone. A run ends when whoever asked goes away, unless ``detach``.
+    """
+
+    kind: Literal["run"]
+    text: str
+    timeout_ms: Annotated[int, pydantic.Field(ge=1, le=_MAX_TIMEOUT_MS)] | None = None
+    user: Annotated[str, pydantic.Field(min_length=1, max_length=64)] | None = None
+    detach: bool = False
+
+    @property
+    def descriptors(self) -> int:
+        """The package's directory."""
+        return 1
+
+
+KINDS: Final[Mapping[str, type[Request]]] = {"run": Run}
+
+
+def parse(raw: bytes) -> Request:
+    """The request in the body of a frame.
+
+    Raises:
+        errors.RequestError: it is none.
+    """
+    try:
+        value = strict_json.loads(raw, max_bytes=frames.REQUEST_BYTES)
+        if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+            raise strict_json.MalformedError("no object with a `kind`")
+        model = KINDS.get(value["kind"])
+        if model is None:
+            raise strict_json.MalformedError(f"of unknown kind `{strict_json.shown(value['kind'])}`")
+        return strict_json.validate(model, value)
+    except strict_json.MalformedError as e:
+        raise errors.RequestError(f"the request is refused: {e}") from e

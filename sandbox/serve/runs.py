@@ -1,0 +1,62 @@
+"""The request to run a package: its bytes by the descriptor that came, and the answer as a document."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from policy import errors
+from sandbox import package as packages
+from sandbox.lifecycle import Answer, Request
+from sandbox.serve import protocol
+from sandbox.serve.conversation import Conversation
+
+
+def run(talk: Conversation, asked: protocol.Run) -> None:
+    """Run it, and answer with what came of it.
+
+    Raises:
+        errors.CovenantError: it was refused, or the machine failed; either is in the log.
+    """
+    if asked.user is not None and talk.caller.uid != 0:
+        raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
+    directory = talk.directory(0)
+    with talk.opened() as own:
+        issuer = talk.issuer(own)
+        talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
+        with own.logged(issuer):
+            with talk.caller.rights():
+                package = packages.read(directory)
+            if package.envelope is None and talk.caller.uid != 0:
+                # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
+                raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
+        request = Request(
+            package=package,
+            text=asked.text,
+            issuer=issuer,
+            timeout_ms=asked.timeout_ms,
+            user=asked.user,
+            package_name=_name(directory),
+        )
+        answer = own.run(request, watches=talk.watches(detach=asked.detach))
+        talk.answer(document(answer))
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """The answer as a frame has it; ``client.Answer`` is made from it."""
+    fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+    result = answer.result
+    return {
+        "kind": "answer",
+        **fields,
+        "result": None if result is None else dataclasses.asdict(result),
+        "error": None if answer.error is None else answer.error.to_json(),
+        "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
+        "timings": dict(answer.timings),
+    }
+
+
+def _name(directory: int) -> str:
+    """Where the package lies, as the kernel says it: the client's word for it would be the client's."""
+    return os.readlink(f"/proc/self/fd/{directory}").encode(errors="surrogateescape").decode(errors="backslashreplace")

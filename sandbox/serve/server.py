@@ -1,0 +1,293 @@
+"""The supervisor's main loop: accept, look at who it is, fork a keeper. It reads nothing that a client sends.
+
+    (1) whoever is neither root nor in ``callers`` gets one constant answer, and is closed
+    (2) so does whoever has too many requests open, or asks too often
+    (3) the rest wait without a process of their own until their first byte is there, or until their time is over
+    (4) then a keeper is forked, which has the connection alone (sandbox.serve.connection)
+
+A keeper that ended by a signal left something: a further keeper removes it (``Supervisor.recover``), as the next start
+would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from policy import errors
+from sandbox import config as configuration
+from sandbox import keeper
+from sandbox.keeper import Keeper
+from sandbox.network.tokens import Tokens
+from sandbox.serve import connection, frames, notify
+from sandbox.serve.conversation import Caller
+from sandbox.supervisor import Supervisor
+
+# Requests of one user a second, and at once; root asks as often as it likes.
+PER_SECOND, BURST = 20.0, 60.0
+# All connections together, of which each is one descriptor here: a pidfd, or a socket that waits.
+MAX_OPEN = 4096
+# What root may have open at once.
+ROOT_REQUESTS = 2048
+# How many are accepted before anything else has its turn.
+_ACCEPTS = 64
+_END_SECONDS: Final = 60.0
+_NOT_A_CALLER: Final = frames.encode(
+    errors.CallerError("this user may not ask the supervisor", hint="callers in config.toml").to_json()
+)
+_BUSY: Final = frames.encode(
+    errors.BusyError("too many requests of this user", hint="let some end, then ask again").to_json()
+)
+_SLOW: Final = frames.encode(errors.RequestError("the request is refused: it did not come in time").to_json())
+
+
+@dataclass
+class _Account:
+    """What one uid has open, and how often it may ask."""
+
+    tokens: Tokens
+    open: int = 0
+
+
+@dataclass
+class _Waiting:
+    """A connection of which nothing has come yet."""
+
+    sock: socket.socket
+    caller: Caller
+    until: float
+
+
+@dataclass
+class Server:
+    """Serves one listening socket. ``host_network`` is a descriptor of the network namespace that a keeper returns to
+    when the operator named an uplink, -1 where it is in it already."""
+
+    supervisor: Supervisor
+    listener: socket.socket
+    host_network: int = -1
+    _accounts: dict[int, _Account] = field(default_factory=dict)
+    _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    _keepers: dict[int, tuple[Keeper, Callable[[int], None]]] = field(default_factory=dict)
+    _stopping: bool = False
+    _recovering: bool = False
+    _again: bool = False
+    _paused_until: float = 0.0
+
+    def serve(self) -> None:
+        """Until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
+        alive, ours = os.pipe2(os.O_CLOEXEC)
+        self._alive = alive
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, alive)
+            # INVARIANT: nobody else holds this end: keepers see its end of file when this process is gone.
+            stack.callback(os.close, ours)
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self.listener.setblocking(False)
+            self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
+            wake = stack.enter_context(_signals())
+            self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
+            watchdog = notify.watchdog_seconds()
+            notify.say("READY=1")
+            while not self._stopping:
+                self._turn(watchdog)
+            notify.say("STOPPING=1")
+            self._close_waiting()
+            if self.supervisor.config.on_supervisor_exit == "end":
+                self._end_keepers()
+            for child, _ in self._keepers.values():
+                child.close()
+
+    def _turn(self, watchdog: float) -> None:
+        notify.alive()
+        now = time.monotonic()
+        for fd in [fd for fd, one in self._waiting.items() if now >= one.until]:
+            self._drop(fd, _SLOW)
+        if self._paused_until and now >= self._paused_until:
+            self._paused_until = 0.0
+            self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        dues = [one.until for one in self._waiting.values()] + ([self._paused_until] if self._paused_until else [])
+        for key, _ in self._selector.select(min([watchdog, *(max(0.0, due - now) for due in dues)])):
+            key.data()
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue
+            except OSError:
+                # No descriptor or no memory is left: whoever waits in the queue waits for a moment more.
+                self._selector.unregister(self.listener)
+                self._paused_until = time.monotonic() + 0.2
+                return
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """(1) to (3)."""
+        sock.setblocking(False)
+        caller = Caller.of(sock)
+        config = self.supervisor.config
+        if caller.uid != 0 and caller.uid not in config.callers:
+            _close(sock, _NOT_A_CALLER)
+            return
+        now = time.monotonic()
+        account = self._accounts.setdefault(caller.uid, _Account(Tokens(PER_SECOND, BURST, now)))
+        most = ROOT_REQUESTS if caller.uid == 0 else config.caller_requests
+        often = caller.uid != 0 and not account.tokens.take(now)
+        if often or account.open >= most or len(self._waiting) + len(self._keepers) >= MAX_OPEN:
+            _close(sock, _BUSY)
+            return
+        account.open += 1
+        fd = sock.fileno()
+        self._waiting[fd] = _Waiting(sock, caller, now + config.request_seconds)
+        self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._spoke, fd))
+
+    def _spoke(self, fd: int) -> None:
+        """(4): something is there to read, which is not read here."""
+        one = self._waiting[fd]
+        try:
+            if not one.sock.recv(1, socket.MSG_PEEK):
+                self._drop(fd, b"")
+                return
+        except OSError:
+            self._drop(fd, b"")
+            return
+        self._forget(fd)
+        talk = connection.Opening(one.sock, one.caller, one.until, self._alive, self.host_network)
+        ended = functools.partial(self._request_ended, one.caller.uid)
+        try:
+            # 2 is where a keeper says what only the operator should read.
+            self._fork(functools.partial(connection.serve, talk, self.supervisor), talk.descriptors(), ended)
+        except errors.KernelError:
+            self._accounts[one.caller.uid].open -= 1
+            _close(one.sock, _BUSY)
+            return
+        one.sock.close()
+
+    def _drop(self, fd: int, said: bytes) -> None:
+        one = self._waiting[fd]
+        self._forget(fd)
+        self._accounts[one.caller.uid].open -= 1
+        _close(one.sock, said)
+
+    def _forget(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        del self._waiting[fd]
+
+    def _close_waiting(self) -> None:
+        for fd in list(self._waiting):
+            self._drop(fd, b"")
+
+    # --- keepers ----------------------------------------------------------------------------------
+
+    def _fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+        child = keeper.fork(work, keep=keep)
+        self._keepers[child.pidfd] = (child, ended)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
+
+    def _exited(self, pidfd: int) -> None:
+        child, ended = self._keepers.pop(pidfd)
+        self._selector.unregister(pidfd)
+        status = child.reap()
+        child.close()
+        self._reap_orphans()
+        ended(status or 0)
+
+    def _request_ended(self, uid: int, status: int) -> None:
+        self._accounts[uid].open -= 1
+        if status:
+            self._recover()
+
+    def _recover(self) -> None:
+        if self._recovering or self._stopping:
+            self._again = True
+            return
+        self._recovering, self._again = True, False
+        keep = (2, self.host_network) if self.host_network >= 0 else (2,)
+        try:
+            self._fork(functools.partial(connection.recover, self.supervisor, self.host_network), keep, self._recovered)
+        except errors.KernelError:
+            self._recovering = False  # the next that ends badly asks again, and so does the next start
+
+    def _recovered(self, status: int) -> None:
+        self._recovering = False
+        if self._again and not status:
+            self._recover()
+
+    def _end_keepers(self) -> None:
+        """Ask each to end, and wait until it has cleaned up."""
+        until = time.monotonic() + _END_SECONDS
+        for child, _ in self._keepers.values():
+            child.signal(signal.SIGTERM)
+        for child, _ in self._keepers.values():
+            while not keeper.wait(child.pidfd, min(1.0, until - time.monotonic())):
+                notify.alive()
+                if time.monotonic() >= until:
+                    return  # they see the end of ours (conversation.watches)
+            child.reap()
+
+    # --- signals ----------------------------------------------------------------------------------
+
+    def _on_signal(self, wake: int) -> None:
+        for number in os.read(wake, 4096):
+            if number == signal.SIGHUP:
+                self._reload()
+            elif number == signal.SIGCHLD:
+                self._reap_orphans()
+            else:
+                self._stopping = True
+
+    def _reload(self) -> None:
+        try:
+            self.supervisor.config = configuration.load(self.supervisor.path)
+        except errors.CovenantError as e:
+            os.write(2, f"covenant-supervisor: the configuration stays as it was: {e}\n".encode())
+
+    def _reap_orphans(self) -> None:
+        """What a keeper left when it died is ours now (PR_SET_CHILD_SUBREAPER); our own keepers are reaped by name."""
+        own = {child.pid for child, _ in self._keepers.values()}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None or found.si_pid in own:
+                    # Reaped by name first, and then this is asked again.
+                    break
+                os.waitpid(found.si_pid, os.WNOHANG)
+
+
+def _close(sock: socket.socket, said: bytes) -> None:
+    """One constant answer, as much of it as the socket takes at once."""
+    with contextlib.suppress(OSError):
+        if said:
+            sock.send(said, socket.MSG_DONTWAIT)
+    sock.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor on which each signal is a byte of its number."""
+    wake, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+    before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
+    old = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    try:
+        yield wake
+    finally:
+        signal.set_wakeup_fd(old, warn_on_full_buffer=False)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(wake)
+        os.close(written)
