@@ -1,0 +1,217 @@
+"""A revocation that comes in the middle: between verifying and starting, before the cgroup, before the sandbox, and to
+whoever is frozen or was forgotten. Each gap is held open by a hook in our own process; the kernel's part is real."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from policy import errors
+from policy.signing import change
+from policy.signing import envelope as envelopes
+from sandbox import bundle, gvisor, registry, revocation, trusted_local
+from sandbox.kernel import cgroupfs, ending, process
+from sandbox.state import State
+from sandbox.supervisor import Answer
+from tests.kernel import live_runs, revoking
+from tests.kernel.live_runs import SLEEPS, until
+from tests.kernel.world import World, refused
+
+# What an agent that is ended says, and what it says when nobody ends it.
+LEAKS = "the signed manifest was revoked: it leaks"
+ANSWERS = 'import sys\nsys.stdin.readline()\nprint(\'{"text": "done"}\')\n'
+
+
+class Revoking(threading.Thread):
+    """An operator elsewhere, who revokes the only package of the world; ``begun`` waits until a run is marked."""
+
+    def __init__(self, world: World, digest: str) -> None:
+        super().__init__(name="operator")
+        self.world, self.raw = world, revoking.next_root(world, revoking.manifest_of(world, digest))
+        self.enforced = revocation.NOTHING
+
+    def run(self) -> None:
+        self.enforced = revoking.revoke(self.world, self.raw)
+
+    def begun(self) -> None:
+        self.start()
+        runs = self.world.state / "runs"
+        until(lambda: [one for one in registry.live(runs) if bundle.revoked_of(one.path)])
+
+
+def _signed(world: World, code: str = ANSWERS) -> tuple[Path, str]:
+    """A package and the digest of what was signed in it."""
+    package = world.sign(world.package({"main.py": code}, cpu_ms=60_000))
+    signed = envelopes.decode((package / "agent.dsse.json").read_bytes())
+    return package, hashlib.sha256(signed.payload).hexdigest()
+
+
+def _ended(world: World) -> list[str | None]:
+    return [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
+
+
+def test_what_was_verified_under_the_old_root_does_not_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, digest = _signed(world)
+    accept = State.accept
+
+    def accept_then_revoke(self: State, *arguments: Any, **more: Any) -> None:
+        accept(self, *arguments, **more)
+        monkeypatch.setattr(State, "accept", accept)
+        operator = Revoking(world, digest)
+        operator.run()
+        assert operator.enforced == revocation.NOTHING  # no label to be seen yet
+
+    monkeypatch.setattr(State, "accept", accept_then_revoke)
+    monkeypatch.setattr(process, "spawn", lambda launch: pytest.fail("it was started"))
+    with pytest.raises(errors.TrustError, match="verified under trust root version 1, 2 holds now"):
+        world.run(package)
+    assert _ended(world) == ["trust_root"]
+
+
+def test_a_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, digest = _signed(world)
+    operator = Revoking(world, digest)
+    note = bundle.RunDirectory.note_cgroups
+
+    def revoke_then_note(self: bundle.RunDirectory, paths: Any) -> None:
+        operator.begun()
+        note(self, paths)
+
+    monkeypatch.setattr(bundle.RunDirectory, "note_cgroups", revoke_then_note)
+    monkeypatch.setattr(gvisor.process, "spawn", lambda launch: pytest.fail("it was started"))
+    with pytest.raises(errors.RunRevokedError, match=LEAKS):
+        world.run(package)
+    operator.join()
+    assert operator.enforced.failed == ()
+    assert _ended(world) == ["revoked"]
+
+
+def test_a_sandbox_that_is_just_being_started_stands_and_is_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, digest = _signed(world)
+    operator = Revoking(world, digest)
+    spawn, stopped = process.spawn, threading.Event()
+    stop = ending.stop
+
+    def stop_and_say(leaves: Any) -> None:
+        stop(leaves)
+        stopped.set()
+
+    def revoke_then_spawn(launch: process.Launch) -> process.Child:
+        monkeypatch.setattr(gvisor.process, "spawn", spawn)
+        operator.begun()
+        assert stopped.wait(10)
+        # Without the stop this sandbox would start: its keeper looked for the mark before it was there.
+        return spawn(launch)
+
+    monkeypatch.setattr(revocation.ending, "stop", stop_and_say)
+    monkeypatch.setattr(gvisor.process, "spawn", revoke_then_spawn)
+    answer = world.run(package)
+    operator.join()
+    _revoked(answer)
+    assert answer.timings["sandbox start"] == 0.0
+    assert operator.enforced.failed == ()
+    assert _ended(world) == ["revoked"]
+
+
+@pytest.fixture
+def sleeping(world: World) -> Iterator[live_runs.Live]:
+    with live_runs.live(world, SLEEPS) as one:
+        yield one
+
+
+def _digest(one: live_runs.Live) -> str:
+    return registry.live(one.world.state / "runs")[0].payload_digest
+
+
+def _leaf(one: live_runs.Live) -> cgroupfs.Leaf:
+    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.directory.name)
+    leaf.adopt(bundle.cgroups_of(one.directory))
+    return leaf
+
+
+def _revoked(answer: Answer, reason: str = LEAKS) -> None:
+    assert refused(errors.RunRevokedError, answer.error) == reason
+
+
+def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleeping: live_runs.Live) -> None:
+    leaf = _leaf(sleeping)
+    leaf.freeze()
+    operator = Revoking(world, _digest(sleeping))
+    operator.run()
+    assert [one.run_id for one in operator.enforced.ended] == [sleeping.directory.name]
+    _revoked(sleeping.wait())
+
+
+def test_a_keeper_finds_the_root_by_itself_when_nobody_enforced_it(world: World, sleeping: live_runs.Live) -> None:
+    """As after a command that was killed between the two."""
+    raw = revoking.next_root(world, revoking.manifest_of(world, _digest(sleeping)))
+    with State(world.state) as state:
+        state.replace_root(raw, int(time.time() * 1000))
+    _revoked(sleeping.wait())
+    assert [row["kind"]["type"] for row in world.rows()].count("runs_revoked") == 1
+
+
+def test_a_key_that_is_taken_out_ends_nothing_and_one_that_is_revoked_does(world: World) -> None:
+    first, other = world.key, Ed25519PrivateKey.generate()
+    public = envelopes.PublicKey.of(other)
+
+    def add(document: Any) -> Any:
+        entry = {**document.keys[0].model_dump(), "name": "other", "public": public.raw.hex(), "root": False}
+        return change.add(document, entry)
+
+    def revoke(document: Any) -> Any:
+        return change.revoke_key(document, public.keyid, now_ms=world.now_ms, reason="stolen")
+
+    _install(world, add)
+    world.key = other
+    with live_runs.live(world, SLEEPS) as one:
+        world.key = first
+        assert _install(world, lambda document: change.remove(document, "other")) == revocation.NOTHING
+        time.sleep(2.5)  # longer than a keeper takes to look at a new root
+        assert _leaf(one).pids() != []
+        assert [ended.run_id for ended in _install(world, revoke).ended] == [one.directory.name]
+        _revoked(one.wait(), "the key of `other`, who signed, was revoked: stolen")
+
+
+def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No account of any machine, and outside the range of the sandboxed runs.
+    identity = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
+    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    fields = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
+    package = world.sign(world.package({"main.py": SLEEPS}, **fields))
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(world.run(package)))
+    thread.start()
+    (one,) = until(lambda: registry.live(world.state / "runs"))
+    alive = until(lambda: _of_uid(identity.uid))
+    enforced = revoking.revoke(world, revoking.next_root(world, revoking.manifest_of(world, one.payload_digest)))
+    assert enforced.failed == ()
+    assert [ended.run_id for ended in enforced.ended] == [one.run_id]
+    assert not set(alive) & set(_of_uid(identity.uid))
+    thread.join(30)
+    _revoked(answers[0])
+
+
+def _of_uid(uid: int) -> list[int]:
+    """Processes of a user."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{entry}").st_uid == uid:
+                found.append(int(entry))
+    return found
+
+
+def _install(world: World, build: Callable[[Any], Any]) -> revocation.Enforced:
+    return revoking.revoke(world, revoking.next_root(world, build))
