@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import select
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from policy import contract, errors
 
 _CHUNK = 65536
 # How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
 _LOOK_SECONDS = 0.25
+# How often it is looked whether an agent that is told later waits already (seconds).
+_SETTLE_SECONDS = 0.02
+# No wait is without an end, also where nothing is due (seconds).
+_LONGEST_WAIT = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,33 @@ class Round:
     look: Callable[[], Outcome]
     wait: Callable[[], float] | None = None
     at_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an agent that waited is told at last, and the clocks that count from then on."""
+
+    intent: bytes
+    limits: Limits
+
+
+class Later(Protocol):
+    """An intent that is not known yet when the agent starts (sandbox.standby). No method may block for long.
+
+    ``rounds`` are looked at while the agent is held, in the place of the channel's. Until the intent is given the agent
+    may say nothing on stdout, as ever.
+    """
+
+    rounds: Sequence[Round]
+
+    def settled(self) -> bool:
+        """Asked again and again once the agent has started: whether it waits for its intent, and is held now."""
+
+    def fileno(self) -> int:
+        """Readable when somebody comes with an intent."""
+
+    def take(self) -> Given | errors.RunError | None:
+        """The intent, with the agent let go again; an error ends the child; None goes on waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +170,15 @@ class BoundedTail:
 class Exchange:
     """One conversation. ``run`` returns when the child has exited; ``error`` says why it was ended, if it was.
 
-    Times are seconds since ``run`` was called: ``started_at`` None when the agent never started.
+    Times are seconds since ``run`` was called, or since somebody came with the intent where it is ``later``:
+    ``started_at`` None when the agent never started, or was never told anything. ``intent`` is then empty, and the
+    limits hold for the start alone.
     """
 
     channel: Channel
     intent: bytes
     limits: Limits
+    later: Later | None = None
     stdout: bytearray = field(default_factory=bytearray)
     error: errors.RunError | None = None
     started_at: float | None = None
@@ -157,8 +193,7 @@ class Exchange:
         self._pending = memoryview(self.intent)
         self._deadline = self._begin + self.limits.start_seconds
         self._kill_at: float | None = None
-        rounds = (Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds)
-        self._due = [(self._begin + one.seconds, one) for one in rounds]
+        self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             ch = self.channel
@@ -219,14 +254,21 @@ class Exchange:
         if now >= until:
             self._overdue()
             return
-        for index, (at, one) in enumerate(self._due):
+        due = self._due  # a look may put others in its place
+        for index, (at, one) in enumerate(due):
             if now >= at:
                 self._watch(one.look)
-                self._due[index] = (now + (one.seconds if one.wait is None else one.wait()), one)
-        for key, _ in self._selector.select(max(0, min(until, *(at for at, _ in self._due)) - time.monotonic())):
+                due[index] = (now + (one.seconds if one.wait is None else one.wait()), one)
+        until = min([until, now + _LONGEST_WAIT, *(at for at, _ in self._due)])
+        for key, _ in self._selector.select(max(0, until - time.monotonic())):
             key.data()
             if self._exited:
                 return
+
+    def _look_at(self, rounds: Sequence[Round]) -> None:
+        """From now on these are looked at by the clock, and no others."""
+        now = time.monotonic()
+        self._due = [(now + one.seconds, one) for one in rounds]
 
     def _watch(self, look: Callable[[], Outcome]) -> None:
         error = look()
@@ -290,6 +332,33 @@ class Exchange:
                 self._watch(one.look)
         if self.error is not None:
             return
+        if self.later is None:
+            self._give()
+        else:
+            self._due.append((0.0, Round(_SETTLE_SECONDS, functools.partial(self._settle, self.later))))
+
+    def _settle(self, later: Later) -> Outcome:
+        """The start's own deadline holds until the agent waits; from then on nothing ends it but what is watched."""
+        if later.settled():
+            self._look_at(later.rounds)
+            self._deadline = math.inf
+            self._selector.register(later.fileno(), selectors.EVENT_READ, functools.partial(self._take, later))
+        return None
+
+    def _take(self, later: Later) -> None:
+        came = time.monotonic()
+        taken = later.take()
+        if isinstance(taken, Given) and self.error is None:
+            self._forget(later.fileno())
+            self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
+            self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
+            # What it said on its way from being held to here it said before its intent.
+            if not (_readable(self.channel.stdout, 0) and self._peek_early()):
+                self._give()
+        elif isinstance(taken, errors.RunError):
+            self._watch(lambda: taken)
+
+    def _give(self) -> None:
         self.channel.giving()
         now = time.monotonic()
         self.started_at = now - self._begin

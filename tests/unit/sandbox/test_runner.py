@@ -20,9 +20,14 @@ READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 
 
 @contextlib.contextmanager
-def _child(code: str, *, starts: bool = True) -> Iterator[Channel]:
+def child(code: str, *, starts: bool = True, pass_fds: tuple[int, ...] = ()) -> Iterator[Channel]:
+    """A child that runs this code, as the exchange sees it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=pass_fds,
     )
     started_r, started_w = os.pipe()
     if starts:
@@ -54,7 +59,7 @@ def _child(code: str, *, starts: bool = True) -> Iterator[Channel]:
 
 def _run(code: str, *, intent: bytes = b"hi\n", starts: bool = True, **limits: float) -> Exchange:
     bounds = {"start_seconds": 10.0, "task_seconds": 10.0, "grace_seconds": 0.5, **limits}
-    with _child(code, starts=starts) as channel:
+    with child(code, starts=starts) as channel:
         exchange = Exchange(channel, intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
         exchange.run()
     return exchange
@@ -107,7 +112,7 @@ def test_term_then_grace_then_kill() -> None:
 
 
 def test_asking_that_takes_its_time_is_part_of_the_grace() -> None:
-    with _child(READ + "signal.signal(15, signal.SIG_IGN)\ntime.sleep(30)") as channel:
+    with child(READ + "signal.signal(15, signal.SIG_IGN)\ntime.sleep(30)") as channel:
         slow = dataclasses.replace(channel, terminate=lambda: time.sleep(2.0))
         exchange = Exchange(slow, b"hi\n", Limits(10.0, 0.5, "clock", grace_seconds=2.0))
         exchange.run()
@@ -158,7 +163,7 @@ def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
 def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None:
     """The kernel may take a process without which the rest waits for ever; only the cgroup's counter says so."""
     begin = time.monotonic()
-    with _child("import time; time.sleep(30)") as channel:
+    with child("import time; time.sleep(30)") as channel:
         hanging = dataclasses.replace(channel, out_of_memory=lambda: time.monotonic() - begin > 0.5)
         exchange = Exchange(hanging, b"hi\n", Limits(10.0, 10.0, "clock", 5.0))
         exchange.run()
@@ -178,7 +183,7 @@ def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
         looks.append(time.monotonic())
         os.write(write, b"x")
 
-    with _child(READ + "time.sleep(0.6)\nprint('done')") as channel:
+    with child(READ + "time.sleep(0.6)\nprint('done')") as channel:
         served = dataclasses.replace(channel, watches={read: hear}, rounds=(Round(0.1, look),))
         exchange = Exchange(served, b"hi\n", Limits(10.0, 10.0, "clock", 0.5))
         exchange.run()
@@ -199,7 +204,7 @@ def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
         # There is always something to hear: also when the child has gone.
         heard.append(exchange._exited)
 
-    with _child(READ + "print('done')") as channel:
+    with child(READ + "print('done')") as channel:
         exchange = Exchange(
             dataclasses.replace(channel, watches={read: hear}), b"hi\n", Limits(10.0, 10.0, "clock", 0.5)
         )
@@ -216,7 +221,7 @@ def test_what_serves_the_run_can_end_it(by: str) -> None:
     read, write = os.pipe()
     os.write(write, b"x")
     error = errors.SandboxCrashedError("the gateway is gone")
-    with _child(READ + "time.sleep(30)") as channel:
+    with child(READ + "time.sleep(30)") as channel:
         if by == "watch":
             served = dataclasses.replace(channel, watches={read: lambda: error})
         else:
@@ -238,7 +243,7 @@ def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(
         looks.append(error)
         return error
 
-    with _child(READ + "print('told ' + line.strip())") as channel:
+    with child(READ + "print('told ' + line.strip())") as channel:
         served = dataclasses.replace(channel, rounds=(Round(3600, look, at_start=True),))
         exchange = Exchange(served, b"hi\n", Limits(10.0, 20.0, "clock", 0.5))
         exchange.run()
@@ -268,7 +273,7 @@ def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]
 def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
     """Before the intent is given, and before the run is ended: a log that takes no row ends the exchange."""
     said: list[object] = []
-    with _child(READ + "time.sleep(30)") as channel:
+    with child(READ + "time.sleep(30)") as channel:
         told = dataclasses.replace(channel, giving=lambda: said.append("giving"), ending=said.append)
         exchange = Exchange(told, b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
         exchange.run()
@@ -278,7 +283,7 @@ def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
     def full() -> None:
         raise errors.LedgerError("no space left")
 
-    with _child("import sys; print(len(sys.stdin.readline()))") as channel:
+    with child("import sys; print(len(sys.stdin.readline()))") as channel:
         exchange = Exchange(dataclasses.replace(channel, giving=full), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
         with pytest.raises(errors.LedgerError):
             exchange.run()

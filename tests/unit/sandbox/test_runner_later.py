@@ -1,0 +1,156 @@
+"""An intent that comes later: the agent starts, is held, and is told when somebody comes, with real children."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from policy import errors
+from sandbox.runner import Exchange, Given, Limits, Round
+from tests.unit.sandbox.test_runner import READ, child
+
+START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)
+NEVER: Sequence[Round] = ()
+OPEN: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        os.close(OPEN.pop())
+
+
+@dataclass
+class Scripted:
+    """Holds after ``after`` looks; then ``come`` is called once, and whoever comes brings ``brings``."""
+
+    brings: list[Given | errors.RunError | None]
+    after: int = 1
+    come: Callable[[], None] = lambda: None
+    rounds: Sequence[Round] = NEVER
+    looks: int = 0
+    held_at: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        OPEN.append(self.fd)
+
+    def settled(self) -> bool:
+        self.looks += 1
+        if self.looks < self.after:
+            return False
+        self.held_at.append(self.looks)
+        if self.brings:
+            os.eventfd_write(self.fd, len(self.brings))
+        self.come()
+        return True
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def take(self) -> Given | errors.RunError | None:
+        os.eventfd_read(self.fd)
+        return self.brings.pop(0)
+
+
+def _run(code: str, later: Scripted, *, start: Limits = START) -> Exchange:
+    with child(code) as channel:
+        exchange = Exchange(channel, b"", start, later=later)
+        exchange.run()
+    return exchange
+
+
+def test_the_agent_is_told_when_somebody_comes_and_its_clocks_count_from_then() -> None:
+    later = Scripted([None, Given(b"hi\n", TASK)], after=3)
+    done = _run(READ + "print(line.strip(), repr(sys.stdin.read()))", later)
+    assert done.error is None
+    assert bytes(done.stdout) == b"hi ''\n"
+    assert later.held_at == [3]
+    assert done.started_at is not None
+    assert 0 <= done.started_at <= done.ended_at
+
+
+def test_the_task_has_its_own_clock_and_waiting_has_none() -> None:
+    later = Scripted([Given(b"hi\n", replace(TASK, task_seconds=0.3))])
+    done = _run(READ + "time.sleep(30)", later, start=replace(START, start_seconds=0.2))
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.error.details["clock"] == "timeout"
+
+
+def test_an_agent_that_never_waits_has_the_deadline_of_the_start() -> None:
+    done = _run("import time; time.sleep(30)", Scripted([], after=10**6), start=replace(START, start_seconds=0.2))
+    assert isinstance(done.error, errors.StartTimeoutError)
+    assert done.started_at is None
+
+
+@pytest.mark.parametrize("after", [2, 10**6], ids=["held", "not yet"])
+def test_who_speaks_before_its_intent_is_refused_as_ever(after: int) -> None:
+    done = _run("print('early', flush=True)\n" + READ + "time.sleep(30)", Scripted([], after=after))
+    assert isinstance(done.error, errors.EarlyOutputError)
+
+
+def test_who_speaks_as_soon_as_it_is_let_go_is_refused_before_it_is_told() -> None:
+    """The word comes with the intent at once: what was said in between was said without it."""
+    read, write = os.pipe()
+
+    class Thawing(Scripted):
+        def take(self) -> Given | errors.RunError | None:
+            taken = super().take()
+            os.write(write, b"go")
+            os.set_blocking(said, True)
+            assert os.read(said, 4) == b"said"
+            return taken
+
+    ready, said_w = os.pipe()
+    said = ready
+    for fd in (read, said_w):
+        os.set_inheritable(fd, True)
+    code = (
+        f"import os, sys\nos.read({read}, 2)\nprint('now', flush=True)\nos.write({said_w}, b'said')\n"
+        "print(len(sys.stdin.readline()))"
+    )
+    try:
+        with child(code, pass_fds=(read, said_w)) as channel:
+            exchange = Exchange(channel, b"", START, later=Thawing([Given(b"hi\n", TASK)]))
+            exchange.run()
+    finally:
+        for fd in (read, write, ready, said_w):
+            os.close(fd)
+    assert isinstance(exchange.error, errors.EarlyOutputError)
+    assert bytes(exchange.stdout) == b"now\n"
+
+
+def test_one_that_dies_while_it_is_held_ends_the_exchange_untold() -> None:
+    with child(READ + "time.sleep(30)") as channel:
+        later = Scripted([], come=channel.kill)
+        done = Exchange(channel, b"", START, later=later)
+        done.run()
+    assert (done.started_at, done.error) == (None, None)
+
+
+def test_an_error_instead_of_an_intent_ends_it() -> None:
+    done = _run(READ + "time.sleep(30)", Scripted([errors.KilledError("the package was revoked")]))
+    assert isinstance(done.error, errors.KilledError)
+    assert done.started_at is None
+
+
+def test_while_it_is_held_only_its_own_rounds_are_looked_at() -> None:
+    seen: list[str] = []
+
+    def held() -> None:
+        seen.append("held")
+        if seen.count("held") == 5:
+            later.brings.append(Given(b"hi\n", TASK))
+            os.eventfd_write(later.fd, 1)
+
+    later = Scripted([], rounds=(Round(0.02, held),))
+    with child(READ + "time.sleep(0.2); print(1)") as channel:
+        one = Round(0.02, lambda: seen.append("run"))
+        Exchange(replace(channel, rounds=(one,)), b"", START, later=later).run()
+    first, last = seen.index("held"), len(seen) - 1 - seen[::-1].index("held")
+    assert set(seen[first : last + 1]) == {"held"}
+    assert "run" in seen[last + 1 :]
