@@ -13,7 +13,7 @@ import re
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -79,7 +79,7 @@ class Config(pydantic.BaseModel):
     self_test: bool = True
     resolvers: tuple[str, ...] = ()
     uplink: str = ""
-    callers: tuple[int, ...] = ()
+    callers: tuple[Annotated[int, pydantic.Field(ge=1, le=2**32 - 2)], ...] = ()
     caller_requests: int = pydantic.Field(default=32, ge=1, le=4_096)
     request_seconds: int = pydantic.Field(default=10, ge=1, le=600)
     on_supervisor_exit: Literal["end", "continue"] = "end"
@@ -122,6 +122,12 @@ class Config(pydantic.BaseModel):
         if value and not _DEVICE.fullmatch(value):
             raise ValueError("must be the name of a network interface")
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _no_agent_asks(self) -> Config:
+        if any(self.uid_first <= uid < self.uid_first + self.uid_count for uid in self.callers):
+            raise ValueError("`callers` has a uid of the range that agents run as")
+        return self
 
     @pydantic.field_validator("trusted_local_user")
     @classmethod

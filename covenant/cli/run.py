@@ -1,8 +1,9 @@
-"""``covenant run`` and ``covenant dev``: the main job in one root process."""
+"""``covenant run`` and ``covenant dev``: the supervisor does the main job, or the same code in this process as root."""
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from covenant.cli import common
+from covenant.cli import asking, common
 from policy import errors
 
 if TYPE_CHECKING:
+    import socket
+
     from policy.package import Package
+    from sandbox.serve import client
     from sandbox.supervisor import Answer, Supervisor
 
 # A year is longer than any other clock of a run; infinity is no number of milliseconds.
@@ -45,13 +49,39 @@ def dev(package: Path, text: str, timeout: float | None, as_json: bool) -> int:
 
 
 def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_json: bool, dev: bool) -> int:
+    # No comparison of a range is false for it.
+    if timeout is not None and math.isnan(timeout):
+        raise errors.UsageError("--timeout `nan` is no number of seconds")
+    timeout_ms = None if timeout is None else int(timeout * 1000)
+    if not dev:  # the local key that dev signs with is root's own, and nobody asks for it over a socket
+        with asking.supervisor() as sock:
+            if sock is not None:
+                return _report(_asked(sock, path, _text(text), timeout_ms, user), as_json=as_json)
+    return _report(_here(path, text, timeout_ms, user, dev=dev), as_json=as_json)
+
+
+def _asked(sock: socket.socket, path: Path, text: str, timeout_ms: int | None, user: str | None) -> client.Answer:
+    """The answer of a supervisor, which reads the package by a descriptor of ours."""
+    from sandbox.serve import client
+
+    try:
+        # As the package's reader opens it: no symlink, and nothing but a directory.
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        reason = "it is a symlink" if os.path.islink(path) else e.strerror
+        raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
+    try:
+        return client.run(sock, directory, text, timeout_ms=timeout_ms, user=user, said=asking.say_whose)
+    finally:
+        os.close(directory)
+
+
+def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool) -> Answer:
+    """The answer of the supervisor in this process."""
     from covenant import identity
     from sandbox import package as packages
     from sandbox.supervisor import Request, Supervisor
 
-    # No comparison of a range is false for it.
-    if timeout is not None and math.isnan(timeout):
-        raise errors.UsageError("--timeout `nan` is no number of seconds")
     home, state = common.home(), common.state()
     # Without root it refuses here, before a key or a directory is made.
     opening = Supervisor(state, never_granted=(str(home),))
@@ -60,18 +90,17 @@ def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_j
         _say_whose(home, supervisor)
         with supervisor.logged(issuer):
             package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
-        answer = supervisor.run(
+        return supervisor.run(
             Request(
                 package=package,
                 text=intent,
                 issuer=issuer,
-                timeout_ms=None if timeout is None else int(timeout * 1000),
+                timeout_ms=timeout_ms,
                 user=user,
                 dev=dev_id,
                 package_name=str(path.resolve()),
             )
         )
-    return _report(answer, as_json=as_json)
 
 
 def _say_whose(home: Path, supervisor: Supervisor) -> None:
@@ -112,7 +141,7 @@ def _text(text: str) -> str:
         raise errors.UsageError("the intent on stdin is not UTF-8") from e
 
 
-def _report(answer: Answer, *, as_json: bool) -> int:
+def _report(answer: Answer | client.Answer, *, as_json: bool) -> int:
     for name in answer.unknown_sections:
         common.say(f"note: section [{common.visible(name)}] of agent.toml is not known and grants nothing", err=True)
     for line in answer.not_enforced:

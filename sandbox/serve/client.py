@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policy import errors
+from policy import denials, errors
 from sandbox.serve import frames, places
 
 # Before the request is sent; a queue that is full makes whoever connects wait.
@@ -36,16 +36,6 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
-    """A refusal and how often it came: layer, target, code, count (policy.denials.Row)."""
-
-    layer: str
-    target: str
-    code: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What came of a run that was started, as sandbox.lifecycle.Answer has it."""
 
@@ -58,7 +48,7 @@ class Answer:
     stderr: str
     not_enforced: tuple[str, ...]
     unknown_sections: tuple[str, ...]
-    denials: tuple[Denied, ...]
+    denials: tuple[denials.Row, ...]
     timings: Mapping[str, float]
 
 
@@ -160,7 +150,7 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
             stderr=document["stderr"],
             not_enforced=tuple(document["not_enforced"]),
             unknown_sections=tuple(document["unknown_sections"]),
-            denials=tuple(Denied(*row) for row in document["denials"]),
+            denials=tuple(denials.Row(denials.Denial(*row[:3]), row[3]) for row in document["denials"]),
             timings=document["timings"],
         )
     except (KeyError, TypeError) as e:

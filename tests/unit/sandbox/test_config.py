@@ -31,10 +31,13 @@ def test_every_key_can_be_written() -> None:
         'allow_unsigned_trusted_local = true\ntrusted_local_user = "nobody"\npath_owners = [1000]\n'
         'uplink = "eth0"\nresolvers = ["9.9.9.9", "2620:fe::fe"]\nattest_seconds = 5\non_drift = "alarm"\n'
         "self_test = false\ntell_calls = false\n"
+        'callers = [1000]\ncaller_requests = 2\nrequest_seconds = 3\non_supervisor_exit = "continue"\n'
+        'socket = "/run/x.sock"\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
     written |= {"uplink", "resolvers", "attest_seconds", "on_drift", "self_test", "tell_calls"}
+    written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "socket"}
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))
 
@@ -56,6 +59,9 @@ def test_every_key_can_be_written() -> None:
         ("allow_unsigned_trusted_local = 1", "`allow_unsigned_trusted_local`"),
         ('trusted_local_user = "a b"', "`trusted_local_user`"),
         ('path_owners = ["root"]', "`path_owners"),
+        ("callers = [0]", "`callers"),
+        ("callers = [2000000]", "`callers`"),
+        ('socket = "x.sock"', "`socket`"),
         ('uplink = "lo"', "`uplink`"),
         ('uplink = "cv-12345678"', "`uplink`"),
         ('uplink = "eth0;drop"', "`uplink`"),

@@ -1,0 +1,58 @@
+"""Where the supervisor is for this command: a connection to it, or none, and then the command does the work itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    import socket
+
+
+@contextlib.contextmanager
+def supervisor() -> Iterator[socket.socket | None]:
+    """A connection to the supervisor of COVENANT_STATE, or of the machine; None where none listens.
+
+    COVENANT_SOCKET names one, which must then be there.
+
+    Raises:
+        errors.ImpostorError: whoever listens is not root.
+        errors.ServiceError: it cannot be asked.
+    """
+    from sandbox.serve import client
+
+    named = os.environ.get("COVENANT_SOCKET")
+    state, given = _state()
+    with contextlib.ExitStack() as stack:
+        for path in [os.path.abspath(named)] if named else client.candidates(state, given=given):
+            sock = stack.enter_context(client.connected(path))
+            if sock is not None:
+                yield sock
+                return
+        if named:
+            raise errors.ServiceError(
+                f"no supervisor listens at `{named}`, or not for this user",
+                hint="start covenant-supervisor, and name this uid in `callers` of its configuration",
+                where=named,
+            )
+        yield None
+
+
+def say_whose(state: Mapping[str, Any]) -> None:
+    """What a run says first of the supervisor that took it."""
+    if state.get("state") == "accepted":
+        version = state.get("trust_root")
+        trust = f"trust root version {version}" if version else "no trust root"
+        common.say(f"supervisor of {common.visible(str(state.get('supervisor_state')))}, {trust}", err=True)
+
+
+def _state() -> tuple[str, bool]:
+    """COVENANT_STATE as ``common.state`` has it, without making anything; and whether the caller named it."""
+    home = os.environ.get("COVENANT_HOME")
+    given = os.environ.get("COVENANT_STATE") or (os.path.join(home, "supervisor") if home else None)
+    return os.path.abspath(given or os.path.expanduser("~/.covenant/supervisor")), given is not None
