@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,9 +30,13 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Put the record in place whole; where nothing can be written it is found out anew next time."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    # One name, so that what a killed writer leaves is overwritten and does not pile up. Of two that write at once one
+    # may lose its record, or put the other's in place while it is written: a part of a document is as good as none.
+    temporary = path.parent / f".{path.name}.new"
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             with os.fdopen(fd, "w") as stream:

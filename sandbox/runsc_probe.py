@@ -14,11 +14,12 @@ import secrets
 import select
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from policy.compile import oci, plan
+from sandbox import bundle as bundles
 from sandbox import closure, rootfs
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs, process, runsc
@@ -30,6 +31,9 @@ _FILTER_FLAG = "--oci-seccomp"
 _ARCHES = {"x86_64": ("SCMP_ARCH_X86_64", ["mkdir", "mkdirat"]), "aarch64": ("SCMP_ARCH_AARCH64", ["mkdirat"])}
 _NOBODY = 65534
 _MAX_OUTPUT = 64 * 1024
+# How the names of its directories and cgroups begin.
+PREFIX = "doctor-"
+_Note = Callable[[Mapping[str, Path]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,10 @@ def alive(config: Config, binary: Path, *, deadline_seconds: float) -> Alive:
     Raises:
         errors.MachineError: no cgroup can be made, or the probe's own programs are missing.
     """
-    with _folder(config) as folder:
-        store = rootfs.Skeletons(Path(folder) / "rootfs")
+    with _folder(config) as (folder, note):
+        store = rootfs.Skeletons(folder / "rootfs")
         root = store.get([closure.of_elf(p, config) for p in _PROGRAMS.values()], _POINTS)
-        probe = _Probe(Path(folder), binary, root, deadline_seconds)
+        probe = _Probe(folder, note, binary, root, deadline_seconds)
         status = probe.start([str(_PROGRAMS["cat"]), "/proc/self/status"], filtered=True)
         if fault := _started(status):
             return Alive(fault, status.seconds)
@@ -80,10 +84,10 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
     Raises:
         errors.MachineError: no cgroup can be made, or the probe's own program is missing.
     """
-    with _folder(config) as folder:
-        store = rootfs.Skeletons(Path(folder) / "rootfs")
+    with _folder(config) as (folder, note):
+        store = rootfs.Skeletons(folder / "rootfs")
         root = store.get([closure.of_elf(_PROGRAMS["cat"], config)], _POINTS)
-        probe = _Probe(Path(folder), binary, root, deadline_seconds)
+        probe = _Probe(folder, note, binary, root, deadline_seconds)
         argv = [str(_PROGRAMS["cat"]), "/proc/net/dev"]
         found = probe.start(argv, filtered=True, network=network, covered=covered)
         if fault := _started(found):
@@ -91,21 +95,33 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
         return "" if b"eth0:" in found.output else "the sandbox starts, and has not taken its device"
 
 
-def _folder(config: Config) -> tempfile.TemporaryDirectory[str]:
-    """Below the state, where nobody else can reach: what is started there follows no variable of the caller's."""
-    parent = config.state if config.state.is_dir() else Path("/tmp")  # noqa: S108 - doctor, before there is a state
-    return tempfile.TemporaryDirectory(prefix="covenant-doctor-", dir=parent)
+@contextlib.contextmanager
+def _folder(config: Config) -> Iterator[tuple[Path, _Note]]:
+    """A run's directory, where nobody else can reach and from which the next start takes away what a killed probe left.
+
+    Also what is told where a cgroup will lie, before it is made.
+    """
+    if not config.state.is_dir():  # doctor, before there is a state
+        with tempfile.TemporaryDirectory(prefix="covenant-doctor-", dir="/tmp") as folder:
+            yield Path(folder), lambda paths: None
+        return
+    runs = config.state / "runs"
+    runs.mkdir(mode=0o700, exist_ok=True)
+    name = f"{PREFIX}{secrets.token_hex(8)}"
+    with bundles.RunDirectory(runs / name, {bundles.SELF_TEST: "yes"}) as directory:
+        yield directory.path, directory.note_cgroups
 
 
 class _Probe:
-    def __init__(self, folder: Path, binary: Path, root: Path, deadline_seconds: float) -> None:
-        self._folder, self._binary, self._root, self._deadline = folder, binary, root, deadline_seconds
+    def __init__(self, folder: Path, note: _Note, binary: Path, root: Path, deadline_seconds: float) -> None:
+        self._folder, self._note, self._deadline = folder, note, deadline_seconds
+        self._binary, self._root = binary, root
 
     def start(
         self, argv: list[str], *, filtered: bool, network: int | None = None, covered: Sequence[str] = ()
     ) -> Outcome:
         """One sandbox from start to nothing left."""
-        name = f"doctor-{secrets.token_hex(8)}"
+        name = f"{PREFIX}{secrets.token_hex(8)}"
         bundle, state = self._folder / name, self._folder / f"{name}-state"
         bundle.mkdir(mode=0o700)
         (bundle / "config.json").write_text(json.dumps(_config(self._root, argv, network=network is not None)))
@@ -114,7 +130,9 @@ class _Probe:
             flags["--network"] = plan.NETSTACK[0]
         arguments = [str(self._binary), f"--root={state}", *(f"{k}={v}" for k, v in flags.items())]
         with contextlib.ExitStack() as stack:
-            leaf = stack.enter_context(cgroupfs.Leaf(cgroupfs.Hierarchies.read(), name))
+            leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), name)
+            self._note(leaf.plan())
+            stack.enter_context(leaf)
             launch = process.Launch(
                 program=str(self._binary),
                 arguments=[*arguments, "run", f"--bundle={bundle}", name],

@@ -8,14 +8,12 @@ import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from policy import data, denials, errors
-from sandbox import bundle, canary, canary_program, canary_run, elf, own_code, rows
+from sandbox import canary, canary_program, canary_run, elf, own_code
 from sandbox.canary_program import Bytes, Call, Result
-from sandbox.ledger import Ledger
 from tests import proof_kit
 from tests.unit.policy.compile import sample
 
@@ -162,20 +160,6 @@ def test_it_is_remembered_for_a_day_by_what_it_is_about(tmp_path: Path, monkeypa
     assert canary_run.passed(tmp_path, canary_run.Key("p" * 64, sample.host(disk_free_mb=1), ""), now_ms=1000)
     canary_run.remember(tmp_path, canary_run.Key("q" * 64, sample.host(), ""), now_ms=1000 + canary_run.VALID_MS)
     assert not canary_run.passed(tmp_path, key, now_ms=1000)
-
-
-class NoLedger:
-    """A log into which nothing may be written."""
-
-    def append(self, *args: object, **fields: object) -> None:
-        raise AssertionError((args, fields))
-
-
-def test_a_self_test_that_was_cut_off_is_no_run_of_an_agents() -> None:
-    label = {"agent_id": "a", "operator": "", "display": "d", "pubkey": "p"}
-    rows.cut_off(cast("Ledger", NoLedger()), "run", {**label, bundle.SELF_TEST: "yes"})
-    with pytest.raises(AssertionError, match="cut_off"):
-        rows.cut_off(cast("Ledger", NoLedger()), "run", label)
 
 
 def test_what_cannot_be_asked_at_once_is_a_refusal_and_no_fault_of_ours() -> None:

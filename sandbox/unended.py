@@ -1,0 +1,103 @@
+"""Which runs the log shows as started whose process is gone: each gets its end, once.
+
+A run is marked before its start is written and unmarked after its end is: a locked file below COVENANT_STATE, which
+says that somebody lives who will write the end. A mark whose lock is free says nothing by itself; what the log holds
+decides, so that a kill between a row and its mark leaves neither a start without an end nor a second end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sandbox import bundle, memo
+from sandbox.ledger import Ledger
+
+# Up to where every run of the log has its end: what need not be read again. Moved on now and then alone.
+_SETTLED = ".settled"
+_STEP_BYTES = 64 * 1024
+_STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
+
+
+class Mark:
+    """This process will write the run's end. Made before the start is written."""
+
+    def __init__(self, ledger: Ledger, run_id: str) -> None:
+        self._path = _place(ledger) / run_id
+        with _gate(self._path.parent):
+            self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._fd, str(os.getpid()).encode())
+
+    def clear(self) -> None:
+        """The end is written, or no start was."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
+    """The events of runs that were started, have no end, and whose process is gone: whoever asks writes their ends.
+
+    One at a time, and no run starts meanwhile: what is seen here is seen by nobody else.
+
+    Raises:
+        errors.LedgerError: the log cannot be read.
+    """
+    place = _place(ledger)
+    with _gate(place):
+        # INVARIANT: the marks first. A run that ends after this look still counts as live; one that had no mark then
+        # has written its end, which the log shows now, or never will.
+        marks = {name: _held(place / name) for name in os.listdir(place) if not name.startswith(".")}
+        settled = (memo.read(place / _SETTLED) or {}).get("events_bytes")
+        begin = settled if type(settled) is int and settled >= 0 else 0
+        started: dict[str, tuple[int, dict[str, Any]]] = {}
+        end = begin
+        for offset, line in ledger.lines(begin):
+            end = offset + len(line) + 1
+            if _STARTED in line or _ENDED in line:
+                event = json.loads(line)
+                if event["kind"]["type"] == "run_started":
+                    started[event["kind"]["run_id"]] = (offset, event)
+                else:
+                    started.pop(event["kind"]["run_id"], None)
+        yield [event for run_id, (_, event) in started.items() if not marks.get(run_id)]
+        for run_id, held in marks.items():
+            if not held:
+                (place / run_id).unlink(missing_ok=True)
+        end = min([end, *(offset for run_id, (offset, _) in started.items() if marks.get(run_id))])
+        if end >= begin + _STEP_BYTES:
+            memo.write(place / _SETTLED, {"events_bytes": end})
+
+
+def _place(ledger: Ledger) -> Path:
+    place = ledger.place.parent / "unended"
+    place.mkdir(mode=0o700, exist_ok=True)
+    return place
+
+
+def _held(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False  # its run has just ended
+    try:
+        return not bundle.free(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _gate(place: Path) -> Iterator[None]:
+    """Between a mark's making and its lock, nobody may take it for a dead process's."""
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
