@@ -19,17 +19,20 @@ def effective_deadline(
     cpu_ms_per_task: int,
     timeout_ms: int | None = None,
     ttl_seconds: int | None = None,
+    suspends: bool = False,
     parent_deadline_ms: int | None = None,
     expires_at_ms: int | None = None,
 ) -> Deadline:
     """The earliest of the five (decisions.md, Clocks). ``parent_deadline_ms`` and ``expires_at_ms`` are Unix times.
+
+    Where ``ttl_seconds`` ``suspends`` the run it ends it one more ttl later (docs/lifecycle.md).
 
     On a tie the one that the operator or the author can most easily change comes first.
     """
     candidates = {
         "timeout": timeout_ms,
         "cpu_ms_per_task": cpu_ms_per_task,
-        "ttl_seconds": None if ttl_seconds is None else ttl_seconds * 1000,
+        "ttl_seconds": None if ttl_seconds is None else ttl_seconds * (2000 if suspends else 1000),
         "parent": None if parent_deadline_ms is None else parent_deadline_ms - now_ms,
         "expires_at": None if expires_at_ms is None else expires_at_ms - now_ms,
     }

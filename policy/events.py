@@ -89,7 +89,8 @@ KINDS: dict[str, dict[str, str]] = {
         "package_digest": "digest?",
     },
     # Durable before the agent starts. `package` is where it lay; `not_enforced` lists what is only advisory here;
-    # `deadline_clock` names which clock gives the effective deadline (timeout, cpu_ms_per_task, ttl, ...).
+    # `deadline_clock` names which clock gives the effective deadline (timeout, cpu_ms_per_task, ttl, ...). `parent` is
+    # the run whose agent asked for this one, null where an operator did.
     "run_started": {
         **_RUN,
         "intent_id": "text",
@@ -101,6 +102,7 @@ KINDS: dict[str, dict[str, str]] = {
         "not_enforced": "texts",
         "deadline_ms": "int",
         "deadline_clock": "text",
+        "parent": "text?",
     },
     # `status` is ok, failed or ended; `code` the error's code; `exit_status` or `exit_signal` of the agent.
     "run_ended": {
@@ -115,7 +117,8 @@ KINDS: dict[str, dict[str, str]] = {
         "stderr_bytes": "int",
         "result_hash_hex": "digest?",
     },
-    "run_state": {**_RUN, "state": "text", "reason": "text"},
+    # A transition of the table in policy/lifecycle.py, before the act; `agent_id` is null before the manifest is read.
+    "run_state": {**_RUN, "agent_id": "text?", "state": "text", "reason": "text"},
     # `denial` is the name of this refusal wherever it is shown (policy.denials); `layer` who refused, `target` what
     # was wanted, `code` why; `grant` the key of agent.toml that would have allowed it, null when none would;
     # `count` how often since the last row of this denial.
@@ -128,9 +131,19 @@ KINDS: dict[str, dict[str, str]] = {
         "grant": "text?",
         "count": "int",
     },
+    # Durable before the secret leaves the supervisor. Never its value; refusals are `denied`, layer `credential`.
+    "credential_granted": {**_RUN, "name": "text", "version": "int", "backend": "text"},
+    # Durable before the vault is changed: `action` is created, put, rotated, removed or rekeyed; the last and the first
+    # are about the vault as a whole, without agent and name.
+    "vault_changed": {
+        "operator": "text?",
+        "backend": "text",
+        "action": "text",
+        "agent_id": "text?",
+        "name": "text?",
+        "version": "int?",
+    },
     "drift": {**_RUN, "layer": "text", "expected": "text", "found": "text"},
-    # Durable before the sandbox of a self-test starts.
-    "self_test_started": {"run_id": "text?", "operator": "text?", "name": "text", "detail": "text"},
     # Durable before the sandbox of a self-test starts.
     "self_test_started": {"run_id": "text?", "operator": "text?", "name": "text", "detail": "text"},
     "self_test": {"run_id": "text?", "operator": "text?", "name": "text", "passed": "bool", "detail": "text"},

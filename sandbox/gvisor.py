@@ -7,6 +7,7 @@ leaves behind (a run directory, an empty cgroup) is removed by the next start (`
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
-from sandbox import attest, attest_network, host, revocation
+from sandbox import attest, attest_network, host, prelude, revocation
+from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
 from sandbox.denials import refused_calls
@@ -26,6 +28,7 @@ from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
 from sandbox.network import gateway, uplink
 from sandbox.runner import Channel, Exchange, Finished, Limits, Round, out_of_memory
+from sandbox.steering import Steering
 from sandbox.uids import UidLease
 
 _ATTRIBUTES = {
@@ -51,9 +54,10 @@ class Job:
     to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
     see (sandbox.runsc_network). ``label`` says whose run it is (sandbox.registry); ``claim`` is called behind the gate
     before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of everything that
-    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and ``watches``
-    are looked at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start another first process
-    than the agent, for a self-test alone."""
+    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and ``watches`` are looked
+    at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start
+    another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
+    without it every request is refused. ``steering`` is what may be asked of the run from outside."""
 
     run_id: str
     artefacts: Artefacts
@@ -71,7 +75,10 @@ class Job:
     rounds: Sequence[Round] = ()
     watches: gateway.Watches = field(default_factory=dict)
     disks: Sequence[str] = ()
+    tries: prelude.Tries | None = None
     arguments: Sequence[str] = ()
+    broker: Broker | None = None
+    steering: Steering | None = None
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -81,14 +88,21 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         errors.MachineError: the sandbox could not be set up; nothing of it is left.
     """
     with contextlib.ExitStack() as stack:
+        heard = None
+        if job.tries is not None:
+            heard = stack.enter_context(contextlib.closing(prelude.Heard(job.tries, job.denied)))
+            job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
         directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
+        if job.steering is not None:
+            stack.enter_context(job.steering.listening(directory.path))
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
         directory.note_cgroups(leaf.plan())
         stack.enter_context(leaf)
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
         if (revoked := revocation.verdict(directory.path)) is not None:
             raise revoked
+        broker = stack.enter_context(_broker(job))
         limits = _limits(job, leaf.hierarchies.version)
         leaf.apply(limits)
         config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
@@ -99,21 +113,35 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         network = None if gate is None else _network(job, gate)
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
-        calls = _refused_calls(job, directory, stack)
+        calls = _refused_calls(job, directory, stack, heard)
         places = {"--pod-init-config": str(started.config), **(sentry_log.flags(directory.trace) if calls else {})}
-        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate)))
+        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate, broker)))
         # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
         stack.callback(leaf.kill)
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
-        watches = {**job.watches, **(gate.watches if gate else {})}
+        watches = {**job.watches, **(gate.watches if gate else {}), **(broker.watches if broker else {})}
         rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
-        exchange = Exchange(
-            _channel(job, directory, leaf, child, started, attestor, watches, rounds), job.intent, job.limits
-        )
+        if broker is not None:
+            broker.started()
+            rounds = (*rounds, broker.round())
+        watching = _watching(job, leaf, attestor)
+        begun = stack.enter_context(contextlib.closing(prelude.Start(started, watching, heard=heard, calls=calls)))
+        channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
+        if job.steering is not None:
+            channel = job.steering.joined(channel, leaf)
+        if broker is not None:
+            channel = dataclasses.replace(channel, giving=_both(channel.giving, broker.begin))
+        exchange = Exchange(channel, job.intent, job.limits)
+        if job.steering is not None:
+            job.steering.converses(exchange)
         exchange.run()
         status = child.reap()
         leaf.kill()
-        return _finish(exchange, status, leaf, revocation.verdict(directory.path))
+        revoked = revocation.verdict(directory.path)
+        cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
+        if not cut_short and (fault := begun.fault(status)) is not None:
+            raise fault
+        return _finish(exchange, status, leaf, revoked)
 
 
 def recover(
@@ -194,13 +222,36 @@ def _gateway(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> 
     )
 
 
-def _refused_calls(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> sentry_log.RefusedCalls | None:
-    """What the filter refuses, unless the operator does without."""
-    if not job.config.tell_calls:
+def _broker(job: Job) -> contextlib.AbstractContextManager[Broker | None]:
+    """The agent's broker, exactly where its policy has one."""
+    if runsc.BROKER_FLAG not in job.artefacts.json("runtime.json")["flags"]:
+        return contextlib.nullcontext()
+    return job.broker or Broker()
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _refused_calls(
+    job: Job, directory: RunDirectory, stack: contextlib.ExitStack, heard: prelude.Heard | None
+) -> sentry_log.RefusedCalls | None:
+    """What the filter refuses, unless the operator does without; the tries of a run are listened for all the same."""
+    if not job.config.tell_calls and heard is None:
         return None
     names = {number: name for name, number in data.syscalls(host.architecture()).numbers.items()}
-    told = refused_calls(job.artefacts, job.denied)
-    return stack.enter_context(contextlib.closing(sentry_log.RefusedCalls(directory.trace, names, told)))
+    told = refused_calls(job.artefacts, job.denied) if job.config.tell_calls else _untold
+    awaited = None if heard is None else heard.calls
+    calls = sentry_log.RefusedCalls(directory.trace, names, told, awaited=awaited)
+    return stack.enter_context(contextlib.closing(calls))
+
+
+def _untold(name: str, count: int) -> None:
+    """For an operator who does without."""
 
 
 def _launch(
@@ -210,7 +261,9 @@ def _launch(
     mounts: Sequence[process.Attach],
     places: Mapping[str, str],
     gate: gateway.Gateway | None = None,
+    broker: Broker | None = None,
 ) -> process.Launch:
+    passed = None if broker is None else broker.guest
     return process.Launch(
         program=job.runsc_path,
         arguments=runsc.run_arguments(
@@ -220,12 +273,14 @@ def _launch(
             places=places,
             bundle=directory.bundle,
             container=job.run_id,
+            broker=passed,
         ),
         environment=runsc.ENVIRONMENT,
         join_files=leaf.join_files(),
         mounts=mounts,
         network=None if gate is None else gate.spaces.agent,
         covered=job.covered,
+        keep=() if passed is None else (passed,),
     )
 
 
@@ -268,7 +323,7 @@ def _attestor(
         package=package,
         arguments=tuple(job.arguments),
         network=network,
-        tells_calls=job.config.tell_calls,
+        tells_calls=job.config.tell_calls or job.tries is not None,
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)
@@ -282,13 +337,20 @@ def _attestor(
     )
 
 
+def _watching(job: Job, leaf: cgroupfs.Leaf, attestor: attest.Attestor | None) -> tuple[CpuTime | attest.Attestor, ...]:
+    """What looks at the run from when its first process runs."""
+    limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
+    clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
+    return tuple(one for one in (clock, attestor) if one is not None)
+
+
 def _channel(
     job: Job,
     directory: RunDirectory,
     leaf: cgroupfs.Leaf,
     child: process.Child,
-    started: trace.StartTrace,
-    attestor: attest.Attestor | None,
+    begun: prelude.Start,
+    watching: Sequence[CpuTime | attest.Attestor],
     watches: gateway.Watches,
     rounds: Sequence[Round],
 ) -> Channel:
@@ -301,24 +363,13 @@ def _channel(
             timeout_seconds=job.limits.grace_seconds,
         )
 
-    limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
-    clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
-    watching: list[CpuTime | attest.Attestor] = [one for one in (clock, attestor) if one is not None]
-
-    def has_started() -> bool:
-        if not started.poll():
-            return False
-        for one in watching:
-            one.started()
-        return True
-
     return Channel(
         stdin=child.stdin,
         stdout=child.stdout,
         stderr=child.stderr,
         pidfd=child.pidfd,
-        started=started.fileno(),
-        has_started=has_started,
+        started=begun.fileno(),
+        has_started=begun.poll,
         terminate=terminate,
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,

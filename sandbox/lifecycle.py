@@ -13,6 +13,8 @@ A refusal in (1) to (3) and a failure in (5) each have their row, whatever it is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import time
 import uuid
@@ -22,12 +24,27 @@ from pathlib import Path
 from typing import Any
 
 from policy import clocks, contract, decide, denials, errors
+from policy import lifecycle as life
+from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from policy.rules.case import Unsigned
 from policy.signing import authority, trust
-from sandbox import admission, bundle, canary_run, gvisor, host, preparation, registry, revocation, self_test
+from sandbox import (
+    admission,
+    broker,
+    bundle,
+    canary_run,
+    delegation,
+    gvisor,
+    host,
+    preparation,
+    registry,
+    revocation,
+    self_test,
+    spawning,
+)
 from sandbox.config import Config
 from sandbox.denials import Denials
 from sandbox.ledger import Ledger
@@ -35,6 +52,7 @@ from sandbox.network import gateway
 from sandbox.rows import Rows
 from sandbox.runner import Finished, Limits, Round
 from sandbox.state import State
+from sandbox.steering import Steering
 from sandbox.uids import UidLease
 
 # What the log says of a run that drift would not end.
@@ -47,7 +65,8 @@ class Request:
     """What is asked: a package's bytes, the intent's text, who asks, and how long they will wait.
 
     ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
-    the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it.
+    the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
+    ``children`` an open directory in which those of its children are looked for after the configured ones.
     """
 
     package: Package
@@ -57,6 +76,7 @@ class Request:
     user: str | None = None
     dev: str = ""
     package_name: str = ""
+    children: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +108,26 @@ class Means:
     never_granted: tuple[str, ...]
     policies: decide.Policies
     watches: gateway.Watches = field(default_factory=dict)
+    start_child: Callable[[Request, spawning.Errand, spawning.Say], None] | None = None
 
 
 class Run:
     """One run's way through the procedure; keeps what its log rows need."""
 
-    def __init__(self, means: Means, request: Request, *, now_ms: int) -> None:
+    def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
         self._means, self._request, self._now_ms = means, request, now_ms
-        self.run_id, self.intent_id = str(uuid.uuid4()), str(uuid.uuid4())
+        self._child, self._lineage = child, None if child is None else child.lineage
+        self.run_id, self.intent_id = str(uuid.uuid4()) if child is None else child.run_id, str(uuid.uuid4())
         # An intent that no agent could be given is refused here, before anything is accepted or written down.
-        self._line = contract.Intent(self.intent_id, request.text, request.issuer, now_ms).line()
+        self._line = contract.Intent(
+            self.intent_id,
+            request.text,
+            request.issuer,
+            now_ms,
+            parent=None if self._lineage is None else self._lineage.parent.intent_id,
+        ).line()
         self._rows = Rows(means.ledger, self.run_id, request.issuer)
+        self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._denials = Denials(self._rows.denied)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
@@ -130,6 +159,10 @@ class Run:
             )
             self._rows.attribute(signers, manifest.agent.operator)
 
+    def adopted(self) -> None:
+        """Its parent has ended, and it goes on."""
+        self._rows.remark("its parent's run has ended, and it goes on without it")
+
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
         if self._rows.started:
@@ -151,9 +184,12 @@ class Run:
 
     def _case(self) -> dict[str, Any]:
         """What the rules look at beside the package and the host."""
+        entries, lineage = registry.live(self._means.path / "runs"), self._lineage
+        above = {} if lineage is None else {"parent": lineage.present(entries), "on_excess": lineage.on_excess}
         return {
+            **above,
             "now_ms": self._now_ms,
-            "identities": admission.owners(registry.live(self._means.path / "runs")),
+            "identities": admission.owners(entries),
             "package_name": self._request.package_name,
             "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
         }
@@ -168,6 +204,7 @@ class Run:
         facts = self._look(manifest)
         self._lap("host")
         decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case())
+        self._rows.to(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
         self._lap("decide")
         self._prove(facts)
         deadline = self._deadline(trusted, manifest)
@@ -181,6 +218,7 @@ class Run:
             else:
                 advisory = (*advisory, _NO_SELF_TEST)
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
+            job = dataclasses.replace(job, steering=self._steering(decision.effective.lifetime))
             finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
@@ -234,6 +272,7 @@ class Run:
             config=means.config,
             package=self._request.package.files,
             extra_never=means.never_granted,
+            effective=delegation.narrowed(self._lineage, manifest, means.path / "runs") if self._lineage else None,
         )
 
     def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
@@ -241,14 +280,21 @@ class Run:
         from sandbox import trusted_local
 
         means, request = self._means, self._request
+        if self._child is not None:
+            raise delegation.refuse_backend(manifest.sandbox.backend)
         signed = isinstance(trusted, trust.TrustedPackage)
         plan = trusted_local.plan(manifest, config=means.config, user=request.user, signed=signed)
         verdict = decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
+        self._rows.to(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
         deadline = self._deadline(trusted, manifest)
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
+        steering = self._steering(verdict.effective.lifetime)
         label, claim = self._claim(admission.Claim(manifest, trusted, verdict.effective, request.package_name))
         # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
-        with bundle.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim):
+        with (
+            bundle.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim) as directory,
+            steering.listening(directory.path),
+        ):
             finished = trusted_local.run(
                 plan,
                 package=request.package,
@@ -259,6 +305,7 @@ class Run:
                 hidden=means.never_granted,
                 rounds=(self._watch(label),),
                 watches=means.watches,
+                steering=steering,
             )
         self._lap("run")
         return self._finish(manifest, finished, None, plan.not_enforced)
@@ -274,9 +321,10 @@ class Run:
     ) -> None:
         """(4) Everything that must be durable before the agent starts."""
         signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
-        self._rows.capability_check(manifest)
+        self._rows.capability_check(manifest, missing=delegation.missing(self._lineage, manifest))
         if signed is not None:
             self._means.state.accept(signed, now_ms=self._now_ms)
+        self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
         self._rows.run_started(
             manifest,
             deadline,
@@ -285,6 +333,7 @@ class Run:
             policy_digest=policy_digest,
             payload_digest=signed.payload_digest if signed else None,
             not_enforced=not_enforced,
+            parent=None if self._lineage is None else self._lineage.parent.run_id,
         )
         self._lap("log the start")
 
@@ -297,7 +346,9 @@ class Run:
         stack: contextlib.ExitStack,
     ) -> gvisor.Job:
         means, manifest = self._means, decision.manifest
-        label, claim = self._claim(admission.Claim(manifest, trusted, decision.effective, self._request.package_name))
+        label, claim = self._claim(
+            admission.Claim(manifest, trusted, decision.effective, self._request.package_name, self._lineage)
+        )
         order = preparation.Order(
             run_id=self.run_id,
             package=self._request.package,
@@ -308,7 +359,10 @@ class Run:
             denied=self._denials.told,
             drifted=self._rows.drift,
             rounds=(self._denials.round(), self._watch(label)),
-            watches=means.watches,
+            watches=means.watches
+            if self._child is None
+            else {**means.watches, **self._child.watches(label, self.adopted)},
+            broker=self._broker(decision, deadline),
         )
         return preparation.job(
             order,
@@ -339,8 +393,26 @@ class Run:
             above = [runs / one for one in label["ancestors"].split()]
             revocation.refuse(self._means.state, signed.root_version if signed else None, above)
             claim.settle(runs)
+            if self._child is not None:
+                self._child.admitted(label)
 
         return label, settle
+
+    def _broker(self, decision: decide.Decision, deadline: clocks.Deadline) -> broker.Broker | None:
+        """What the agent may ask its supervisor for while it runs."""
+        means, request = self._means, self._request
+        elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
+        start = means.start_child
+        return delegation.broker(
+            elder,
+            decision,
+            runs=means.path / "runs",
+            deadline=deadline,
+            denied=self._denials.told,
+            grace_seconds=means.config.grace_seconds,
+            start=None if start is None else functools.partial(start, request),
+            keep=() if request.children is None else (request.children,),
+        )
 
     def _watch(self, label: Mapping[str, str]) -> Round:
         """What ends the run once somebody, or a new root, says that it is revoked."""
@@ -348,12 +420,22 @@ class Run:
         state = None if self._request.dev else means.state
         return revocation.Watch(means.path / "runs" / self.run_id, label, state, self._rows.runs_revoked).round()
 
+    def _steering(self, lifetime: Lifetime) -> Steering:
+        return Steering(
+            self._rows,
+            ttl_seconds=lifetime.ttl_seconds or None,
+            suspends=lifetime.on_expiry == "suspend",
+            shown=lambda raw: _redacted(raw, self._means.path),
+        )
+
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(
             now_ms=self._now_ms,
             cpu_ms_per_task=manifest.resources.cpu_ms_per_task,
             timeout_ms=self._request.timeout_ms,
             ttl_seconds=manifest.lifetime.ttl_seconds,
+            parent_deadline_ms=None if self._lineage is None else self._lineage.deadline_ms,
+            suspends=manifest.lifetime.on_expiry == "suspend",
             expires_at_ms=trusted.statement.expires_at if isinstance(trusted, trust.TrustedPackage) else None,
         )
 
@@ -381,9 +463,10 @@ class Run:
         code = error.code if error else None
         self._denials.ended_by(error)
         self._denials.wind_up()
-        self._rows.run_ended(status="ok" if result else "failed", code=code, finished=finished, digest=text_hash)
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
+        self._rows.over(code or "the agent has answered")
+        self._rows.run_ended(status="ok" if result else "failed", code=code, finished=finished, digest=text_hash)
         self._lap("log the end")
         timings = {"sandbox start": finished.start_seconds or 0.0, "sandbox": finished.total_seconds}
         return Answer(

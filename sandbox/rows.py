@@ -8,14 +8,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from policy import clocks, denials, errors, events
+from policy import clocks, denials, errors, events, lifecycle
+from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.prove import live
 from policy.signing import trust
-from sandbox.bundle import SELF_TEST
-from sandbox.ledger import Ledger
+from sandbox import registry, unended
+from sandbox.ledger import Ledger, Record
 from sandbox.runner import Finished
 
 
@@ -28,23 +30,67 @@ class Rows:
         self.operator: str | None = None
         self.signers: tuple[trust.Signer, ...] = ()
         self.started = False
+        self.state: State | None = None
+        self._place: Path | None = None
+        self._waiting: list[Record] = []
+        self._mark: unended.Mark | None = None
 
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
         self.signers, self.operator = signers, operator or signers[0].name
 
-    def capability_check(self, manifest: Manifest) -> None:
-        """What the manifest requires of its caller; the operator at the command line holds everything."""
+    def to(self, target: State, reason: str, *, waits: bool = False) -> None:
+        """The next state of the run, written down before the act. ``waits``: it need not be durable by itself, and goes
+        with the next row that is.
+
+        Raises:
+            errors.WrongStateError: the table does not lead there.
+        """
+        state = lifecycle.step(self.state, target)
+        self._append("run_state", waits=waits, agent_id=self.agent_id, state=str(state), reason=reason)
+        self.state = state
+        self._show()
+
+    def remark(self, reason: str) -> None:
+        """Something happened to the run that is no change of its state."""
+        self._append("run_state", agent_id=self.agent_id, state=str(self.state), reason=reason)
+
+    def show_state(self, directory: Path | None) -> None:
+        """From here on the state stands in the run's directory as well, for whoever lists the runs; None: no more."""
+        self._place = directory
+        self._show()
+
+    def _show(self) -> None:
+        if self._place is not None:
+            made = self._place / f".{registry.STATE}.new"
+            made.write_text(f"{self.state}\n")
+            made.rename(self._place / registry.STATE)
+
+    def capability_check(self, manifest: Manifest, *, missing: tuple[str, ...] = ()) -> None:
+        """What the manifest requires of its caller; the operator at the command line holds everything.
+
+        Raises:
+            errors.CapabilityError: the caller lacks ``missing``, which is written down first.
+        """
         required = list(manifest.capabilities.required)
         display = self._issuer["display"]
         self._append(
             "capability_check",
+            waits=True,
             agent_id=manifest.agent.id,
             required_actions=required,
-            missing_actions=[],
-            passed=True,
-            authorized_by=[{"action": a, "granted_by_display": display, "signature_b58": ""} for a in required],
+            missing_actions=list(missing),
+            passed=not missing,
+            authorized_by=[
+                {"action": a, "granted_by_display": display, "signature_b58": ""} for a in required if a not in missing
+            ],
         )
+        if missing:
+            raise errors.CapabilityError(
+                f"`{display}` does not hold `{missing[0]}`, which agent `{manifest.agent.id}` requires of its caller",
+                hint="what an agent's own manifest requires of its caller it may hand on",
+                where=manifest.where("capabilities.required"),
+            )
 
     def self_test_started(self, detail: str, *, name: str) -> None:
         """Durable before the sandbox of a self-test starts: whatever becomes of it, the log says that it was there."""
@@ -64,8 +110,10 @@ class Rows:
         policy_digest: str | None,
         payload_digest: str | None,
         not_enforced: tuple[str, ...],
+        parent: str | None = None,
     ) -> None:
-        """Durable before the agent starts."""
+        """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
+        self._mark = unended.Mark(self._ledger, self._run_id)
         self._append(
             "run_started",
             agent_id=manifest.agent.id,
@@ -78,6 +126,7 @@ class Rows:
             not_enforced=list(not_enforced),
             deadline_ms=deadline.milliseconds,
             deadline_clock=deadline.clock,
+            parent=parent,
         )
         self.started = True
 
@@ -95,9 +144,20 @@ class Rows:
             count=row.count,
         )
 
+    def credential_granted(self, name: str, version: int, backend: str) -> None:
+        """A secret is about to be given to the agent; durable before it is."""
+        self._append("credential_granted", agent_id=self.agent_id, name=name, version=version, backend=backend)
+
     def drift(self, layer: live.Layer) -> None:
         """Something that confines the agent is not as it was made; durable before the run is ended for it."""
         self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)
+
+    def over(self, reason: str) -> None:
+        """The last two states of a run that was started; they go with its last row."""
+        if self.state not in (State.TERMINATED, State.ARCHIVED):
+            self.to(State.TERMINATED, reason, waits=True)
+        if self.state is State.TERMINATED:
+            self.to(State.ARCHIVED, "its record goes into the archive", waits=True)
 
     def run_ended(
         self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None
@@ -120,11 +180,20 @@ class Rows:
             result_hash_hex=digest,
         )
         self.started = False
+        if self._mark is not None:
+            self._mark.clear()
+            self._mark = None
+
+    def runs_revoked(self, fields: Mapping[str, Any]) -> None:
+        """What a new trust root takes back among the live runs, when this run's keeper is the first to find it."""
+        fields = {"operator": self.operator, **fields}
+        self._ledger.append("runs_revoked", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
 
     def intent_dispatched(self, intent_id: str, text: str, digest: str) -> None:
-        """Version 1's row of an intent that was answered."""
+        """Version 1's row of an intent that was answered; it goes with the run's last."""
         self._append(
             "intent_dispatched",
+            waits=True,
             intent_id=intent_id,
             intent_text=text,
             matched_agent=self.agent_id,
@@ -137,20 +206,30 @@ class Rows:
         fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
         code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self.started:
+            self.over(code)
             self.run_ended(status="failed", code=code)
         elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
             fields = events.rejection(error, agent_id=self.agent_id, package_digest=package_digest)
+            if self.state in (State.PROVISIONED, State.VALIDATED):
+                self.to(State.REJECTED, code, waits=True)
             self._append("manifest_rejected", **fields)
 
-    def _append(self, kind: str, **fields: Any) -> None:
+    def _append(self, kind: str, *, waits: bool = False, **fields: Any) -> None:
         fields |= {"run_id": self._run_id, "operator": self.operator}
-        self._ledger.append(kind, fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
+        self._waiting.append(Record(kind, fields, int(time.time() * 1000)))
+        if not waits:
+            # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
+            records, self._waiting = self._waiting, []
+            self._ledger.append_all(records, issuer=self._issuer)
 
 
-def cut_off(ledger: Ledger, run_id: str, label: Mapping[str, str]) -> None:
-    """The last row of a run whose supervisor died while it ran; without it the log would show it as running."""
-    if SELF_TEST in label:
-        return  # no agent ran; the self-test will be made again
-    rows = Rows(ledger, run_id, {name: label[name] for name in ("display", "pubkey")})
-    rows.agent_id, rows.operator = label["agent_id"], label["operator"] or None
-    rows.run_ended(status="failed", code=errors.CutOffError.code)
+def cut_off(ledger: Ledger) -> None:
+    """The last row of each run whose process died before it wrote it; the log would show them as running."""
+    with unended.settling(ledger) as events_of_starts:
+        for event in events_of_starts:
+            rows = Rows(ledger, event["kind"]["run_id"], event["issuer"])
+            rows.agent_id, rows.operator = event["kind"]["agent_id"], event["kind"]["operator"]
+            # How far it came, its own rows say; that it was started is what is known here.
+            rows.state = State.ISOLATED
+            rows.over(errors.CutOffError.code)
+            rows.run_ended(status="failed", code=errors.CutOffError.code)

@@ -25,6 +25,7 @@ from sandbox import config as configuration
 from sandbox import host
 from sandbox.kernel import confine, libc, process, seccomp_loader
 from sandbox.runner import Channel, Exchange, Finished, Limits, Outcome, Round
+from sandbox.steering import Steering
 from sandbox.store import PackageStore
 
 # The package's place in the agent's mount namespace: a directory of every Linux system (FHS), so that nothing
@@ -141,11 +142,12 @@ def run(
     hidden: Sequence[str] = (),
     rounds: Sequence[Round] = (),
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
+    steering: Steering | None = None,
 ) -> Finished:
     """Start the agent, hold the exchange, end everything that it started.
 
     ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
-    ``rounds`` and ``watches`` are looked at while it lasts.
+    ``rounds`` and ``watches`` are looked at while it lasts; ``steering`` is what may be asked of it meanwhile.
 
     Raises:
         errors.PrivilegeError: not root.
@@ -172,7 +174,12 @@ def run(
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
         started = os.eventfd(1, os.EFD_CLOEXEC)
         stack.callback(os.close, started)
-        exchange = Exchange(_channel(child, started, rounds, watches or {}), intent, limits)
+        channel = _channel(child, started, rounds, watches or {})
+        if steering is not None:
+            channel = steering.joined(channel, None)
+        exchange = Exchange(channel, intent, limits)
+        if steering is not None:
+            steering.converses(exchange)
         exchange.run()
         return _finished(plan, exchange, child.reap())
 

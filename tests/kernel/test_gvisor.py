@@ -123,10 +123,14 @@ def test_timeout_of_the_caller_is_the_clock_that_is_named(world: World) -> None:
 
 def test_the_log_tells_the_run(world: World) -> None:
     answer = world.run_code(HEAD + "answer = 1" + TAIL)
-    kinds = [row["kind"]["type"] for row in world.rows()]
-    assert kinds == ["capability_check", "run_started", "run_ended", "intent_dispatched"]
-    started = world.rows()[1]["kind"]
+    kinds = [row["kind"].get("state", row["kind"]["type"]) for row in world.rows()]
+    assert kinds == [
+        *("Provisioned", "Validated", "capability_check", "Isolated", "run_started"),
+        *("Running", "intent_dispatched", "Terminated", "Archived", "run_ended"),
+    ]
+    started = world.rows()[4]["kind"]
     assert started["policy_digest"] == answer.policy_digest
     assert started["signers"] == ["tester"]
-    assert {row["kind"]["operator"] for row in world.rows()} == {"tester"}
+    # Who answers for it is known once its package is read.
+    assert [row["kind"]["operator"] for row in world.rows()] == [None, *["tester"] * 9]
     assert json.dumps(started).count(answer.run_id) == 1

@@ -1,0 +1,209 @@
+"""What a live run can be asked while it lives, and the clocks of its suspension.
+
+Each operation is looked up in the table of states (policy.lifecycle), written down, and done, in that order; the answer
+comes when it is done. It runs in the exchange's own turns, so nothing else of the run happens at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from policy import errors, lifecycle
+from policy.lifecycle import State
+from sandbox import control
+from sandbox.kernel.cgroupfs import Leaf
+from sandbox.rows import Rows
+from sandbox.runner import Channel, Exchange, Outcome, Round
+
+# So much of stderr in one answer; each byte may become six of JSON.
+LOG_BYTES = 16 * 1024
+# Of who asks, and of the reason that they give, as the log has them.
+WORDS = 200
+_LOOK_SECONDS = 0.25
+
+
+class Steering:
+    """One run's. ``listening`` while its directory is there, ``joined`` when there is a sandbox to be asked about.
+
+    ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
+    ``shown`` makes text of stderr that whoever may read logs may read. ``table`` has what can be asked; others may put
+    more into it before the run listens.
+    """
+
+    def __init__(self, rows: Rows, *, ttl_seconds: int | None, suspends: bool, shown: Callable[[bytes], str]) -> None:
+        self._rows, self._ttl, self._shown = rows, ttl_seconds, shown
+        self._expires = suspends and ttl_seconds is not None
+        self._leaf: Leaf | None = None
+        self._exchange: Exchange | None = None
+        self._watches: dict[int, Callable[[], Outcome]] = {}
+        self._given_at: float | None = None
+        self._suspended_at = 0.0
+        self.table: dict[str, control.Handler] = {
+            "state": self._state,
+            "suspend": self._suspend,
+            "resume": self._resume,
+            "kill": self._kill,
+            "logs": self._logs,
+        }
+
+    @contextlib.contextmanager
+    def listening(self, directory: Path) -> Iterator[None]:
+        """From here on the run can be found and asked; it answers when the exchange runs."""
+        with control.Server(directory, self.table) as server:
+            self._rows.show_state(directory)
+            self._watches = server.watches
+            try:
+                yield
+            finally:
+                self._rows.show_state(None)
+
+    def joined(self, channel: Channel, leaf: Leaf | None) -> Channel:
+        """The channel with everything that steers the run; ``leaf`` is None where there is no cgroup of its own."""
+        self._leaf = leaf
+
+        def terminate() -> None:
+            # A process that stands cannot be asked to end.
+            (channel.kill if self._rows.state is State.SUSPENDED else channel.terminate)()
+
+        return dataclasses.replace(
+            channel,
+            terminate=terminate,
+            watches={**channel.watches, **self._watches},
+            rounds=(*channel.rounds, *([] if self._ttl is None else [Round(_LOOK_SECONDS, self._clocks)])),
+            giving=self._giving,
+            ending=self._ending,
+        )
+
+    def converses(self, exchange: Exchange) -> None:
+        """The exchange that the run is held by; called before it begins."""
+        self._exchange = exchange
+
+    # --- the run's own transitions --------------------------------------------------------------------------
+
+    def _giving(self) -> None:
+        self._rows.to(State.RUNNING, "it is given its intent")
+        self._given_at = time.monotonic()
+
+    def _ending(self, error: errors.RunError) -> None:
+        if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
+            self._rows.to(State.TERMINATED, f"{error.code}: {error.message}")
+
+    def _clocks(self) -> Outcome:
+        """The ttl that suspends, and the one more that a run may stay suspended."""
+        assert self._ttl is not None
+        now = time.monotonic()
+        if self._rows.state is State.SUSPENDED and now - self._suspended_at >= self._ttl:
+            return self._expired(f"suspended for {self._ttl} s")
+        due = self._given_at is not None and now - self._given_at >= self._ttl
+        if self._expires and due and self._rows.state is State.RUNNING:
+            self._expires = False
+            try:
+                self._freeze(f"ttl_seconds: {self._ttl} s are over")
+            except (errors.KernelError, errors.NotEnforceableError) as e:
+                # Whoever is to be stopped and cannot be does not simply go on.
+                return self._expired(f"still running after {self._ttl} s, and it cannot be suspended: {e.message}")
+        return None
+
+    def _expired(self, words: str) -> errors.DeadlineError:
+        return errors.DeadlineError(f"{words} (clock: ttl_seconds)", clock="ttl_seconds")
+
+    # --- what can be asked ----------------------------------------------------------------------------------
+
+    def _state(self, request: Mapping[str, Any]) -> control.Reply:
+        _only(request)
+        return control.Reply({"state": str(self._rows.state)})
+
+    def _suspend(self, request: Mapping[str, Any]) -> control.Reply:
+        _only(request, "by", "reason")
+        self._may("suspend")
+        self._freeze(_words("asked", request))
+        return control.Reply({"state": str(self._rows.state)})
+
+    def _resume(self, request: Mapping[str, Any]) -> control.Reply:
+        _only(request, "by", "reason")
+        self._may("resume")
+        assert self._leaf is not None
+        self._rows.to(State.RUNNING, _words("asked", request))
+        try:
+            self._leaf.thaw()
+        except errors.KernelError as e:
+            self._rows.to(State.SUSPENDED, f"it could not be thawed: {e.message}")
+            raise
+        return control.Reply({"state": str(self._rows.state)})
+
+    def _kill(self, request: Mapping[str, Any]) -> control.Reply:
+        """``code`` is that of another cause of the run's end than somebody's wish."""
+        _only(request, "by", "reason", "code")
+        self._may("kill")
+        code = request.get("code", errors.KilledError.code)
+        cause = errors.TABLE.get(code) if isinstance(code, str) else None
+        if cause is None or not issubclass(cause, errors.RunError):
+            raise errors.UsageError("no run ends with such a code")
+        words = _words(cause.code, request)
+        self._rows.to(State.TERMINATED, words)
+        return control.Reply({"state": str(self._rows.state)}, cause(f"ended {words.partition(' ')[2]}"))
+
+    def _logs(self, request: Mapping[str, Any]) -> control.Reply:
+        _only(request, "offset")
+        offset = request.get("offset", 0)
+        if type(offset) is not int or offset < 0 or self._exchange is None:
+            raise errors.UsageError("an offset is a number of bytes from 0 on")
+        begins, kept = self._exchange.stderr_since(offset)
+        piece = kept[:LOG_BYTES]
+        if len(kept) > len(piece) and b"\n" in piece:
+            piece = piece[: piece.rindex(b"\n") + 1]
+        return control.Reply({"begins": begins, "next": begins + len(piece), "text": self._shown(piece)})
+
+    def _may(self, operation: str) -> None:
+        """Refuse what the table does not allow, and everything of a run that is over.
+
+        Raises:
+            errors.WrongStateError: it is in another state.
+            errors.NoRunError: it has ended, or is being ended.
+            errors.NotEnforceableError: there is nothing here that stops it.
+        """
+        assert self._rows.state is not None
+        lifecycle.asked(self._rows.state, operation)
+        if self._exchange is None or self._exchange.over:
+            raise errors.NoRunError("the run has just ended")
+        if operation == "suspend" and (self._leaf is None or not self._leaf.freezable):
+            raise errors.NotEnforceableError(
+                "this run cannot be suspended: it has no cgroup that can be frozen",
+                hint="on version 1 mount the controller `freezer`; trusted-local has none",
+            )
+
+    def _freeze(self, words: str) -> None:
+        """Written down, stopped, and read back as stopped.
+
+        Raises:
+            errors.KernelError: it did not stop; it goes on, and the log says so.
+        """
+        if self._leaf is None:
+            raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
+        self._rows.to(State.SUSPENDED, words)
+        self._suspended_at = time.monotonic()
+        try:
+            self._leaf.freeze()
+        except (errors.KernelError, errors.NotEnforceableError) as e:
+            self._rows.to(State.RUNNING, f"it could not be stopped: {e.message}")
+            raise
+
+
+def _only(request: Mapping[str, Any], *names: str) -> None:
+    unknown = sorted(set(request) - set(names))
+    if unknown:
+        raise errors.UsageError(f"a request of this kind has no `{unknown[0][:WORDS]}`")
+
+
+def _words(what: str, request: Mapping[str, Any]) -> str:
+    """Why it is done, for the log: bounded, and in the words of whoever asked."""
+    by, reason = request.get("by", ""), request.get("reason", "")
+    if not isinstance(by, str) or not isinstance(reason, str):
+        raise errors.UsageError("who asks, and why, are text")
+    given = f": {reason[:WORDS]}" if reason else ""
+    return f"{what} by {by[:WORDS] or 'root'}{given}"
