@@ -64,20 +64,27 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an agent that waited is told at last, and the clocks that count from then on."""
+    """What an agent that waited is told at last, the clocks that count from then on, and who else may end it."""
 
     intent: bytes
     limits: Limits
+    watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
 
 
 class Later(Protocol):
     """An intent that is not known yet when the agent starts (sandbox.standby). No method may block for long.
 
-    ``rounds`` are looked at while the agent is held, in the place of the channel's. Until the intent is given the agent
-    may say nothing on stdout, as ever.
+    ``rounds`` are looked at while the agent is held, in the place of the channel's; ``watches`` beside the channel's,
+    for so long. Until the intent is given the agent may say nothing on stdout, as ever.
     """
 
-    rounds: Sequence[Round]
+    @property
+    def rounds(self) -> Sequence[Round]:
+        """Asked for when it is held."""
+
+    @property
+    def watches(self) -> Mapping[int, Callable[[], Outcome]]:
+        """Asked for when it is held."""
 
     def settled(self) -> bool:
         """Asked again and again once the agent has started: whether it waits for its intent, and is held now."""
@@ -204,9 +211,9 @@ class Exchange:
                 (ch.stderr, self._read_stderr),
                 (ch.started, self._on_started),
                 (ch.pidfd, self._on_exit),
-                *((fd, functools.partial(self._watch, act)) for fd, act in ch.watches.items()),
             ):
                 selector.register(fd, selectors.EVENT_READ, action)
+            self._listen(ch.watches)
             self._exited = False
             while not self._exited:
                 self._turn()
@@ -343,13 +350,21 @@ class Exchange:
             self._look_at(later.rounds)
             self._deadline = math.inf
             self._selector.register(later.fileno(), selectors.EVENT_READ, functools.partial(self._take, later))
+            self._held = dict(later.watches)
+            self._listen(self._held)
         return None
+
+    def _listen(self, watches: Mapping[int, Callable[[], Outcome]]) -> None:
+        for fd, act in watches.items():
+            self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._watch, act))
 
     def _take(self, later: Later) -> None:
         came = time.monotonic()
         taken = later.take()
         if isinstance(taken, Given) and self.error is None:
-            self._forget(later.fileno())
+            for fd in (later.fileno(), *self._held):
+                self._forget(fd)
+            self._listen(taken.watches)
             self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
             self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
             # What it said on its way from being held to here it said before its intent.
@@ -424,6 +439,9 @@ class Exchange:
             if _readable(fd, 0):
                 look()
             self._forget(fd)
+        for fd in [key.fd for key in self._selector.get_map().values()]:
+            if fd not in (self.channel.stdout, self.channel.stderr):
+                self._forget(fd)  # who came, or might still come, with the intent
         while self._selector.get_map() and time.monotonic() < until:
             ready = self._selector.select(until - time.monotonic())
             for key, _ in ready:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -32,6 +32,7 @@ class Scripted:
     after: int = 1
     come: Callable[[], None] = lambda: None
     rounds: Sequence[Round] = NEVER
+    watches: Mapping[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
     looks: int = 0
     held_at: list[int] = field(default_factory=list)
 
@@ -154,3 +155,30 @@ def test_while_it_is_held_only_its_own_rounds_are_looked_at() -> None:
     first, last = seen.index("held"), len(seen) - 1 - seen[::-1].index("held")
     assert set(seen[first : last + 1]) == {"held"}
     assert "run" in seen[last + 1 :]
+
+
+def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_came_can() -> None:
+    gone, asker = (os.eventfd(1, os.EFD_CLOEXEC) for _ in range(2))
+    OPEN.extend((gone, asker))
+    heard: list[str] = []
+    later = Scripted([], watches={gone: lambda: errors.KilledError("the supervisor went")})
+    with child(READ + "time.sleep(30)") as channel:
+        done = Exchange(channel, b"", START, later=later)
+        done.run()
+    assert "supervisor" in str(done.error)
+
+    os.eventfd_read(gone)  # now nothing is there, until it is told
+    later = Scripted([], watches={gone: lambda: heard.append("too late")})
+
+    def take() -> Given:
+        os.eventfd_read(later.fd)
+        os.eventfd_write(gone, 1)
+        return Given(b"hi\n", TASK, {asker: lambda: errors.KilledError("whoever asked went")})
+
+    later.brings, later.take = [None], take  # type: ignore[method-assign]
+    with child(READ + "time.sleep(30)") as channel:
+        done = Exchange(channel, b"", START, later=later)
+        done.run()
+    assert "whoever asked" in str(done.error)
+    assert done.started_at is not None
+    assert not heard
