@@ -201,27 +201,43 @@ def _no_network(made: Plan) -> None:
             made.denial(what, socket, errno.EPERM)
         else:
             # Granted by hand: then there is no interface that would lead anywhere.
-            call = made.call("connect", Result(socket), Bytes(_address(*_FORBIDDEN_ADDRESSES[0])), 16)
+            call = made.call("connect", Result(socket), Bytes(address(*_FORBIDDEN_ADDRESSES[0])), 16)
             made.denial(what, call, *_NO_WAY)
 
 
 def _network(made: Plan, found: Decompiled, gate: gates.Gates) -> None:
-    reach = found.grants.network
-    for address, port in _FORBIDDEN_ADDRESSES:
-        if _forbidden(reach.to_address(address), port):
-            call = _connected(made, _STREAM, address, port)
-            told = denials.Denial("packet", f"{address}:{port}/tcp", denials.NOT_GRANTED)
-            made.denial(f"a connection to {address}:{port}", call, *_REFUSED, told=told)
-            break
+    if (where := refused_connection(found)) is not None:
+        call = _connected(made, _STREAM, *where)
+        told = told_of_connection(*where)
+        made.denial(f"a connection to {where[0]}:{where[1]}", call, *_REFUSED, told=told)
     if gate.dns_port is None:
         return
     call = _connected(made, _STREAM, addresses.GATEWAY4, gate.dns_port)
     made.control("a connection to the DNS gate", call)
-    for name in _FORBIDDEN_NAMES:
-        if _forbidden(reach.to_name(name)):
-            told = denials.Denial("dns", name, "name_not_granted")
-            made.probes.append(Probe(f"name {name}", _asked(made, name, gate.dns_port), name=True, told=told))
-            break
+    if (name := refused_name(found)) is not None:
+        asked = _asked(made, name, gate.dns_port)
+        made.probes.append(Probe(f"name {name}", asked, name=True, told=told_of_name(name)))
+
+
+def refused_connection(found: Decompiled) -> tuple[str, int] | None:
+    """An address and a TCP port that the policy grants to nobody, of those that we know."""
+    reach = found.grants.network
+    return next((one for one in _FORBIDDEN_ADDRESSES if _forbidden(reach.to_address(one[0]), one[1])), None)
+
+
+def told_of_connection(address: str, port: int) -> denials.Denial:
+    """What the gateway says when it refuses this."""
+    return denials.Denial("packet", f"{address}:{port}/tcp", denials.NOT_GRANTED)
+
+
+def refused_name(found: Decompiled) -> str | None:
+    """A name that the policy grants to nobody, where there is one."""
+    return next((name for name in _FORBIDDEN_NAMES if _forbidden(found.grants.network.to_name(name))), None)
+
+
+def told_of_name(name: str) -> denials.Denial:
+    """What the DNS gate says when it refuses this."""
+    return denials.Denial("dns", name, "name_not_granted")
 
 
 def _forbidden(how: Access, port: int | None = None) -> bool:
@@ -229,23 +245,29 @@ def _forbidden(how: Access, port: int | None = None) -> bool:
     return not how if port is None else not any(first <= port <= last for first, last in (*how.tcp, *how.tls))
 
 
-def _connected(made: Plan, kind: int, address: str, port: int) -> int:
+def _connected(made: Plan, kind: int, host: str, port: int) -> int:
     socket = made.call("socket", _AF_INET, kind, 0)
-    return made.call("connect", Result(socket), Bytes(_address(address, port)), 16)
+    return made.call("connect", Result(socket), Bytes(address(host, port)), 16)
 
 
 def _asked(made: Plan, name: str, port: int) -> int:
     """The place of the call that reads the gate's answer about a name."""
-    query = _DNS_HEAD.pack(0xC0DE, 0x0100, 1, 0, 0, 0)
-    query += b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0\0\1\0\1"
+    asked = query(name)
     socket = made.call("socket", _AF_INET, _DATAGRAM, 0)
-    made.call("connect", Result(socket), Bytes(_address(addresses.GATEWAY4, port)), 16)
-    made.call("write", Result(socket), Bytes(query), len(query))
+    made.call("connect", Result(socket), Bytes(address(addresses.GATEWAY4, port)), 16)
+    made.call("write", Result(socket), Bytes(asked), len(asked))
     return made.call("read", Result(socket), Bytes(bytes(_ANSWER_BYTES)), _ANSWER_BYTES)
 
 
-def _address(address: str, port: int) -> bytes:
-    return struct.pack("<H", _AF_INET) + struct.pack(">H", port) + ipaddress.IPv4Address(address).packed + bytes(8)
+def query(name: str) -> bytes:
+    """The question for the IPv4 addresses of a name."""
+    head = _DNS_HEAD.pack(0xC0DE, 0x0100, 1, 0, 0, 0)
+    return head + b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0\0\1\0\1"
+
+
+def address(host: str, port: int) -> bytes:
+    """An IPv4 address and a port as the kernel takes them (struct sockaddr_in)."""
+    return struct.pack("<H", _AF_INET) + struct.pack(">H", port) + ipaddress.IPv4Address(host).packed + bytes(8)
 
 
 def _text(path: str) -> bytes:

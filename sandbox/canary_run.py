@@ -113,7 +113,9 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             drifted=drift.append,
             rounds=(),
             watches={},
+            tries=None,
             arguments=(canary_program.PATH,),
+            broker=None,
         )
         finished = gvisor.run(throw_away, runs=runs, uids=uids)
     if drift:

@@ -12,7 +12,7 @@ from policy import decide, denials, errors
 from policy.host import Closure, HostFacts
 from policy.package import Package
 from policy.prove import live
-from sandbox import durable, granted, gvisor, host, limits, runsc_network
+from sandbox import durable, granted, gvisor, host, limits, prelude, runsc_network
 from sandbox.config import Config
 from sandbox.network import addresses, gateway
 from sandbox.rootfs import Skeletons
@@ -57,7 +57,11 @@ def job(
     executable = agent.entry if agent.runtime == "rust-bin" else ""
     copy = PackageStore(state / "packages").put(order.package, executable=executable)
     points = [(p["path"], p["kind"]) for p in plan["root"]["mount_points"]]
-    rootfs = stack.enter_context(Skeletons(state / "rootfs").hold(closures(decision, facts), points))
+    tries, own = None, []
+    if config.self_test and prelude.possible(agent.runtime, facts.arch):
+        tries = prelude.tries(decision.artefacts)
+        own.append(prelude.closure(state / "closures", tries.object))
+    rootfs = stack.enter_context(Skeletons(state / "rootfs").hold([*closures(decision, facts), *own], points))
     never = host.never_granted(config, never_granted)
     sources = {}
     for mount in plan["mounts"]:
@@ -102,6 +106,7 @@ def job(
         drifted=order.drifted,
         rounds=order.rounds,
         watches=order.watches,
+        tries=tries,
     )
 
 

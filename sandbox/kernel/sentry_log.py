@@ -16,7 +16,7 @@ import fcntl
 import itertools
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -46,9 +46,18 @@ class RefusedCalls:
     the supervisor's time by waking it for each, and no more than the rest of the run so.
 
     ``calls`` gives each system call's name by its number; ``told`` is given a name and how often it was refused.
+    ``awaited`` are numbers of refusals that somebody waits for: each is taken from there when it comes, in this order,
+    and told to nobody. Until all have come ``fileno`` may be waited on.
     """
 
-    def __init__(self, directory: Path, calls: Mapping[int, str], told: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        calls: Mapping[int, str],
+        told: Callable[[str, int], None],
+        *,
+        awaited: deque[int] | None = None,
+    ) -> None:
         """Make the pipe.
 
         Raises:
@@ -58,6 +67,7 @@ class RefusedCalls:
         self._calls, self._told = calls, told
         self._rest = b""
         self._found: Counter[int] = Counter()
+        self._awaited: deque[int] = deque() if awaited is None else awaited
         try:
             os.mkfifo(path, 0o600)
             # To read and to write: there is always a writer, so an end of file is never seen, and runsc never waits
@@ -67,6 +77,10 @@ class RefusedCalls:
             raise errors.KernelError(f"the sandbox's log cannot be read: {e.strerror}") from e
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on, for a while."""
+        return self._fd
 
     def ready(self) -> None:
         """Tell of the calls that were refused since, a bounded number of them."""
@@ -82,9 +96,19 @@ class RefusedCalls:
                 return False
             data = self._rest + chunk
             end = data.rfind(b"\n") + 1
-            self._found.update(int(number) for number in _REFUSED.findall(data, 0, end))
+            self._count([int(number) for number in _REFUSED.findall(data, 0, end)])
             self._rest = data[end:][-_LINE_BYTES:]
         return True
+
+    def _count(self, numbers: list[int]) -> None:
+        for at, number in enumerate(numbers):
+            if not self._awaited:
+                self._found.update(numbers[at:])
+                return
+            if number == self._awaited[0]:
+                self._awaited.popleft()
+            else:
+                self._found[number] += 1
 
     def _tell(self, most: int | None) -> None:
         for number in list(itertools.islice(self._found, most)):

@@ -1,0 +1,235 @@
+"""The five denials once more in every run, inside the interpreter before the agent's code, and what is heard of them.
+
+A shared object that the loader takes (sandbox.prelude_object) tries to make a file, start a program, connect, ask for
+a name and make a forbidden call, chosen from the artefacts as they read back. Inside, a try that is not refused ends
+the process. Outside, each refusal must be told by whoever refused it, gVisor's filter in its log and the gateway and
+its gates in their reports, before the agent is given its intent. Those are the first of their kind in the run, since
+nothing of the agent has run yet, so each is taken once and is no denial of the agent's: what it tries itself comes on
+top and is counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import select
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from policy import data, denials, errors
+from policy.compile.artefacts import Artefacts
+from policy.decompile import gates
+from policy.decompile import read as reading
+from policy.host import Closure, ClosureFile
+from sandbox import canary, prelude_object
+from sandbox.canary_program import Argument, Bytes, Call, Result
+from sandbox.kernel import sentry_log, trace
+from sandbox.network import addresses
+from sandbox.prelude_object import Step
+
+# Runtimes whose program is the distribution's and is loaded by its loader; another is the package's own.
+RUNTIMES: Final = frozenset({"python3", "node"})
+_AT_FDCWD, _O_CREATE = -100, 0o301  # O_WRONLY | O_CREAT | O_EXCL
+_AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
+_EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
+_DNS_HEAD, _ANSWER_BYTES = 12, 512
+# Refused by every filter (policy/data/deny.toml), and the last that is tried: once it is heard of, all were tried.
+_LAST: Final = ("chroot", (Bytes(b"/\0"),))
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What is tried, as the object that does it, and what must be told of it: the ``calls`` that the filter refuses,
+    by number and in this order, and the denials of the gateway and its gates."""
+
+    object: bytes
+    calls: tuple[int, ...]
+    told: frozenset[denials.Denial]
+
+
+@dataclass
+class _Made:
+    numbers: Mapping[str, int]
+    allowed: Collection[str]
+    steps: list[Step] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    told: set[denials.Denial] = field(default_factory=set)
+
+    def call(self, name: str, *arguments: Argument, least: int = _MOST_ERRNO, most: int = -1) -> int:
+        """One more call, which must give between ``least`` and ``most``; what the filter forbids gives EPERM."""
+        if name not in self.allowed:
+            least = most = _EPERM
+            self.calls.append(self.numbers[name])
+        self.steps.append(Step(Call(self.numbers[name], arguments), least, most))
+        return len(self.steps) - 1
+
+    def socket(self, kind: int) -> int | None:
+        """A socket, which is none where the filter forbids them."""
+        place = self.call("socket", _AF_INET, kind, 0, least=0, most=_MOST)
+        return place if "socket" in self.allowed else None
+
+
+def possible(runtime: str, arch: str) -> bool:
+    """Whether a run of this runtime can be asked for it here."""
+    return runtime in RUNTIMES and arch in prelude_object.ARCHES
+
+
+def tries(artefacts: Artefacts) -> Tries:
+    """What is tried under these artefacts.
+
+    Raises:
+        errors.ArtefactError: they cannot be read back.
+    """
+    found = reading.read(artefacts.files)
+    made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
+    made.call("openat", _AT_FDCWD, Bytes(b"/.covenant-prelude-file\0"), _O_CREATE, 0o600)
+    made.call("execve", Bytes(b"/workspace/agent.toml\0"), 0, 0)
+    networked = found.reached.mode != "off"
+    port = gates.read(artefacts.files).dns_port if networked else None
+    _name(made, networked, port, canary.refused_name(found))
+    _connection(made, canary.refused_connection(found) if networked else None)
+    last, arguments = _LAST
+    made.call(last, *arguments)
+    program = artefacts.json("config.json")["process"]["args"][0]
+    return Tries(prelude_object.build(program, made.steps), tuple(made.calls), frozenset(made.told))
+
+
+def _connection(made: _Made, where: tuple[str, int] | None) -> None:
+    socket = made.socket(_STREAM)
+    if socket is None or where is None:
+        return
+    address, port = where
+    made.call("connect", Result(socket), Bytes(canary.address(address, port)), 16)
+    made.call("close", Result(socket), least=0, most=0)
+    made.told.add(canary.told_of_connection(address, port))
+
+
+def _name(made: _Made, networked: bool, port: int | None, name: str | None) -> None:
+    if networked and (port is None or name is None):
+        return
+    socket = made.socket(_DATAGRAM)
+    if socket is None or port is None or name is None:
+        return
+    query = canary.query(name)
+    made.call("connect", Result(socket), Bytes(canary.address(addresses.GATEWAY4, port)), 16, least=0, most=0)
+    made.call("write", Result(socket), Bytes(query), len(query), least=len(query), most=len(query))
+    # The answer is waited for: until then nobody has refused it.
+    made.call("read", Result(socket), Bytes(bytes(_ANSWER_BYTES)), _ANSWER_BYTES, least=_DNS_HEAD, most=_ANSWER_BYTES)
+    made.call("close", Result(socket), least=0, most=0)
+    made.told.add(canary.told_of_name(name))
+
+
+@functools.lru_cache(maxsize=16)
+def closure(directory: Path, program: bytes) -> Closure:
+    """The object and the list that names it as one more closure of a root directory; both lie in ``directory``."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    files = [ClosureFile(os.path.dirname(prelude_object.LIST), "dir", 0o755)]
+    for path, content in ((prelude_object.LIST, prelude_object.PATH.encode() + b"\n"), (prelude_object.PATH, program)):
+        digest = hashlib.sha256(content).hexdigest()
+        source = directory / f"prelude-{digest[:32]}"
+        if not source.exists() or source.read_bytes() != content:
+            source.write_bytes(content)
+            source.chmod(0o600)
+        files.append(ClosureFile(path, "file", 0o644, len(content), digest, source=str(source)))
+    return Closure("prelude", prelude_object.PATH, tuple(files))
+
+
+class Heard:
+    """What is still to be heard of, in one run. Whoever tells of a denial tells it here first."""
+
+    def __init__(self, tries: Tries, denied: denials.Told) -> None:
+        self.calls = deque(tries.calls)
+        self._told, self._denied = set(tries.told), denied
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def denied(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Pass on what is not one of the tries."""
+        if denial in self._told:
+            self._told.discard(denial)
+            os.eventfd_write(self._event, 1)
+            count -= 1
+        if count:
+            self._denied(denial, count=count)
+
+    def fileno(self) -> int:
+        """Readable once one of the denials was told."""
+        return self._event
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What was not told yet."""
+        return (*(f"the filter of call {call}" for call in self.calls), *(f"{d.layer} {d.target}" for d in self._told))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._event)
+
+
+class Watching(Protocol):
+    """What looks at a run from when its first process runs."""
+
+    def started(self) -> None:
+        """It runs now."""
+
+
+class Start:
+    """When an agent may be given its intent: its first process runs, and its tries were heard of, where it has any.
+
+    ``fileno`` is readable whenever ``poll`` has something to do. ``watching`` are told when the first process runs.
+    """
+
+    def __init__(
+        self,
+        started: trace.StartTrace,
+        watching: Sequence[Watching],
+        *,
+        heard: Heard | None = None,
+        calls: sentry_log.RefusedCalls | None = None,
+    ) -> None:
+        self._started, self._watching, self._heard, self._calls = started, watching, heard, calls
+        self.running = False
+        self._epoll = select.epoll()
+        self._epoll.register(started.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._epoll.fileno()
+
+    def poll(self) -> bool:
+        """Take what has arrived; never blocks. True once, when there is nothing to wait for any more."""
+        if not self.running:
+            if not self._started.poll():
+                return False
+            self.running = True
+            for one in self._watching:
+                one.started()
+            self._epoll.unregister(self._started.fileno())
+            if self._heard is not None and self._calls is not None:
+                self._epoll.register(self._calls.fileno(), select.EPOLLIN)
+                self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
+        if self._calls is not None and self._heard is not None:
+            self._calls.ready()
+        return self._heard is None or not self._heard.missing
+
+    def fault(self, status: int) -> errors.SelfTestError | None:
+        """What to refuse the run with that has ended, or was ended, before all of its tries were heard of."""
+        if not self.running or self._heard is None or not self._heard.missing:
+            return None
+        first = self._heard.missing[0]
+        if status == prelude_object.STATUS:
+            message = f"what the policy forbids is not refused inside this run; not heard of: {first}"
+        else:
+            message = f"what the policy forbids was tried inside this run, and nobody has told of {first}"
+        return errors.SelfTestError(
+            message,
+            hint="run `covenant doctor`; with self_test = false in the configuration runs go without it and say so",
+            faults=list(self._heard.missing),
+        )
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._epoll.close()
