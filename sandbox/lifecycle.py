@@ -36,6 +36,7 @@ from sandbox import (
     broker,
     bundle,
     canary_run,
+    credentials,
     delegation,
     gvisor,
     host,
@@ -324,7 +325,8 @@ class Run:
         self._rows.capability_check(manifest, missing=delegation.missing(self._lineage, manifest))
         if signed is not None:
             self._means.state.accept(signed, now_ms=self._now_ms)
-        self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
+        if self._rows.state is not life.State.ISOLATED:  # as one is that was started ahead of its intent
+            self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
         self._rows.run_started(
             manifest,
             deadline,
@@ -362,7 +364,7 @@ class Run:
             watches=means.watches
             if self._child is None
             else {**means.watches, **self._child.watches(label, self.adopted)},
-            broker=self._broker(decision, deadline),
+            broker=self._broker(decision, deadline, stack),
         )
         return preparation.job(
             order,
@@ -398,12 +400,14 @@ class Run:
 
         return label, settle
 
-    def _broker(self, decision: decide.Decision, deadline: clocks.Deadline) -> broker.Broker | None:
+    def _broker(
+        self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
+    ) -> broker.Broker | None:
         """What the agent may ask its supervisor for while it runs."""
         means, request = self._means, self._request
         elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
         start = means.start_child
-        return delegation.broker(
+        made = delegation.broker(
             elder,
             decision,
             runs=means.path / "runs",
@@ -413,6 +417,14 @@ class Run:
             start=None if start is None else functools.partial(start, request),
             keep=() if request.children is None else (request.children,),
         )
+        if made is not None:
+            scope = credentials.Scope.of(decision, deadline)
+            tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
+            credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
+        return made
+
+    def _is_revoked(self) -> bool:
+        return revocation.verdict(self._means.path / "runs" / self.run_id) is not None
 
     def _watch(self, label: Mapping[str, str]) -> Round:
         """What ends the run once somebody, or a new root, says that it is revoked."""
@@ -466,7 +478,17 @@ class Run:
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
         self._rows.over(code or "the agent has answered")
-        self._rows.run_ended(status="ok" if result else "failed", code=code, finished=finished, digest=text_hash)
+        stderr = _redacted(finished.stderr, self._means.path)
+        self._rows.run_ended(
+            status="ok" if result else "failed",
+            code=code,
+            finished=finished,
+            digest=text_hash,
+            message=None if error is None else error.message,
+            stderr=stderr,
+        )
+        if self._rows.unarchived:
+            not_enforced = (*not_enforced, self._rows.unarchived)
         self._lap("log the end")
         timings = {"sandbox start": finished.start_seconds or 0.0, "sandbox": finished.total_seconds}
         return Answer(
@@ -476,7 +498,7 @@ class Run:
             policy_digest=policy_digest,
             result=result,
             error=error,
-            stderr=_redacted(finished.stderr, self._means.path),
+            stderr=stderr,
             not_enforced=not_enforced,
             unknown_sections=manifest.unknown_sections,
             denials=self._denials.totals,

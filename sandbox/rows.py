@@ -9,14 +9,14 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from policy import clocks, denials, errors, events, lifecycle
 from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.prove import live
 from policy.signing import trust
-from sandbox import registry, unended
+from sandbox import archive, registry, unended
 from sandbox.ledger import Ledger, Record
 from sandbox.runner import Finished
 
@@ -33,7 +33,15 @@ class Rows:
         self.state: State | None = None
         self._place: Path | None = None
         self._waiting: list[Record] = []
+        self._about: dict[str, Any] = {}
+        self._refused = 0
+        # Why its record is not in the archive, when it is not: what ended is answered for all the same.
+        self.unarchived = ""
         self._mark: unended.Mark | None = None
+
+    def asked_by(self, issuer: Mapping[str, str]) -> None:
+        """From here on the rows are about what this one asked for: an instance is given its intent."""
+        self._issuer = issuer
 
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
@@ -114,6 +122,7 @@ class Rows:
     ) -> None:
         """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
         self._mark = unended.Mark(self._ledger, self._run_id)
+        self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
         self._append(
             "run_started",
             agent_id=manifest.agent.id,
@@ -130,9 +139,14 @@ class Rows:
         )
         self.started = True
 
+    def about(self, *, package: str, policy_digest: str | None, parent: str | None, started_ms: int) -> None:
+        """What the record in the archive says of the run beside its end."""
+        self._about = {"package": package, "policy_digest": policy_digest, "parent": parent, "started_ms": started_ms}
+
     def denied(self, row: denials.Row) -> None:
         """Something was refused to the agent, ``row.count`` times since its last row (sandbox.denials bounds them)."""
         denial = row.denial
+        self._refused += row.count
         self._append(
             "denied",
             agent_id=self.agent_id,
@@ -160,9 +174,17 @@ class Rows:
             self.to(State.ARCHIVED, "its record goes into the archive", waits=True)
 
     def run_ended(
-        self, *, status: str, code: str | None, finished: Finished | None = None, digest: str | None = None
+        self,
+        *,
+        status: Literal["ok", "failed"],
+        code: str | None,
+        finished: Finished | None = None,
+        digest: str | None = None,
+        message: str | None = None,
+        stderr: str = "",
     ) -> None:
-        """The last row of a run that was started; ``finished`` is None when the machine failed it."""
+        """The last row of a run that was started, and its record in the archive; ``finished`` is None when the machine
+        failed it. ``message`` and ``stderr`` are for the record alone."""
         exit_status = finished.exit_status if finished else None
         # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
         by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
@@ -180,6 +202,26 @@ class Rows:
             result_hash_hex=digest,
         )
         self.started = False
+        record = archive.Record(
+            run_id=self._run_id,
+            agent_id=self.agent_id or "",
+            operator=self.operator,
+            issuer=self._issuer["display"],
+            status=status,
+            code=code,
+            message=message,
+            ended_ms=int(time.time() * 1000),
+            exit_status=exit_status,
+            result_hash_hex=digest,
+            denials=self._refused,
+            stderr=archive.tail(stderr),
+            stderr_bytes=finished.stderr_total if finished else 0,
+            **self._about,
+        )
+        try:
+            archive.store(self._ledger.place.parent, record)
+        except errors.StateError as e:
+            self.unarchived = e.message
         if self._mark is not None:
             self._mark.clear()
             self._mark = None
@@ -207,7 +249,7 @@ class Rows:
         code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self.started:
             self.over(code)
-            self.run_ended(status="failed", code=code)
+            self.run_ended(status="failed", code=code, message=str(error) or None)
         elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
             fields = events.rejection(error, agent_id=self.agent_id, package_digest=package_digest)
             if self.state in (State.PROVISIONED, State.VALIDATED):
@@ -229,7 +271,12 @@ def cut_off(ledger: Ledger) -> None:
         for event in events_of_starts:
             rows = Rows(ledger, event["kind"]["run_id"], event["issuer"])
             rows.agent_id, rows.operator = event["kind"]["agent_id"], event["kind"]["operator"]
-            # How far it came, its own rows say; that it was started is what is known here.
-            rows.state = State.ISOLATED
+            rows.state = State(event["kind"].get("state", State.ISOLATED))
+            rows.about(
+                package=event["kind"]["package"],
+                policy_digest=event["kind"]["policy_digest"],
+                parent=event["kind"].get("parent"),
+                started_ms=event["timestamp_ms"],
+            )
             rows.over(errors.CutOffError.code)
             rows.run_ended(status="failed", code=errors.CutOffError.code)

@@ -22,6 +22,7 @@ from sandbox.ledger import Ledger
 _SETTLED = ".settled"
 _STEP_BYTES = 64 * 1024
 _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
+_STATE = b'"kind":{"type":"run_state"'
 
 
 class Mark:
@@ -43,6 +44,7 @@ class Mark:
 @contextlib.contextmanager
 def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
     """The events of runs that were started, have no end, and whose process is gone: whoever asks writes their ends.
+    ``state`` in an event's kind is the state that the run's own rows have last; absent when it began none since.
 
     One at a time, and no run starts meanwhile: what is seen here is seen by nobody else.
 
@@ -66,6 +68,10 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
                     started[event["kind"]["run_id"]] = (offset, event)
                 else:
                     started.pop(event["kind"]["run_id"], None)
+            elif _STATE in line:
+                kind = json.loads(line)["kind"]
+                if kind["run_id"] in started:
+                    started[kind["run_id"]][1]["kind"]["state"] = kind["state"]
         yield [event for run_id, (_, event) in started.items() if not marks.get(run_id)]
         for run_id, held in marks.items():
             if not held:
