@@ -28,6 +28,8 @@ LAYERS: Final[Mapping[str, str]] = {
     "pids": "the limit on processes",
     "time": "a clock",
     "disk": "the limit on scratch space",
+    "spawn": "the rules for what an agent may start",
+    "credential": "the broker of secrets",
 }
 MAX_ROWS: Final = 1000
 # Summaries may take half: a flood at one place must leave rows for what is refused elsewhere.
@@ -56,6 +58,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("syscall", NOT_GRANTED): "permissions.syscalls",
     ("path", NOT_GRANTED): "permissions.filesystem",
     ("exec", NOT_GRANTED): "permissions.executables",
+    ("credential", NOT_GRANTED): "permissions.credentials",
 }
 # Clocks and sizes are keys of their own; --timeout, the parent's end and the envelope's are no lines of a manifest.
 _KEYS: Final[Mapping[str, frozenset[str]]] = {

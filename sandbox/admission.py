@@ -6,17 +6,108 @@ on others is asked once more when the gate is held and no other label can appear
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from policy import errors
+from policy.compile.artefacts import Artefacts
 from policy.grants.effective import Effective
+from policy.grants.spawning import Spawning
 from policy.manifest.agent import Manifest
 from policy.rules import budget, nine
 from policy.rules.case import Owner, Unsigned
+from policy.rules.parent import Ancestor, Drawn, OnExcess, Parent
 from policy.signing import trust
 from policy.signing.root import Signer
-from sandbox import registry
+from sandbox import bundle, registry
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """One run above a child, as its keeper knew it: how deep it is (0 without a parent), and what it may start."""
+
+    run_id: str
+    agent_id: str
+    depth: int
+    spawning: Spawning
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A run as the parent of others, out of its own keeper's memory. ``line`` is from the root down, itself last;
+    ``capabilities`` are those that its caller was shown to hold, None for the operator's, who holds all."""
+
+    run_id: str
+    intent_id: str
+    agent_id: str
+    payload_digest: str
+    effective: Effective
+    artefacts: Artefacts
+    line: tuple[Above, ...]
+    issuer: Mapping[str, str]
+    capabilities: frozenset[str]
+
+    def lineage(self, *, deadline_ms: int, own: Drawn, on_excess: OnExcess) -> Lineage:
+        """What a child of it is told; ``own`` is what it takes of its ceilings itself."""
+        return Lineage(self, deadline_ms, own, on_excess)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a child comes from. ``deadline_ms`` (Unix time) is when its parent ends at the latest."""
+
+    parent: Member
+    deadline_ms: int
+    own: Drawn
+    on_excess: OnExcess
+
+    @property
+    def depth(self) -> int:
+        """How many runs are above the child."""
+        return len(self.parent.line)
+
+    @property
+    def issuer(self) -> dict[str, str]:
+        """Who asks for the child: the agent, by its run, under the key of whoever asked for the first of them."""
+        return {"display": f"{self.parent.agent_id}@{self.parent.run_id}", "pubkey": self.parent.issuer["pubkey"]}
+
+    def present(self, entries: Iterable[registry.Entry]) -> Parent:
+        """The parent as the rules are asked about it, with what is live now.
+
+        Raises:
+            errors.ParentEndedError: it is not live any more.
+        """
+        agents = list(registry.agents(entries))
+        parent = self.parent
+        if all(one.run_id != parent.run_id for one in agents):
+            raise errors.ParentEndedError("the run that asked for it has ended")
+        children = registry.children(agents, parent.run_id)
+        return Parent(
+            run_id=parent.run_id,
+            agent_id=parent.agent_id,
+            payload_digest=parent.payload_digest,
+            effective=parent.effective,
+            remaining_seconds=max(0, self.deadline_ms - int(time.time() * 1000)) // 1000,
+            drawn=Drawn(
+                **{
+                    name: getattr(self.own, name) + sum(getattr(one, name) for one in children)
+                    for name in Drawn.__slots__
+                }
+            ),
+            ancestors=tuple(
+                Ancestor(
+                    one.run_id,
+                    one.agent_id,
+                    one.depth,
+                    one.spawning,
+                    sum(one.run_id in other.ancestors for other in agents),
+                )
+                for one in parent.line
+            ),
+            artefacts=parent.artefacts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +118,7 @@ class Claim:
     trusted: trust.TrustedPackage | Unsigned
     effective: Effective
     package_name: str
+    lineage: Lineage | None = None
 
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
@@ -35,7 +127,7 @@ class Claim:
         resources, spawning = self.effective.resources, self.effective.spawning
         gvisor = self.manifest.sandbox.backend == "linux-gvisor"
         numbers = {
-            "depth": 0,
+            "depth": 0 if self.lineage is None else self.lineage.depth,
             "started_ms": now_ms,
             **{name: getattr(resources, name) or 0 for name in ("memory_mb", "pids_max", "cpu_millis")},
             "host_memory_mb": budget.host_memory_mb(self.effective, gvisor=gvisor),
@@ -48,8 +140,8 @@ class Claim:
             "payload_digest": self._payload_digest,
             "operator": operator or "",
             "signers": " ".join(one.keyid for one in signers),
-            "parent": "",
-            "ancestors": "",
+            "parent": self.lineage.parent.run_id if self.lineage else "",
+            "ancestors": " ".join(one.run_id for one in self.lineage.parent.line) if self.lineage else "",
             "on_parent_exit": spawning.on_parent_exit,
             **{name: str(value) for name, value in numbers.items()},
             **issuer,
@@ -59,7 +151,8 @@ class Claim:
         """Behind the gate, before the label can be seen: ask again what depends on other live runs.
 
         Raises:
-            errors.RuleViolation: rule 8: another package has the agent id now.
+            errors.RuleViolation: rule 8: another package has the agent id now; rule 5: an ancestor has no place left.
+            errors.ParentEndedError: the run that asked for it has ended.
         """
         entries = registry.seen(runs)
         agent_id = self.manifest.agent.id
@@ -70,6 +163,8 @@ class Claim:
             package_name=self.package_name,
             where=self.manifest.where("agent.id"),
         )
+        if self.lineage is not None:
+            budget.within_budget(self.lineage.present(entries), self.effective.resources, self.manifest.where)
 
     @property
     def _payload_digest(self) -> str:
@@ -79,6 +174,7 @@ class Claim:
 def owners(entries: Iterable[registry.Entry]) -> dict[str, list[Owner]]:
     """Which packages hold which agent ids in live runs (rule 8)."""
     found: dict[str, list[Owner]] = {}
-    for entry in entries:
+    # What waits for its intent gives way to another package: it is never told anything once that was accepted.
+    for entry in (one for one in entries if bundle.STANDBY not in one.label):
         found.setdefault(entry.agent_id, []).append(Owner(entry.package, entry.payload_digest))
     return found

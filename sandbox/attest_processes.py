@@ -32,6 +32,8 @@ _OWN: Final = {
 }
 # Of the flags before the sub-command, those that say where this run's files lie, and not what it may.
 _PLACES: Final = ("--root", "--pod-init-config", "--debug", "--debug-log", "--debug-log-fd")
+# A flag of the sub-command: --pass-fd=OUTSIDE:INSIDE, once for each descriptor.
+_PASSED: Final = "--pass-fd="
 _COMMANDS: Final = {_GOFER: "gofer", _SANDBOX: "boot"}
 
 
@@ -82,8 +84,12 @@ def still_there(found: Family) -> bool:
 
 
 def flags(found: Family, expected: Expected) -> tuple[str, ...]:
-    """The sandbox's flags that a policy has words for: those before its sub-command, but for this run's places."""
-    return tuple(one for one in _before_command(found.sandbox, _SANDBOX) if one not in _own_places(expected))
+    """The sandbox's flags that a policy has words for: those before its sub-command, but for this run's places, and
+    each descriptor that was passed to the agent, by its number inside."""
+    before = _before_command(found.sandbox, _SANDBOX)
+    passed = (one for one in found.sandbox.arguments[1 + len(before) :] if one.startswith(_PASSED))
+    numbers = tuple(f"{_PASSED}{one.removeprefix(_PASSED).rpartition(':')[2]}" for one in passed)
+    return (*(one for one in before if one not in _own_places(expected)), *numbers)
 
 
 def judge(found: Family, expected: Expected, members: Mapping[str, set[int]]) -> Iterator[Layer]:

@@ -116,6 +116,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             tries=None,
             arguments=(canary_program.PATH,),
             broker=None,
+            later=None,
         )
         finished = gvisor.run(throw_away, runs=runs, uids=uids)
     if drift:

@@ -19,6 +19,7 @@ import pydantic
 
 from policy import errors
 from policy.manifest import text
+from sandbox.vault.settings import Settings
 
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
 _MAX_BYTES = 64 * 1024
@@ -56,6 +57,12 @@ class Config(pydantic.BaseModel):
     go on and are found by the next. ``socket`` is where it listens, by default where clients look
     (sandbox.serve.places).
 
+    ``agents`` are directories in which the packages of children are looked for before those beside their parent's;
+    only root may write there. ``overcommit`` is how much of this machine's memory live runs may be promised together,
+    as a part of what it has.
+
+    ``vault`` is a table: where secrets lie, and what opens them in a run (sandbox.vault.settings).
+
     ``state`` is not a key of the file: it is where the file was looked for.
     """
 
@@ -84,6 +91,9 @@ class Config(pydantic.BaseModel):
     request_seconds: int = pydantic.Field(default=10, ge=1, le=600)
     on_supervisor_exit: Literal["end", "continue"] = "end"
     socket: Path | None = None
+    vault: Settings = Settings()
+    agents: tuple[Path, ...] = ()
+    overcommit: float = pydantic.Field(default=1.0, gt=0, le=100)
     state: Path = Path("/var/lib/covenant")
 
     @pydantic.field_validator("runsc", "nft", "python3", "node", "socket", "state", mode="before")
@@ -93,6 +103,11 @@ class Config(pydantic.BaseModel):
         if not isinstance(path, Path) or not path.is_absolute() or ".." in path.parts:
             raise ValueError("must be an absolute path without `..`")
         return path
+
+    @pydantic.field_validator("agents", mode="before")
+    @classmethod
+    def _directories(cls, value: object) -> object:
+        return tuple(cls._absolute(one) for one in value) if isinstance(value, list) else value
 
     @pydantic.field_validator("path_owners", "resolvers", "callers", mode="before")
     @classmethod

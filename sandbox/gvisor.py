@@ -27,7 +27,7 @@ from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log,
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
 from sandbox.network import gateway, uplink
-from sandbox.runner import Channel, Exchange, Finished, Limits, Round, out_of_memory
+from sandbox.runner import Channel, Exchange, Finished, Later, Limits, Round, out_of_memory
 from sandbox.steering import Steering
 from sandbox.uids import UidLease
 
@@ -49,6 +49,17 @@ PACKAGE = "/workspace"
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A sandbox started for an intent that comes later: where it lies, what holds it, and its agent's stdin."""
+
+    directory: Path
+    leaf: cgroupfs.Leaf
+    limits: Sequence[cgroupfs.Limit]
+    stdin: int
+    attestor: attest.Attestor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
     to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
@@ -57,7 +68,8 @@ class Job:
     was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and ``watches`` are looked
     at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start
     another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
-    without it every request is refused. ``steering`` is what may be asked of the run from outside."""
+    without it every request is refused. ``steering`` is what may be asked of the run from outside. ``later`` is
+    given what was started, and brings the intent once there is one; ``intent`` is empty then."""
 
     run_id: str
     artefacts: Artefacts
@@ -79,6 +91,7 @@ class Job:
     arguments: Sequence[str] = ()
     broker: Broker | None = None
     steering: Steering | None = None
+    later: Callable[[Started], Later] | None = None
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -131,7 +144,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             channel = job.steering.joined(channel, leaf)
         if broker is not None:
             channel = dataclasses.replace(channel, giving=_both(channel.giving, broker.begin))
-        exchange = Exchange(channel, job.intent, job.limits)
+        later = None if job.later is None else job.later(Started(directory.path, leaf, limits, child.stdin, attestor))
+        exchange = Exchange(channel, job.intent, job.limits, later=later)
         if job.steering is not None:
             job.steering.converses(exchange)
         exchange.run()

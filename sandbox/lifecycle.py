@@ -48,6 +48,7 @@ from sandbox import (
 )
 from sandbox.config import Config
 from sandbox.denials import Denials
+from sandbox.kernel import runsc
 from sandbox.ledger import Ledger
 from sandbox.network import gateway
 from sandbox.rows import Rows
@@ -58,6 +59,9 @@ from sandbox.uids import UidLease
 
 # What the log says of a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
+# What it says of an agent that asks for standby and has none.
+_NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
+_NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
 
@@ -110,10 +114,16 @@ class Means:
     policies: decide.Policies
     watches: gateway.Watches = field(default_factory=dict)
     start_child: Callable[[Request, spawning.Errand, spawning.Say], None] | None = None
+    keeps_standby: bool = False
 
 
 class Run:
-    """One run's way through the procedure; keeps what its log rows need."""
+    """One run's way through the procedure; keeps what its log rows need.
+
+    ``standby`` is how many instances of the agent are to be kept ready, once that is known.
+    """
+
+    standby = 0
 
     def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
         self._means, self._request, self._now_ms = means, request, now_ms
@@ -218,11 +228,24 @@ class Run:
                 self._try_canaries(decision, facts, job)
             else:
                 advisory = (*advisory, _NO_SELF_TEST)
+            advisory = (*advisory, *self._stands_by(decision))
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
             job = dataclasses.replace(job, steering=self._steering(decision.effective.lifetime))
             finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
+
+    def _stands_by(self, decision: decide.Decision) -> tuple[str, ...]:
+        """Whether instances of it are kept ready (sandbox.standby), and what is said where they are not."""
+        wanted = decision.manifest.sandbox.standby
+        if not wanted or self._child is not None or self._request.dev:
+            return ()
+        if runsc.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
+            return (_NOT_AHEAD,)
+        if not self._means.keeps_standby:
+            return (_NO_STANDBY,)
+        self.standby = wanted
+        return ()
 
     def _prove(self, facts: HostFacts) -> None:
         """A runsc that does not apply the filter runs nothing."""

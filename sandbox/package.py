@@ -15,9 +15,11 @@ statement does not list it. Empty directories hold no bytes and do not exist in 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from policy import errors
@@ -66,6 +68,23 @@ def read(path: Path | int) -> packages.Package:
     finally:
         os.close(root)
     return packages.Package(reader.files, reader.envelope)
+
+
+@contextlib.contextmanager
+def beside(path: Path | int) -> Iterator[int | None]:
+    """The directory that a package lies in, open for whoever looks for its children there; None where it cannot be."""
+    try:
+        if isinstance(path, int):
+            above = os.open("..", _DIRECTORY, dir_fd=path)
+        else:
+            above = os.open(path / "..", _DIRECTORY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield above
+    finally:
+        os.close(above)
 
 
 class _Reader:

@@ -13,6 +13,7 @@ from policy.host import Closure, HostFacts
 from policy.package import Package
 from policy.prove import live
 from sandbox import durable, granted, gvisor, host, limits, prelude, runsc_network
+from sandbox.broker import Broker
 from sandbox.config import Config
 from sandbox.network import addresses, gateway
 from sandbox.rootfs import Skeletons
@@ -34,6 +35,7 @@ class Order:
     drifted: Callable[[live.Layer], None]
     rounds: Sequence[Round] = ()
     watches: gateway.Watches = field(default_factory=dict)
+    broker: Broker | None = None
 
 
 def job(
@@ -105,6 +107,7 @@ def job(
         disks=disks,
         drifted=order.drifted,
         rounds=order.rounds,
+        broker=order.broker,
         watches=order.watches,
         tries=tries,
     )

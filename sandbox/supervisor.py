@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,12 @@ from pathlib import Path
 
 from policy import decide, errors, events
 from sandbox import config as configuration
-from sandbox import gvisor, lifecycle, rows, surroundings
+from sandbox import gvisor, lifecycle, offspring, rows, surroundings
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.network import gateway
 from sandbox.rootfs import Skeletons
+from sandbox.spawning import Errand, Say
 from sandbox.state import State
 from sandbox.store import PackageStore
 
@@ -95,20 +97,38 @@ class Supervisor:
         gvisor.recover(self.path / "runs", config=self.config)
         rows.cut_off(self.ledger)
 
+    def _means(self) -> lifecycle.Means:
+        return lifecycle.Means(
+            self.path,
+            self.config,
+            self.ledger,
+            self.state,
+            self.never_granted,
+            self.policies,
+            start_child=self._start_child,
+        )
+
+    def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
+        """In the keeper of a child, forked from its parent's."""
+        with self.in_keeper() as own:
+            offspring.keep(own._means(), parent, errand, say)
+
     def run(self, request: Request, *, watches: gateway.Watches | None = None) -> Answer:
         """Decide and run. ``watches`` are descriptors of whoever may end it (runner.Channel.watches).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
         """
+        if self.keeps_standby and not request.dev and request.user is None:
+            ready = standby_wire.dispatch(self.path / "runs", request, watches or {})
+            if ready is not None:
+                return ready
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            means = lifecycle.Means(
-                self.path, self.config, self.ledger, state, self.never_granted, self.policies, watches or {}
-            )
+            means = dataclasses.replace(self._means(), state=state, watches=watches or {})
             one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
             try:
-                return one.go()
+                answer = one.go()
             except BaseException as e:
                 one.log_failure(e)
                 raise

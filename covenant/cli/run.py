@@ -90,17 +90,19 @@ def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, de
         _say_whose(home, supervisor)
         with supervisor.logged(issuer):
             package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
-        return supervisor.run(
-            Request(
-                package=package,
-                text=intent,
-                issuer=issuer,
-                timeout_ms=timeout_ms,
-                user=user,
-                dev=dev_id,
-                package_name=str(path.resolve()),
+        with packages.beside(path) as children:
+            return supervisor.run(
+                Request(
+                    package=package,
+                    text=intent,
+                    issuer=issuer,
+                    timeout_ms=timeout_ms,
+                    user=user,
+                    dev=dev_id,
+                    package_name=str(path.resolve()),
+                    children=children,
+                )
             )
-        )
 
 
 def _say_whose(home: Path, supervisor: Supervisor) -> None:

@@ -33,6 +33,9 @@ RUNSC_FLAGS = {
     "--ignore-cgroups": ("true", "the supervisor makes the cgroup, writes the limits and reads them back"),
     "--allow-flag-override": ("false", "annotations cannot change these flags"),
 }
+# The agent's broker: its one descriptor beside stdio, by its number inside (docs/broker.md). Where nothing is granted
+# that is asked for over it, there is none.
+BROKER = ("--pass-fd", "3", "the agent asks its supervisor over it for children and credentials, and for nothing else")
 # --network where a network is granted: gVisor's own stack on the one interface of the agent's namespace.
 NETSTACK = ("sandbox", "gVisor's own network stack, on the agent's end of the veth")
 
@@ -168,17 +171,21 @@ def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Prov
 
 
 def flags(effective: Effective) -> dict[str, str]:
-    """runsc's flags for these grants."""
+    """runsc's flags for these grants, ``--pass-fd`` with the number that the descriptor has inside."""
     stated = {flag: value for flag, (value, _) in RUNSC_FLAGS.items()}
-    return stated if effective.network.mode == "off" else {**stated, "--network": NETSTACK[0]}
+    if effective.network.mode != "off":
+        stated["--network"] = NETSTACK[0]
+    if effective.spawning.allowed or effective.credentials.listing():
+        stated[BROKER[0]] = BROKER[1]
+    return stated
 
 
 def _runtime(host: HostFacts, effective: Effective, provenance: Provenance) -> dict[str, Any]:
     assert host.runsc is not None
     stated = flags(effective)
-    for flag, (value, reason) in RUNSC_FLAGS.items():
-        why = reason if stated[flag] == value else NETSTACK[1]
-        provenance.add(f"runtime.json:{flag}", built_in(flag, why))
+    for flag, found in stated.items():
+        value, reason = RUNSC_FLAGS.get(flag, BROKER[1:])
+        provenance.add(f"runtime.json:{flag}", built_in(flag, reason if found == value else NETSTACK[1]))
     return {
         "version": 1,
         "runsc": {"version": host.runsc.version, "sha256": host.runsc.sha256},

@@ -39,6 +39,7 @@ FLAGS: Final = {
     "--overlay2": "none",  # a writable layer that no limit bounds
     "--platform": "systrap",
 }
+_BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks for children and credentials
 _NETWORK_FLAG = {"off": "none", "outbound-https-only": "sandbox", "full": "sandbox"}
 
 
@@ -143,25 +144,28 @@ def _limits(value: list[Any], where: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Runsc:
-    """The runsc binary that the policy is bound to; ``sha256`` is hex."""
+    """The runsc binary that the policy is bound to; ``sha256`` is hex, ``flags`` are the names of its flags."""
 
     version: str
     sha256: str
+    flags: tuple[str, ...] = tuple(FLAGS)
 
 
-def runtime(files: Files, *, mode: str) -> Runsc:
-    """runtime.json, with the flags that a policy of this network mode must have and no other.
+def runtime(files: Files, *, mode: str, broker: bool = False) -> Runsc:
+    """runtime.json, with the flags that a policy of this network mode must have and no other. With ``broker`` the
+    agent has the one descriptor by which it asks for what it was granted.
 
     Raises:
         errors.ArtefactError: a flag is missing, unknown or has another value than its safe one.
     """
     whole = closed(documents.load(files, RUNTIME), RUNTIME, {"flags": dict, "runsc": dict, "version": int})
     fixed(whole["version"], f"{RUNTIME}:version", 1)
-    flags = closed(whole["flags"], f"{RUNTIME}:flags", dict.fromkeys(FLAGS, str))
-    for name, value in (FLAGS | {"--network": _NETWORK_FLAG[mode]}).items():
+    wanted = FLAGS | {"--network": _NETWORK_FLAG[mode]} | (_BROKER if broker else {})
+    flags = closed(whole["flags"], f"{RUNTIME}:flags", dict.fromkeys(wanted, str))
+    for name, value in wanted.items():
         fixed(flags[name], f"{RUNTIME}:{name}", value)
     runsc = closed(whole["runsc"], f"{RUNTIME}:runsc", {"sha256": str, "version": str})
-    return Runsc(runsc["version"], digest(runsc["sha256"], f"{RUNTIME}:runsc"))
+    return Runsc(runsc["version"], digest(runsc["sha256"], f"{RUNTIME}:runsc"), tuple(wanted))
 
 
 def digest(value: str, where: str) -> str:

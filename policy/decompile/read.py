@@ -95,7 +95,8 @@ def read(files: Files) -> Decompiled:
         raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
     if seen.resolver != reached.named:
         raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
-    held = supervision.read(files)
+    held, credentials = supervision.read(files), supervision.credentials(files)
+    asks = held.spawning.allowed or bool(credentials.listing())
     disk, odd = divmod(oci.disk_bytes, config.MIB)
     written = sum(seen.rooms.values())
     if odd or (seen.scratch_mb is not None and seen.scratch_mb + written != disk):
@@ -121,7 +122,7 @@ def read(files: Files) -> Decompiled:
             syscalls=Syscalls(frozenset(found.allowed)),
             executables=seen.executables,
             resources=by_version["v2"],
-            credentials=supervision.credentials(files),
+            credentials=credentials,
             skills=held.skills,
             spawning=held.spawning,
             lifetime=held.lifetime,
@@ -132,7 +133,7 @@ def read(files: Files) -> Decompiled:
         limits.files,
         seen,
         oci.args,
-        config.runtime(files, mode=reached.mode),
+        config.runtime(files, mode=reached.mode, broker=asks),
         reached,
     )
 

@@ -89,6 +89,12 @@ class BackendError(OperatorError):
     code = "backend_refused"
 
 
+class CapabilityError(OperatorError):
+    """Whoever asks for the run does not hold what its manifest requires of its caller."""
+
+    code = "capability_missing"
+
+
 class LossError(OperatorError):
     """The target of a compilation would allow more than the manifest, and the loss was not accepted by its id."""
 

@@ -54,6 +54,12 @@ class CpuTimeError(RunError):
     code = "cpu_time"
 
 
+class ParentEndedError(RunError):
+    """The run that started this one ended, and its on_parent_exit does not let it go on."""
+
+    code = "parent_ended"
+
+
 class StartTimeoutError(RunError):
     """The sandbox did not start its first process in time."""
 

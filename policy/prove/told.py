@@ -79,4 +79,4 @@ def _rules(found: Decompiled) -> Iterator[str]:
         yield from (f"{cgroup.CGROUP}:{version}/{name}" for name in names)
     yield from (f"{mounts.MOUNTS}:{place}" for place in found.seen.mounted)
     yield from (f"{mounts.MOUNTS}:closure/{closure.name}" for closure in (found.seen.runtime, *found.seen.programs))
-    yield from (f"{config.RUNTIME}:{flag}" for flag in config.FLAGS)
+    yield from (f"{config.RUNTIME}:{flag}" for flag in found.runsc.flags)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from policy import errors
 from policy.compile.cgroup import overhead_mb
 from policy.grants.effective import Effective
+from policy.grants.resources import Resources
 from policy.rules.case import Case
 from policy.rules.parent import Drawn, Parent
 
@@ -13,11 +16,20 @@ def spawn_budget(case: Case) -> None:
     """(5) Reserved on every ancestor at once: two spawns that race for the last place must not both win.
 
     Raises:
+        errors.SpawnBudgetViolation: as ``within_budget``.
+    """
+    if case.parent is not None:
+        within_budget(case.parent, case.effective.resources, case.where)
+
+
+def within_budget(parent: Parent, wanted: Resources, where: Callable[[str], str]) -> None:
+    """Rule 5 for what is live now: asked once more when a run's place is taken, and no other run can take one.
+
+    ``where`` gives the place of a key in the child's manifest.
+
+    Raises:
         errors.SpawnBudgetViolation: an ancestor allows no further level or descendant, or a sum exceeds the parent's.
     """
-    parent = case.parent
-    if parent is None:
-        return
     depth = parent.ancestors[-1].depth + 1
     if not parent.effective.spawning.allowed:
         raise errors.SpawnBudgetViolation(f"agent `{parent.agent_id}` may not start agents", grant="spawn.allowed")
@@ -35,20 +47,20 @@ def spawn_budget(case: Case) -> None:
                 grant="spawn.max_descendants",
                 hint="wait until one of them has ended",
             )
-    _check_sums(case, parent)
+    _check_sums(parent, wanted, where)
 
 
-def _check_sums(case: Case, parent: Parent) -> None:
+def _check_sums(parent: Parent, wanted: Resources, where: Callable[[str], str]) -> None:
     for name in Drawn.__slots__:
-        ceiling, wanted = getattr(parent.effective.resources, name), getattr(case.effective.resources, name)
+        ceiling, asked = getattr(parent.effective.resources, name), getattr(wanted, name)
         drawn: int = getattr(parent.drawn, name)
-        if ceiling is not None and (wanted is None or drawn + wanted > ceiling):
-            asked = "no limit" if wanted is None else wanted
+        if ceiling is not None and (asked is None or drawn + asked > ceiling):
             raise errors.SpawnBudgetViolation(
-                f"{name} {asked} does not fit agent `{parent.agent_id}`: {drawn} of {ceiling} are drawn",
+                f"{name} {'no limit' if asked is None else asked} does not fit agent `{parent.agent_id}`:"
+                f" {drawn} of {ceiling} are drawn",
                 grant=f"resources.{name}",
                 hint=f"at most {max(ceiling - drawn, 0)} are left",
-                where=case.where(f"resources.{name}"),
+                where=where(f"resources.{name}"),
             )
 
 

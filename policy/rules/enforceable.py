@@ -57,18 +57,13 @@ class Demand:
 
 
 RUNTIMES = tuple(RUNTIME_PROFILES)
-_NO_VAULT = "no vault gives a run its secrets yet"
 _NO_TOOLS = "tools do not run in sandboxes of their own yet"
-_NO_TREE = "the supervisor starts no run for another yet"
 NOT_YET: dict[str, Demand] = {
     "agent.runtime": Demand(
         "runtime {0}", "it is no process of this machine", "use python3, node or rust-bin", RUNTIMES
     ),
-    "permissions.credentials.grants": Demand("credential {0}", _NO_VAULT, "take it out of grants"),
     "permissions.skills.allow": Demand("skill {0}", _NO_TOOLS, "take it out of allow"),
     "permissions.skills.side_effects": Demand("side effect {0}", _NO_TOOLS, "take it out of side_effects"),
-    "spawn.allowed": Demand("spawning agents", _NO_TREE, "write allowed = false"),
-    "spawn.on_parent_exit": Demand("on_parent_exit {0}", _NO_TREE, 'write "terminate"', ("terminate",)),
     "sandbox.standby": Demand("standby {0}", "no instance is started ahead of its task yet", "write standby = 0"),
     "lifetime.on_expiry": Demand(
         "on_expiry {0}", "no run is frozen and thawed yet", 'write on_expiry = "terminate"', ("terminate",)

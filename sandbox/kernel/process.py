@@ -36,7 +36,7 @@ class Launch:
     ``join_files`` are joined first, so that no later step is outside the limits. ``network`` is a descriptor of the
     network namespace that it enters, None for the caller's own; ``covered`` are directories that it sees empty.
     ``prepare`` is for what a backend adds (identity, filter); it must not return with rights that the program may not
-    have.
+    have. ``keep`` are descriptors above 2 that the program is given by their numbers here.
     """
 
     program: str
@@ -48,6 +48,7 @@ class Launch:
     covered: Sequence[str] = ()
     prepare: Callable[[], None] | None = None
     directory: str = "/"
+    keep: Sequence[int] = ()
 
 
 @dataclass
@@ -149,7 +150,7 @@ def _pidfd(pid: int) -> int:
 
 
 def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int) -> None:
-    """In the child: never returns. Only descriptors 0 to 2 survive; the mounts are close-on-exec."""
+    """In the child: never returns. Only descriptors 0 to 2 and ``keep`` survive; the mounts are close-on-exec."""
     step = "reset signals"
     try:
         # What the caller ignored would be ignored across execve as well.
@@ -185,6 +186,8 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
             os.dup2(fd, target, inheritable=True)
         # Close-on-exec is a habit; a descriptor that somebody forgot must not become the sandbox's.
         libc.close_range(3, at_exec=True)
+        for fd in launch.keep:
+            os.set_inheritable(fd, True)
         step = "prepare"
         if launch.prepare is not None:
             launch.prepare()

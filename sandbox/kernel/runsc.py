@@ -12,19 +12,32 @@ from pathlib import Path
 # A privileged program gets an environment of our making, never the caller's.
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
+# A flag of ``runsc run`` and not of runsc: a policy has it with the number inside.
+BROKER_FLAG = "--pass-fd"
+
 
 def run_arguments(
-    binary: str, flags: Mapping[str, str], *, root: Path, places: Mapping[str, str], bundle: Path, container: str
+    binary: str,
+    flags: Mapping[str, str],
+    *,
+    root: Path,
+    places: Mapping[str, str],
+    bundle: Path,
+    container: str,
+    broker: int | None = None,
 ) -> list[str]:
     """``runsc run`` in the foreground: it stays the parent of the sandbox, forwards nothing but stdio and exits
-    with the first process's status. ``flags`` are the policy's, ``places`` say where this run's own files lie."""
-    stated = [f"{name}={value}" for name, value in flags.items()]
+    with the first process's status. ``flags`` are the policy's, ``places`` say where this run's own files lie.
+    ``broker`` is the descriptor that the agent gets by the number of the policy's ``--pass-fd``."""
+    stated = [f"{name}={value}" for name, value in flags.items() if name != BROKER_FLAG]
+    passed = [] if broker is None else [f"{BROKER_FLAG}={broker}:{flags[BROKER_FLAG]}"]
     return [
         binary,
         f"--root={root}",
         *stated,
         *(f"{name}={value}" for name, value in places.items()),
         "run",
+        *passed,
         f"--bundle={bundle}",
         container,
     ]

@@ -1,0 +1,347 @@
+"""Children of a running agent: asked for over its broker, each with a keeper of its own, forked from its parent's.
+
+    (1) the parent's agent asks: an agent id, a text, and whether less than is asked for will do
+    (2) its keeper forks the child's, which is told who its parent is out of this process's own memory
+    (3) the child's keeper finds the package, verifies it, asks the nine rules with the parent's effective grants,
+        compiles, proves, and takes the child's place behind the gate (sandbox.admission)
+    (4) it says over a pipe that the child is admitted, or why it is not, and in the end what came of it
+
+So the parent's keeper reads nothing of a package and waits for nothing, and what fails in a child's keeper fails there.
+Each child's keeper holds the read end of one pipe whose only write end is the parent's keeper's: at its end of file
+the parent is gone, however it went, and the child does what its ``on_parent_exit`` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from policy import denials, errors
+from policy.rules.parent import Drawn, OnExcess
+from sandbox import keeper
+from sandbox.admission import Lineage, Member
+from sandbox.broker import Broker, Call, Handler
+from sandbox.network.tokens import Tokens
+from sandbox.runner import Outcome
+
+# A child costs its machine a process and the reading of a package before any rule says no.
+PER_SECOND, BURST = 8.0, 64.0
+TEXT_BYTES = 512 * 1024
+# Results that nobody has asked for yet, in number and in bytes.
+UNREAD, UNREAD_BYTES = 1024, 64 << 20
+# How long a child that ends with its parent may take beyond the grace, and then after it was told to end.
+_LEAVING_SECONDS, _STOPPING_SECONDS = 20.0, 20.0
+_CHUNK = 1 << 18
+
+# What a child's keeper says to its parent's: one JSON object a line.
+Say = Callable[[Mapping[str, Any]], None]
+_OUTLIVES: Final = "adopt"
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What one child is started for. ``alive`` is at its end of file once the parent's keeper is gone."""
+
+    run_id: str
+    agent_id: str
+    text: str
+    timeout_ms: int | None
+    lineage: Lineage
+    alive: int
+
+
+@dataclass
+class _Child:
+    run_id: str
+    agent_id: str
+    keeper: keeper.Keeper
+    pipe: int
+    call: Call | None
+    fate: str = ""
+    heard: bytearray = field(default_factory=bytearray)
+    waiting: list[Call] = field(default_factory=list)
+
+
+class Spawner:
+    """Starts the children of one run. ``member`` is that run; ``start`` does (3) and (4) in the child's keeper, and
+    ``keep`` are descriptors that it needs; ``use`` says what the run takes itself just now.
+
+    ``denied`` is told of every child that was refused.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        start: Callable[[Errand, Say], None],
+        use: Callable[[], Drawn],
+        denied: denials.Told,
+        grace_seconds: float,
+        keep: Collection[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._member, self._start, self._use, self._denied = member, start, use, denied
+        self._grace, self._keep, self._clock = grace_seconds, tuple(keep), clock
+        self._rate = Tokens(PER_SECOND, BURST, clock())
+        self._broker: Broker | None = None
+        self._children: dict[str, _Child] = {}
+        self._results: dict[str, bytes] = {}
+        self._deadline_ms: int | None = None
+        self._alive: tuple[int, int] | None = None
+        self._closing = False
+
+    @property
+    def table(self) -> dict[str, Handler]:
+        """The requests that it answers."""
+        return {"spawn": self.spawn, "wait": self.wait}
+
+    def served_by(self, broker: Broker) -> None:
+        """Whoever brings the requests watches for the children as well."""
+        self._broker = broker
+
+    def started(self, task_seconds: float) -> None:
+        """The agent is given its intent: no child lives longer than what is left of its task."""
+        self._deadline_ms = int((time.time() + task_seconds) * 1000)
+
+    def spawn(self, call: Call) -> None:
+        """``spawn``: start a child. Answered with its run id when it is admitted, else with the refusal."""
+        try:
+            agent_id, text, on_excess, timeout_ms = _request(call.fields)
+            self._check()
+        except errors.CovenantError as e:
+            self._refused(str(call.fields.get("agent", "")), e.code)
+            call.failed(e)
+            return
+        except _FieldError as e:
+            call.refuse("malformed_request", str(e))
+            return
+        if self._deadline_ms is None or self._closing:
+            call.refuse("no_task", "children are started while the agent has a task, and at no other time")
+            return
+        if not self._rate.take(self._clock()):
+            self._refused(agent_id, "too_many_requests")
+            call.refuse("too_many_requests", f"{PER_SECOND:g} children a second are started at most")
+            return
+        try:
+            self._fork(call, agent_id, text, on_excess, timeout_ms)
+        except (OSError, errors.KernelError) as e:
+            call.refuse("kernel_error", f"no process can be started for it: {e}")
+
+    def wait(self, call: Call) -> None:
+        """``wait``: the result of a child, once, or the error that it ended with."""
+        run_id = call.fields.get("run")
+        if set(call.fields) != {"run"} or not isinstance(run_id, str):
+            call.refuse("malformed_request", "`wait` takes `run`, a text")
+        elif (result := self._results.pop(run_id, None)) is not None:
+            _tell(call, json.loads(result))
+        elif (child := self._children.get(run_id)) is not None:
+            child.waiting.append(call)
+        else:
+            call.refuse("unknown_run", "no child of this run has that id, or its result was given already")
+
+    def close(self) -> None:
+        """The run has ended: its children do what they do without a parent, and those that end with it are waited for.
+
+        INVARIANT: the run's directory is still there: until its children are gone, they and it are counted.
+        """
+        self._closing = True
+        if self._alive is None:
+            return
+        os.close(self._alive[1])
+        until = self._clock() + self._grace + _LEAVING_SECONDS
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            for child in self._children.values():
+                if number is not None:
+                    child.keeper.signal(number)
+            self._listen(until)
+            until = self._clock() + _STOPPING_SECONDS
+        os.close(self._alive[0])
+        self._alive = None
+
+    def _listen(self, until: float) -> None:
+        """Until no child is left but those that go on: what one is, it says when it is admitted, which may be now."""
+        while self._children and self._clock() < until:
+            poll = select.poll()
+            for child in self._children.values():
+                poll.register(child.pipe, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(max(0, until - self._clock()) * 1000)}
+            for child in list(self._children.values()):
+                if child.pipe in ready:
+                    self._hear(child)
+            for child in [one for one in self._children.values() if one.fate == _OUTLIVES]:
+                self._let_go(child)
+                child.keeper.close()
+                del self._children[child.run_id]
+
+    def _check(self) -> None:
+        """What can be said without looking at a package. The rules are asked again in the child's keeper."""
+        spawning = self._member.effective.spawning
+        if not spawning.allowed:
+            raise errors.SpawnBudgetViolation(
+                f"agent `{self._member.agent_id}` may not start agents", grant="spawn.allowed"
+            )
+        most = spawning.max_descendants
+        if most is not None and len(self._children) >= most:
+            raise errors.SpawnBudgetViolation(
+                f"agent `{self._member.agent_id}` has {len(self._children)} live descendants and may have {most}",
+                grant="spawn.max_descendants",
+                hint="wait until one of them has ended",
+            )
+
+    def _fork(self, call: Call, agent_id: str, text: str, on_excess: OnExcess, timeout_ms: int | None) -> None:
+        assert self._broker is not None
+        assert self._deadline_ms is not None
+        if self._alive is None:
+            self._alive = os.pipe2(os.O_CLOEXEC)
+        run_id = str(uuid.uuid4())
+        lineage = self._member.lineage(deadline_ms=self._deadline_ms, own=self._use(), on_excess=on_excess)
+        errand = Errand(run_id, agent_id, text, timeout_ms, lineage, self._alive[0])
+        with contextlib.ExitStack() as undo:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, read)
+            try:
+                work = functools.partial(_work, self._start, errand, write)
+                started = keeper.fork(work, keep={write, errand.alive, *self._keep})
+            finally:
+                os.close(write)
+            undo.pop_all()
+        os.set_blocking(read, False)
+        child = _Child(run_id, agent_id, started, read, call)
+        self._children[run_id] = child
+        self._broker.watch(read, functools.partial(self._hear, child))
+
+    def _hear(self, child: _Child) -> None:
+        try:
+            data = os.read(child.pipe, _CHUNK)
+        except BlockingIOError:
+            return
+        child.heard += data
+        if b"\n" in data:
+            *lines, rest = bytes(child.heard).split(b"\n")
+            child.heard = bytearray(rest)
+            for line in lines:
+                self._said(child, json.loads(line))
+        if not data:
+            self._ended(child)
+
+    def _said(self, child: _Child, said: Mapping[str, Any]) -> None:
+        if "admitted" in said:
+            child.fate = said["admitted"]["on_parent_exit"]
+            if child.call is not None:
+                child.call.answer({"run": child.run_id})
+                child.call = None
+        elif child.call is not None:
+            self._refused(child.agent_id, said["error"]["code"])
+            _tell(child.call, said)
+            child.call = None
+        else:
+            self._keep_result(child.run_id, said)
+
+    def _keep_result(self, run_id: str, said: Mapping[str, Any]) -> None:
+        self._results[run_id] = json.dumps(said).encode()
+        while len(self._results) > UNREAD or sum(map(len, self._results.values())) > UNREAD_BYTES:
+            del self._results[next(iter(self._results))]
+
+    def _ended(self, child: _Child) -> None:
+        """Its keeper has said all that it had to say."""
+        if child.call is not None or child.run_id not in self._results:
+            gone = {"error": {"code": errors.CutOffError.code, "message": "whoever kept the run is gone"}}
+            if child.call is not None:
+                _tell(child.call, gone)
+            elif child.fate:
+                self._keep_result(child.run_id, gone)
+        for call in child.waiting:
+            result = self._results.pop(child.run_id, None)
+            if result is None:
+                call.refuse("unknown_run", "its result was given already")
+            else:
+                _tell(call, json.loads(result))
+        self._let_go(child)
+        child.keeper.reap()
+        child.keeper.close()
+        del self._children[child.run_id]
+
+    def _let_go(self, child: _Child) -> None:
+        if self._broker is not None:
+            self._broker.forget(child.pipe)
+        os.close(child.pipe)
+
+    def _refused(self, agent_id: str, code: str) -> None:
+        self._denied(denials.Denial("spawn", agent_id, code))
+
+
+class _FieldError(ValueError):
+    """A request that is none."""
+
+
+def _request(fields: Mapping[str, Any]) -> tuple[str, str, OnExcess, int | None]:
+    odd = sorted(set(fields) - {"agent", "text", "on_excess", "timeout_ms"})
+    if odd:
+        raise _FieldError(f"`spawn` takes no `{odd[0][:64]}`")
+    agent_id, text = fields.get("agent"), fields.get("text")
+    if not isinstance(agent_id, str) or not isinstance(text, str) or len(agent_id) > 128:
+        raise _FieldError("`spawn` takes `agent` and `text`, both texts")
+    if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES:
+        raise _FieldError(f"`text` is over {TEXT_BYTES} bytes")
+    on_excess, timeout_ms = fields.get("on_excess", "reject"), fields.get("timeout_ms")
+    if on_excess not in ("reject", "narrow"):
+        raise _FieldError("`on_excess` is `reject` or `narrow`")
+    if timeout_ms is not None and (type(timeout_ms) is not int or not 0 < timeout_ms < 2**53):
+        raise _FieldError("`timeout_ms` is a number of milliseconds")
+    return agent_id, text, cast("OnExcess", on_excess), timeout_ms
+
+
+def _tell(call: Call, said: Mapping[str, Any]) -> None:
+    if "ok" in said:
+        call.answer(said["ok"])
+    else:
+        error = dict(said["error"])
+        call.refuse(error.pop("code"), error.pop("message"), **error)
+
+
+def _work(start: Callable[[Errand, Say], None], errand: Errand, pipe: int) -> None:
+    """In the child's keeper. A parent that is gone reads nothing: that is no reason not to end in order."""
+
+    def say(what: Mapping[str, Any]) -> None:
+        data = memoryview(json.dumps(what).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(pipe, data) :]
+
+    start(errand, say)
+
+
+def gone(alive: int) -> bool:
+    """Whether the parent's keeper is gone."""
+    poll = select.poll()
+    poll.register(alive, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def on_parent_exit(fate: str, adopted: Callable[[], None]) -> Callable[[], Outcome]:
+    """What a child does when its parent is gone, once: ``terminate`` ends it at once, ``wind-down`` asks it to end and
+    gives it the grace, ``adopt`` lets it go on."""
+    done = False
+
+    def look() -> Outcome:
+        nonlocal done
+        if done:
+            return None
+        done = True
+        if fate == _OUTLIVES:
+            adopted()
+            return None
+        return errors.ParentEndedError(
+            "its parent's run has ended", hint="on_parent_exit says what becomes of it", gently=fate == "wind-down"
+        )
+
+    return look
