@@ -28,6 +28,7 @@ from policy.compile import bpf
 
 _ALL_BITS: Final = 2**64 - 1
 _EPERM: Final = bpf.RET_ERRNO | errno.EPERM
+_REFUSED: Final = bpf.Return(_EPERM)
 _ENOSYS: Final = bpf.RET_ERRNO | errno.ENOSYS
 
 
@@ -96,6 +97,28 @@ def compile_own(names: Collection[str], *, arch: str, where: Mapping[str, Sequen
     """
     granted_names, _ = _compile(frozenset(names), arch, True)
     return _bpf(granted_names, arch, True, where)
+
+
+def compile_without(
+    names: Collection[str], *, arch: str, where: Mapping[str, Sequence[tuple[bpf.Masked, ...]]] = MappingProxyType({})
+) -> bytes:
+    """The BPF of a process of ours that starts others: everything but `names`, of which `arch` may lack some.
+
+    A call of `where` is allowed only when all tests of one of its alternatives hold.
+
+    Raises:
+        errors.HostError: there is no table for `arch`.
+    """
+    numbers, allow = _numbers((), arch), bpf.Return(bpf.RET_ALLOW)
+    by_number: dict[int, bpf.Decision] = {numbers[name]: bpf.Return(_EPERM) for name in names if name in numbers}
+    for name, alternatives in where.items():
+        by_number[numbers[name]] = bpf.IfAny(tuple(alternatives), hit=bpf.RET_ALLOW, miss=_EPERM)
+    return bpf.program(
+        _segments(by_number, rest=allow),
+        audit_arch=_ARCHES[arch].audit,
+        other_arch=_EPERM,
+        number_limit=_ARCHES[arch].number_limit,
+    )
 
 
 def _numbers(names: Collection[str], arch: str) -> Mapping[str, int]:
@@ -169,12 +192,11 @@ def _any_of(alternatives: tuple[data.Alternative, ...]) -> bpf.Decision:
     return bpf.IfAny(tuple(masked), hit=bpf.RET_ALLOW, miss=_EPERM)
 
 
-def _segments(by_number: dict[int, bpf.Decision]) -> list[tuple[int, bpf.Decision]]:
-    """Runs of equal decisions from 0 to the end of the number space; what is not listed is EPERM."""
-    refuse = bpf.Return(_EPERM)
-    segments: list[tuple[int, bpf.Decision]] = [(0, refuse)]
+def _segments(by_number: dict[int, bpf.Decision], rest: bpf.Decision = _REFUSED) -> list[tuple[int, bpf.Decision]]:
+    """Runs of equal decisions from 0 to the end of the number space; what is not listed is `rest`."""
+    segments: list[tuple[int, bpf.Decision]] = [(0, rest)]
     for number in sorted(by_number):
-        for start, decision in ((number, by_number[number]), (number + 1, refuse)):
+        for start, decision in ((number, by_number[number]), (number + 1, rest)):
             if segments[-1][0] == start:
                 segments.pop()
             if not segments or segments[-1][1] != decision:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Collection
 from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,6 +61,7 @@ CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
+PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -264,6 +266,30 @@ def drop_bounding_set() -> None:
                 return  # past the last capability of this kernel
             raise
         number += 1
+
+
+def keep_capabilities(kept: Collection[int]) -> None:
+    """capset(2) and PR_CAPBSET_DROP: hold these and no others, and let no execve of root bring another back.
+
+    Raises:
+        OSError: EPERM when one of them is not held already.
+    """
+    number = 0
+    while True:
+        try:
+            if number not in kept:
+                prctl(PR_CAPBSET_DROP, number)
+            else:
+                prctl(PR_CAPBSET_READ, number)
+        except OSError as e:
+            if e.errno == errno.EINVAL and number:
+                break  # past the last capability of this kernel
+            raise
+        number += 1
+    low, high = (sum(1 << at for at in range(32) if at + base in kept) for base in (0, 32))
+    header = (ctypes.c_uint32 * 2)(_LINUX_CAPABILITY_VERSION_3, 0)
+    # Effective, permitted, inheritable of the lower 32, then of the upper.
+    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)), "capset")
 
 
 def setns(fd: int, kind: int) -> None:

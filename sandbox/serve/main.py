@@ -56,6 +56,7 @@ def serve(state: Path) -> None:
         # A home that holds the state decides as well (covenant.cli.common).
         hidden = (str(state.parent),) if state.name == "supervisor" else ()
         supervisor = stack.enter_context(Supervisor(state, never_granted=hidden))
+        supervisor.keeps_standby = True
         stack.enter_context(only_one(state))
         listener = stack.enter_context(listening(supervisor))
         network = hardening.apply(supervisor)

@@ -50,7 +50,41 @@ class Run(Request):
         return 1
 
 
-KINDS: Final[Mapping[str, type[Request]]] = {"run": Run}
+RunId = Annotated[str, pydantic.Field(min_length=1, max_length=36)]
+
+
+class Ps(Request):
+    """The live runs."""
+
+    kind: Literal["ps"]
+
+
+class Operate(Request):
+    """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well."""
+
+    kind: Literal["operate"]
+    operation: Literal["suspend", "resume", "kill"]
+    run: RunId
+    tree: bool = False
+    reason: Annotated[str, pydantic.Field(max_length=1000)] = ""
+
+
+class Logs(Request):
+    """What the run wrote to stderr from ``offset`` on."""
+
+    kind: Literal["logs"]
+    run: RunId
+    offset: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+
+
+class Wait(Request):
+    """The run's end, however long it takes."""
+
+    kind: Literal["wait"]
+    run: RunId
+
+
+KINDS: Final[Mapping[str, type[Request]]] = {"ps": Ps, "operate": Operate, "logs": Logs, "wait": Wait, "run": Run}
 
 
 def parse(raw: bytes) -> Request:

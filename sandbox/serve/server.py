@@ -29,6 +29,7 @@ from sandbox.keeper import Keeper
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify
 from sandbox.serve.conversation import Caller
+from sandbox.serve.pool import Pool
 from sandbox.supervisor import Supervisor
 
 # Requests of one user a second, and at once; root asks as often as it likes.
@@ -86,6 +87,7 @@ class Server:
         """Until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
         alive, ours = os.pipe2(os.O_CLOEXEC)
         self._alive = alive
+        self._pool = Pool(self.supervisor, self, alive, self.host_network)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, alive)
             # INVARIANT: nobody else holds this end: keepers see its end of file when this process is gone.
@@ -96,6 +98,7 @@ class Server:
             wake = stack.enter_context(_signals())
             self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
             watchdog = notify.watchdog_seconds()
+            self._pool.look()
             notify.say("READY=1")
             while not self._stopping:
                 self._turn(watchdog)
@@ -114,7 +117,9 @@ class Server:
         if self._paused_until and now >= self._paused_until:
             self._paused_until = 0.0
             self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self._pool.tick(now)
         dues = [one.until for one in self._waiting.values()] + ([self._paused_until] if self._paused_until else [])
+        dues += [due for due in (self._pool.due(),) if due is not None]
         for key, _ in self._selector.select(min([watchdog, *(max(0.0, due - now) for due in dues)])):
             key.data()
 
@@ -208,10 +213,30 @@ class Server:
 
     def _request_ended(self, uid: int, status: int) -> None:
         self._accounts[uid].open -= 1
+        self._pool.look()
         if status:
-            self._recover()
+            self.recover()
 
-    def _recover(self) -> None:
+    # --- as the pool sees it ----------------------------------------------------------------------
+
+    def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+        """Fork a keeper; ``ended`` is told its exit status.
+
+        Raises:
+            errors.KernelError: there is no process or no descriptor left.
+        """
+        self._fork(work, keep, ended)
+
+    def listen(self, fd: int, act: Callable[[], None]) -> None:
+        """Call ``act`` whenever ``fd`` is readable."""
+        self._selector.register(fd, selectors.EVENT_READ, act)
+
+    def forget(self, fd: int) -> None:
+        """No more of it."""
+        self._selector.unregister(fd)
+
+    def recover(self) -> None:
+        """Have a keeper take away what another left."""
         if self._recovering or self._stopping:
             self._again = True
             return
@@ -225,7 +250,7 @@ class Server:
     def _recovered(self, status: int) -> None:
         self._recovering = False
         if self._again and not status:
-            self._recover()
+            self.recover()
 
     def _end_keepers(self) -> None:
         """Ask each to end, and wait until it has cleaned up."""
