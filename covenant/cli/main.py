@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "dev": ("covenant.cli.run", "dev", "Edit loop: sign with a local key, run, say so."),
     "attest": ("covenant.cli.attest", "attest", "Read the kernel back: is a running agent held to its manifest."),
     "denials": ("covenant.cli.denials", "denials", "Explain what was refused to an agent, with the line to add."),
+    "vault": ("covenant.cli.vault", "vault", "Keep the secrets that agents are granted by name."),
     "audit": ("covenant.cli.audit", "audit", "Read and verify the audit log."),
     "doctor": ("covenant.cli.doctor", "doctor", "Say what this host can enforce, and the mend for the rest."),
     "help": ("covenant.cli.help", "help_code", "Explain an error code."),
@@ -63,7 +64,7 @@ def entry() -> None:
     try:
         status = cli.main(standalone_mode=False)
     except errors.CovenantError as e:
-        common.fail(e, as_json=as_json)
+        common.fail(errors.exhausted(e) or e, as_json=as_json)
     except click.UsageError as e:
         if as_json:
             common.fail(errors.UsageError(e.format_message()), as_json=True)
@@ -76,6 +77,8 @@ def entry() -> None:
     except BrokenPipeError:
         sys.exit(common.EXIT_FAILED)
     except Exception as e:
+        if (found := errors.exhausted(e)) is not None:
+            common.fail(found, as_json=as_json)
         # Whoever reads the document has no use for a traceback, whoever mends this has.
         common.say(common.visible("".join(traceback.format_exception(e)), newlines=True), err=True)
         common.fail(errors.InternalError(f"{type(e).__name__}: {' '.join(str(e).split())}"), as_json=as_json)

@@ -43,6 +43,14 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("syscall", denials.ARGUMENTS): "the filter answered EPERM: the call is granted, and not with these arguments",
     ("path", denials.NOT_GRANTED): "the path is not in the agent's root, or not writable there",
     ("exec", denials.NOT_GRANTED): "no program is granted, so none can be started",
+    ("credential", denials.NOT_GRANTED): "no grant names this secret",
+    ("credential", "absent"): "the secret is granted, and the vault has none of this agent by that name",
+    ("credential", "token"): "it was asked for without this run's token, or for the token a second time",
+    ("credential", "expired"): "the run's deadline had passed, and the token with it",
+    ("credential", "revoked"): "the run was being ended for a revocation",
+    ("credential", "unavailable"): "the vault could not be opened, or did not answer",
+    ("credential", "malformed"): "what was asked for can be no secret's name",
+    ("credential", "rate"): "there were more requests than a run may make",
     ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
     ("time", "deadline"): "the agent was still running when this clock had run out",
     ("time", "cpu_time"): "the agent had used up its processor time",
@@ -182,6 +190,7 @@ _QUESTIONS: Final[Mapping[str, Callable[[Denial, Sight], Question | None]]] = {
     "syscall": lambda denial, sight: kernel.Call(denial.target),
     "path": lambda denial, sight: files.Open(denial.target),
     "exec": lambda denial, sight: _of_program(denial.target),
+    "credential": lambda denial, sight: kernel.Credential(denial.target),
     **dict.fromkeys(("memory", "pids", "time", "disk"), _of_limit),
 }
 
@@ -197,6 +206,8 @@ def _note(denial: Denial, answer: Answer | None) -> str:
         return "the package as it is now allows it: it was changed since this run"
     if (denial.layer, denial.code) == ("packet", denials.NOT_GRANTED):
         return _BY_NAME
+    if (denial.layer, denial.code) == ("credential", "absent"):
+        return "an operator puts it there: covenant vault put AGENT NAME"
     if (denial.layer, denial.code) == ("dns", "name_not_granted"):
         return f"written for HTTPS: another use has other ports, and protocol {' or '.join(PROTOCOLS)}"
     if (denial.layer, denial.code) == ("dns", "rebinding"):

@@ -18,10 +18,10 @@ from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
 from sandbox import durable
 from sandbox.kernel.locked import Locked
+from sandbox.vault.settings import CREDENTIAL
 
 KEY_FILE_BYTES = 32
 _MAX_FILE_BYTES = 1024
-CREDENTIAL = "credential:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,23 @@ def configured(place: str) -> Iterator[Key]:
     Raises:
         errors.VaultKeyError: there is none, or it is not ours alone, or too short to be a key.
     """
+    with private_file(path_of(place), least_bytes=KEY_FILE_BYTES) as secret:
+        yield Key("key-file", secret)
+
+
+@contextlib.contextmanager
+def private_file(path: Path, *, least_bytes: int) -> Iterator[Locked]:
+    """The content of a file that only its owner, root or ourselves, can read, straight into locked memory.
+
+    Raises:
+        errors.VaultKeyError: it is missing, a symlink, in other hands, or has not the size of a key.
+    """
     with Locked(_MAX_FILE_BYTES) as buffer:
-        size = _read(path_of(place), buffer)
+        size = _read(path, buffer, least_bytes)
         with Locked(size) as secret:
             secret.view[:] = buffer.view[:size]
             buffer.close()
-            yield Key("key-file", secret)
+            yield secret
 
 
 def path_of(place: str) -> Path:
@@ -107,7 +118,7 @@ def make_file(path: Path) -> None:
             raise errors.VaultKeyError(f"key file `{path}`: {e.strerror}", where=str(path)) from e
 
 
-def _read(path: Path, buffer: Locked) -> int:
+def _read(path: Path, buffer: Locked, least_bytes: int) -> int:
     """The bytes of a private file, straight into locked memory; how many there were."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -122,9 +133,9 @@ def _read(path: Path, buffer: Locked) -> int:
                 hint=f"chown root {path}; chmod 0400 {path}",
                 where=str(path),
             )
-        if not KEY_FILE_BYTES <= info.st_size <= _MAX_FILE_BYTES:
+        if not least_bytes <= info.st_size <= _MAX_FILE_BYTES:
             raise errors.VaultKeyError(
-                f"key file `{path}` has not between {KEY_FILE_BYTES} and {_MAX_FILE_BYTES} bytes",
+                f"key file `{path}` has not between {least_bytes} and {_MAX_FILE_BYTES} bytes",
                 hint="it holds random bytes; a passphrase is given with --passphrase-file",
                 where=str(path),
             )

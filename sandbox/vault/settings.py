@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import pydantic
 
 from policy.manifest.permissions import CREDENTIAL_NAME
-from sandbox.vault.keys import CREDENTIAL
 
+CREDENTIAL = "credential:"
 _SEGMENT = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _ADDRESS = r"^(https://[A-Za-z0-9.\[\]:-]{1,253}|http://(127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?)/?$"
 

@@ -1,0 +1,370 @@
+"""``covenant vault``: make the vault, put, replace and remove secrets, and say who was given which.
+
+A secret comes from stdin, a descriptor or a prompt, never from an argument, and is never printed. Every change has its
+row in the supervisor's log before it is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from sandbox.config import Config
+    from sandbox.vault.backend import Backend, Change, Entry
+    from sandbox.vault.file import FileVault
+    from sandbox.vault.keys import Key
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_OPEN_BY = click.option(
+    "--passphrase-file", metavar="FILE", help="Open it by the passphrase in FILE (- for stdin), not by its key file."
+)
+_FD = click.option("--fd", type=click.IntRange(0), metavar="N", help="Read the secret from descriptor N, not stdin.")
+_ROWS = ("credential_granted", "denied", "vault_changed")
+
+
+@click.group()
+def vault() -> None:
+    """Keep the secrets that agents are granted by name."""
+
+
+def _new_keys(command: _Command) -> _Command:
+    """The options that say what shall open the vault."""
+    for option in (
+        click.option("--new-passphrase-file", metavar="FILE", help="A passphrase, the first line of FILE."),
+        click.option("--new-passphrase", is_flag=True, help="A passphrase, asked for."),
+        click.option("--key-file", type=click.Path(path_type=Path), help="A file of random bytes; made if missing."),
+    ):
+        command = option(command)
+    return command
+
+
+@vault.command()
+@_new_keys
+@_JSON
+def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str | None, as_json: bool) -> None:
+    """Make an empty vault. Without an option it is opened by the key file of the configuration ([vault] key).
+
+    Runs open it by that file alone; a passphrase is for this command.
+    """
+    config = _config()
+    with contextlib.ExitStack() as stack:
+        made = _embedded(config, lambda: _opener(config, None))
+        key_file = key_file or _configured_file(config, unless=new_passphrase or bool(new_passphrase_file))
+        keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
+        made.create(keys, before=_log(config, "file"))
+    _say(as_json, {"kind": "vault_created", "path": str(config.state / "vault")}, f"vault {config.state / 'vault'}")
+
+
+@vault.command()
+@_new_keys
+@_OPEN_BY
+@_JSON
+def rekey(
+    key_file: Path | None,
+    new_passphrase: bool,
+    new_passphrase_file: str | None,
+    passphrase_file: str | None,
+    as_json: bool,
+) -> None:
+    """Have other keys open the vault, and those of before no more. Give every one that shall."""
+    config = _config()
+    with contextlib.ExitStack() as stack:
+        found = _embedded(config, lambda: _opener(config, passphrase_file))
+        keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
+        found.rekey(keys, before=_log(config, "file"))
+    _say(as_json, {"kind": "vault_rekeyed"}, "the vault has other keys")
+
+
+@vault.command()
+@click.argument("agent")
+@click.argument("name")
+@_FD
+@_OPEN_BY
+@_JSON
+def put(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool) -> None:
+    """Put a secret NAME for agent id AGENT, read from stdin, without a newline at its end."""
+    config = _config()
+    with _value(fd, passphrase_file) as value:
+        found = _opened(config, passphrase_file)
+        entry = found.put(agent, name, value, before=_log(config, found.name))
+    _say_entry(as_json, "secret_put", entry)
+
+
+@vault.command()
+@click.argument("agent")
+@click.argument("name")
+@_FD
+@_OPEN_BY
+@_JSON
+def rotate(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool) -> None:
+    """Give secret NAME of agent id AGENT another value; who asks next gets that one."""
+    config = _config()
+    with _value(fd, passphrase_file) as value:
+        found = _opened(config, passphrase_file)
+        entry = found.rotate(agent, name, value, before=_log(config, found.name))
+    _say_entry(as_json, "secret_rotated", entry)
+
+
+@vault.command()
+@click.argument("agent")
+@click.argument("name")
+@_OPEN_BY
+@_JSON
+def rm(agent: str, name: str, passphrase_file: str | None, as_json: bool) -> None:
+    """Remove secret NAME of agent id AGENT, with its older versions; who asks next is refused."""
+    config = _config()
+    found = _opened(config, passphrase_file)
+    entry = found.remove(agent, name, before=_log(config, found.name))
+    _say_entry(as_json, "secret_removed", entry)
+
+
+@vault.command("list")
+@click.argument("agent", required=False)
+@_OPEN_BY
+@_JSON
+def list_secrets(agent: str | None, passphrase_file: str | None, as_json: bool) -> None:
+    """List the secrets of AGENT, or all, by name; and say where the log disagrees with the vault."""
+    config = _config()
+    found = _opened(config, passphrase_file)
+    entries = found.entries(agent)
+    notes = _disagreements(found.name, entries, agent)
+    if as_json:
+        common.emit({"kind": "vault", "backend": found.name, "secrets": [_words(e) for e in entries], "notes": notes})
+        return
+    for entry in entries:
+        changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.changed_ms / 1000))
+        common.say(common.visible(f"{entry.agent_id}  {entry.name}  version {entry.version}  {changed}"))
+    for note in notes:
+        common.say(f"note: {common.visible(note)}", err=True)
+    if not entries:
+        common.say("no secrets: covenant vault put AGENT NAME", err=True)
+
+
+@vault.command("grant-log")
+@click.argument("agent", required=False)
+@_JSON
+def grant_log(agent: str | None, as_json: bool) -> None:
+    """Say what the log has of secrets: what was given to which run, refused, and changed; oldest first."""
+    rows = [row for row in _rows() if agent in (None, row["agent_id"])]
+    if as_json:
+        common.emit({"kind": "grant_log", "rows": rows})
+        return
+    for row in rows:
+        common.say(common.visible(_line(row)))
+    if not rows:
+        common.say("the log has nothing of secrets", err=True)
+
+
+# --- what opens it ------------------------------------------------------------------------------------------------
+
+
+def _config() -> Config:
+    from sandbox import config
+
+    return config.load(common.state())
+
+
+def _opened(config: Config, passphrase_file: str | None) -> Backend:
+    from sandbox.vault import choice
+
+    return choice.configured(config, lambda: _opener(config, passphrase_file))
+
+
+def _embedded(config: Config, key: Callable[[], contextlib.AbstractContextManager[Key]]) -> FileVault:
+    from sandbox.vault.file import FileVault
+
+    if config.vault.backend != "file":
+        raise errors.UsageError(
+            f"the vault of this configuration is {config.vault.backend}, which has tools of its own for that"
+        )
+    return FileVault(config.state, key)
+
+
+@contextlib.contextmanager
+def _opener(config: Config, passphrase_file: str | None) -> Iterator[Key]:
+    """The key file where one is configured, unless a passphrase is given; else a passphrase that is asked for."""
+    from sandbox.vault import keys
+
+    if config.vault.key and passphrase_file is None:
+        with keys.configured(config.vault.key) as key:
+            yield key
+        return
+    with keys.passphrase(bytearray(common.read_passphrase(passphrase_file, prompt="Passphrase of the vault"))) as key:
+        yield key
+
+
+def _configured_file(config: Config, *, unless: bool) -> Path | None:
+    from sandbox.vault import keys
+
+    if unless and not config.vault.key:
+        return None
+    if not config.vault.key:
+        raise errors.UsageError(
+            "what shall open the vault is not said",
+            hint='write [vault] key = "/etc/covenant/vault.key" in config.toml, or give --key-file or --new-passphrase',
+        )
+    return keys.path_of(config.vault.key)
+
+
+def _keys(stack: contextlib.ExitStack, file: Path | None, prompt: bool, passphrase_file: str | None) -> list[Key]:
+    from sandbox.vault import keys
+
+    found = []
+    if file is not None:
+        file = file.absolute()
+        if not file.exists():
+            keys.make_file(file)
+        found.append(stack.enter_context(keys.configured(str(file))))
+    if prompt and passphrase_file is not None:
+        raise errors.UsageError("--new-passphrase and --new-passphrase-file exclude each other")
+    if prompt or passphrase_file is not None:
+        given = common.read_passphrase(passphrase_file, prompt="New passphrase of the vault", confirm=True)
+        found.append(stack.enter_context(keys.passphrase(bytearray(given))))
+    if not found:
+        raise errors.UsageError("what shall open the vault is not said", hint="give --key-file or --new-passphrase")
+    return found
+
+
+@contextlib.contextmanager
+def _value(fd: int | None, passphrase_file: str | None) -> Iterator[memoryview]:
+    from sandbox.vault import giving
+
+    if fd in (None, 0) and passphrase_file == "-":  # noqa: S105 - the name of a file
+        raise errors.UsageError("stdin cannot give both the secret and the passphrase", hint="give --fd N")
+    if fd is None and sys.stdin is not None and sys.stdin.isatty():
+        text = click.prompt("Secret", hide_input=True, confirmation_prompt=True, err=True)
+        with giving.typed(text) as value:
+            yield value
+        return
+    with giving.from_descriptor(0 if fd is None else fd) as value:
+        yield value
+
+
+# --- what is said, and to whom ------------------------------------------------------------------------------------
+
+
+def _log(config: Config, backend: str) -> Callable[[Change], None]:
+    """Writes the row of a change, durable before it is made."""
+    from covenant import identity
+    from sandbox.ledger import Ledger
+    from sandbox.state import State
+
+    home = common.home()
+
+    def write(change: Change) -> None:
+        fields = {
+            "operator": identity.OPERATOR,
+            "backend": backend,
+            "action": change.action,
+            "agent_id": change.agent_id or None,
+            "name": change.name or None,
+            "version": change.version or None,
+        }
+        with (
+            State(config.state) as state,
+            Ledger.open(state.path / "audit", head=state.path / "audit-head" / "head.json") as ledger,
+        ):
+            ledger.append("vault_changed", fields, issuer=identity.issuer(home), now_ms=int(time.time() * 1000))
+
+    return write
+
+
+def _rows() -> list[dict[str, Any]]:
+    """The rows about secrets in the supervisor's log, oldest first; what cannot be read as one is skipped."""
+    from covenant.cli import audit
+
+    rows = []
+    for line in (line for log in audit.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
+        if not any(f'"{kind}"'.encode() in line for kind in _ROWS):
+            continue
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            event = json.loads(line)
+            kind = event["kind"]
+            if kind["type"] == "denied" and kind["layer"] != "credential":
+                continue
+            rows.append(_row(kind, event["timestamp_ms"]))
+    return rows
+
+
+def _row(kind: dict[str, Any], timestamp_ms: int) -> dict[str, Any]:
+    what = {"credential_granted": "granted", "denied": "refused"}.get(kind["type"]) or kind["action"]
+    return {
+        "timestamp_ms": timestamp_ms,
+        "what": what,
+        "agent_id": kind["agent_id"],
+        "name": kind.get("name") or kind.get("target") or None,
+        "version": kind.get("version"),
+        "run_id": kind.get("run_id"),
+        "code": kind.get("code"),
+        "count": kind.get("count", 1),
+        "operator": kind.get("operator"),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["timestamp_ms"] / 1000))
+    whose = f" {row['agent_id']}" if row["agent_id"] else ""
+    name = f" {row['name']}" if row["name"] else ""
+    more = [f"version {row['version']}" if row["version"] else "", row["code"] or ""]
+    more += [f"{row['count']} times" if row["count"] > 1 else "", f"run {row['run_id']}" if row["run_id"] else ""]
+    return f"{at}  {row['what']}{whose}{name}" + "".join(f"  {one}" for one in more if one)
+
+
+def _disagreements(backend: str, entries: list[Entry], agent: str | None) -> list[str]:
+    """Where the last row about a secret says another version than the vault has: an older vault was put back whole, a
+    change was stopped after its row, or somebody changed the server by other means."""
+    said: dict[tuple[str, str], int] = {}
+    try:
+        rows = _rows()
+    except errors.LedgerError:
+        return []
+    for row in rows:
+        if row["what"] in ("put", "rotated", "removed") and agent in (None, row["agent_id"]):
+            said[row["agent_id"], row["name"]] = 0 if row["what"] == "removed" else row["version"]
+        elif row["what"] == "created":
+            said.clear()
+    held = {(entry.agent_id, entry.name): entry.version for entry in entries}
+    pairs = [(place, version, held.get(place, 0)) for place, version in sorted(said.items())]
+    return [
+        f"the log has {name} of {whose} as {_version(logged)}, the {backend} vault as {_version(there)}"
+        for (whose, name), logged, there in pairs
+        if logged != there
+    ]
+
+
+def _version(number: int) -> str:
+    return f"version {number}" if number else "removed"
+
+
+def _words(entry: Entry) -> dict[str, Any]:
+    return {
+        "agent_id": entry.agent_id,
+        "name": entry.name,
+        "version": entry.version,
+        "created_ms": entry.created_ms,
+        "changed_ms": entry.changed_ms,
+    }
+
+
+def _say_entry(as_json: bool, kind: str, entry: Entry) -> None:
+    document = {"kind": kind, **_words(entry)}
+    _say(as_json, document, f"{kind.replace('_', ' ')}: {entry.agent_id} {entry.name} version {entry.version}")
+
+
+def _say(as_json: bool, document: dict[str, Any], text: str) -> None:
+    if as_json:
+        common.emit(document)
+    else:
+        common.say(common.visible(text))
