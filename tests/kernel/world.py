@@ -113,10 +113,10 @@ class World:
 
     def run(self, path: Path, text: str = "hi", **request: Any) -> Answer:
         """Run the package through the supervisor, as ``covenant run`` does."""
-        with Supervisor(self.state, never_granted=(str(self.home),)) as supervisor:
-            with package.beside(path) as children:
-                named = {"package_name": str(path), "children": children, **request}
-                return supervisor.run(Request(package.read(path), text, self.issuer, **named))
+        opening = Supervisor(self.state, never_granted=(str(self.home),))
+        with opening as supervisor, package.beside(path) as children:
+            named = {"package_name": str(path), "children": children, **request}
+            return supervisor.run(Request(package.read(path), text, self.issuer, **named))
 
     def run_code(
         self,
