@@ -64,10 +64,6 @@ NOT_YET: dict[str, Demand] = {
     ),
     "permissions.skills.allow": Demand("skill {0}", _NO_TOOLS, "take it out of allow"),
     "permissions.skills.side_effects": Demand("side effect {0}", _NO_TOOLS, "take it out of side_effects"),
-    "sandbox.standby": Demand("standby {0}", "no instance is started ahead of its task yet", "write standby = 0"),
-    "lifetime.on_expiry": Demand(
-        "on_expiry {0}", "no run is frozen and thawed yet", 'write on_expiry = "terminate"', ("terminate",)
-    ),
 }
 _IO = tuple(f"resources.io_{way}_{unit}" for unit in ("bps", "iops") for way in ("read", "write"))
 

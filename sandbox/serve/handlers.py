@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sandbox.serve import runs
+from sandbox.serve import oversee, runs
 from sandbox.serve.conversation import Conversation
 
-HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {"run": runs.run}
+HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {
+    "ps": oversee.ps,
+    "operate": oversee.operate,
+    "logs": oversee.logs,
+    "wait": oversee.wait,
+    "run": runs.run,
+}

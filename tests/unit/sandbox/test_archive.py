@@ -74,15 +74,16 @@ def test_a_record_is_bounded_whatever_was_written(state: Path, stderr: str) -> N
 
 
 def test_the_oldest_make_room_and_never_the_latest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "ARCHIVE_RECORDS", 10)
-    for number in range(90):
+    monkeypatch.setattr(lifecycle, "ARCHIVE_RECORDS", 5)
+    monkeypatch.setattr(archive, "_SLACK", 3)
+    for number in range(20):
         archive.store(state, record(number))
         # Of two in one tick of the clock either may be called the older.
         os.utime(state / "archive" / f"{record(number).run_id}.json", (number, number))
-        assert len(os.listdir(state / "archive")) <= 10 + 64
+        assert len(os.listdir(state / "archive")) <= 5 + 3
         assert archive.read(state, record(number).run_id) is not None
     kept = archive.ids(state)
-    assert kept == [record(number).run_id for number in range(89, 89 - len(kept), -1)]
+    assert kept == [record(number).run_id for number in range(19, 19 - len(kept), -1)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,265 @@
+"""What can be asked about runs, and of them, wherever it is asked: in a command of root's, or in a supervisor's keeper.
+
+Who lives is read from the runs' own directories (registry), what is done to one its keeper does (control, steering),
+and what is left of one that ended stands in the archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from policy import errors
+from policy.lifecycle import State
+from sandbox import archive, control, registry
+from sandbox.registry import Entry
+
+Operation = Literal["suspend", "resume", "kill"]
+# How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
+_PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks: ``display`` is how labels and rows name them, ``root`` may see and end the runs of all."""
+
+    display: str
+    root: bool
+
+    def may(self, displays: Iterable[str]) -> bool:
+        """Whether one of those that a run is for is this one."""
+        return self.root or self.display in displays
+
+
+def listed(state: Path, asker: Asker) -> list[dict[str, Any]]:
+    """The live runs that the asker may see, parents before children, each as ``ps --json`` shows it."""
+    entries = _seen(state, asker)
+    below = {entry.run_id: registry.subtree(entries, entry.run_id) for entry in entries if not _above(entry, entries)}
+    return [_shown(entry) for tree in below.values() for entry in tree]
+
+
+def act(
+    state: Path, asker: Asker, operation: Operation, run: str, *, reason: str = "", tree: bool = False
+) -> list[str]:
+    """Do it to the run whose id begins so, and with ``tree`` to everything below it; the ids of those it was done to.
+
+    What is to be ended is gone when this returns.
+
+    Raises:
+        errors.NoRunError: there is no such run.
+        errors.WrongStateError: a run is in a state in which this cannot be done.
+        errors.KeeperError: a run did not answer, or did not end.
+    """
+    chosen = _find(_seen(state, asker), run)
+    ask = _Ask(state, asker, reason)
+    if not tree:
+        ask(operation, chosen)
+        done = [chosen.run_id]
+    elif operation == "resume":
+        done = [one.run_id for one in reversed(ask.subtree(chosen)) if ask.where_it_can(operation, one)]
+    else:
+        done = ask.stop(chosen) if operation == "suspend" else ask.end(chosen)
+    if operation == "kill":
+        _until_gone(state, done)
+    return done
+
+
+def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]:
+    """What a run wrote to stderr from ``offset`` on, in part where it is much: ask again from ``next``.
+
+    ``begins`` is where the text begins: later than ``offset`` when what lies between was not kept. ``live`` says
+    whether there may be more.
+
+    Raises:
+        errors.NoRunError: there is no such run, and no record of one.
+    """
+    entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
+    if len(entries) == 1:
+        try:
+            answer = control.ask(entries[0].path, "logs", offset=offset)
+            return {"run_id": entries[0].run_id, "live": True, **answer}
+        except errors.NoRunError:
+            run = entries[0].run_id  # it ended meanwhile
+            record = _await_record(state, run, time.monotonic() + _PATIENCE_SECONDS)
+    else:
+        record = _record(state, asker, run)
+    kept = record.stderr.encode()
+    begins = max(offset, record.stderr_bytes - len(kept))
+    text = kept[len(kept) - max(0, record.stderr_bytes - begins) :] if record.stderr_bytes > begins else b""
+    return {
+        "run_id": record.run_id,
+        "live": False,
+        "begins": begins,
+        "next": max(begins, record.stderr_bytes),
+        "text": text.decode(errors="replace"),
+    }
+
+
+def ended(state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lambda: False) -> archive.Record | None:
+    """The record of a run when it has ended, at once when it did already; None when whoever asks has ``left``.
+
+    Raises:
+        errors.NoRunError: there is no such run, and no record of one.
+        errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
+    """
+    entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
+    if len(entries) != 1:
+        return _record(state, asker, run)
+    entry = entries[0]
+    while not left():
+        try:
+            # The end of file is the end of the run. Whoever else asks may take our place in the keeper: then again.
+            with control.Connection(entry.path) as connection:
+                while not (over := connection.closed(0.25)) and not left():
+                    pass
+                if over and not (entry.path / control.NAME).exists():
+                    return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+        except errors.NoRunError:
+            if not registry.held(entry.path) or not control.until_there(entry.path, 1.0):
+                return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+        except errors.KeeperError:
+            time.sleep(_AGAIN_SECONDS)
+    return None
+
+
+class _Ask:
+    """One operation on one run or many, in the name of whoever asks."""
+
+    def __init__(self, state: Path, asker: Asker, reason: str) -> None:
+        self._runs, self._asker, self._reason = state / "runs", asker, reason
+
+    def __call__(self, operation: Operation, entry: Entry) -> None:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                control.ask(entry.path, operation, by=self._asker.display, reason=self._reason)
+            except errors.NoRunError:
+                # It listens a moment after it can be seen.
+                if not registry.held(entry.path) or time.monotonic() > until:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
+            else:
+                return
+
+    def subtree(self, entry: Entry) -> list[Entry]:
+        """The run and everything below it, parents first."""
+        return registry.subtree(registry.live(self._runs), entry.run_id)
+
+    def where_it_can(self, operation: Operation, entry: Entry) -> bool:
+        """Whether it was done: not to a run that ended meanwhile, or that is in no state for it."""
+        try:
+            self(operation, entry)
+        except (errors.NoRunError, errors.WrongStateError):
+            return False
+        return True
+
+    def stop(self, entry: Entry) -> list[str]:
+        """Suspend the whole subtree, parents first, and look again until nothing of it came in between.
+
+        A run that is just starting cannot be suspended yet: it is asked again until it can.
+        """
+        until = time.monotonic() + _PATIENCE_SECONDS
+        stopped: list[str] = []
+        while moving := [one for one in self.subtree(entry) if one.state != State.SUSPENDED]:
+            if time.monotonic() > until:
+                raise errors.KeeperError(f"{len(moving)} runs of the tree could not be suspended")
+            stopped += [one.run_id for one in moving if self.where_it_can("suspend", one)]
+            if not stopped or moving[-1].run_id != stopped[-1]:
+                time.sleep(_AGAIN_SECONDS)
+        return stopped
+
+    def end(self, entry: Entry) -> list[str]:
+        """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile.
+
+        What cannot be stopped is ended at once: it is just starting, or nothing here stops it.
+        """
+        ended: list[str] = []
+        while moving := [
+            one for one in self.subtree(entry) if one.state != State.SUSPENDED and one.run_id not in ended
+        ]:
+            for one in moving:
+                with contextlib.suppress(errors.NotEnforceableError):
+                    if self.where_it_can("suspend", one):
+                        continue
+                self.where_it_can("kill", one)
+                ended.append(one.run_id)
+        for one in self.subtree(entry):
+            # What a parent's end ends as well is gone already.
+            if one.run_id not in ended:
+                self.where_it_can("kill", one)
+                ended.append(one.run_id)
+        return ended
+
+
+def _seen(state: Path, asker: Asker) -> list[Entry]:
+    entries = list(registry.agents(registry.live(state / "runs")))
+    displays = {entry.run_id: entry.issuer["display"] for entry in entries}
+    return [
+        entry
+        for entry in entries
+        if asker.may([entry.issuer["display"], *(displays.get(one, "") for one in entry.ancestors)])
+    ]
+
+
+def _above(entry: Entry, entries: Sequence[Entry]) -> bool:
+    return any(one.run_id in entry.ancestors for one in entries)
+
+
+def _find(entries: Sequence[Entry], run: str) -> Entry:
+    found = [one for one in entries if one.run_id.startswith(run)]
+    if len(found) != 1 or not run:
+        how = "no live run has" if not found or not run else f"{len(found)} live runs have"
+        raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists them")
+    return found[0]
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    return {
+        "run_id": entry.run_id,
+        "agent_id": entry.agent_id,
+        "state": entry.state or str(State.ISOLATED),
+        "parent": entry.parent or None,
+        "depth": entry.depth,
+        "issuer": entry.issuer["display"],
+        "operator": entry.operator or None,
+        "package": entry.package,
+        "started_ms": entry.started_ms,
+        "memory_mb": entry.memory_mb,
+        "pids_max": entry.pids_max,
+        "cpu_millis": entry.cpu_millis,
+        "keeper": entry.keeper,
+    }
+
+
+def _record(state: Path, asker: Asker, run: str) -> archive.Record:
+    """The record of the run whose id begins so."""
+    found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
+    record = archive.read(state, found[0]) if len(found) == 1 else None
+    # What somebody may not see is not there for them.
+    if record is None or not asker.may([record.issuer]):
+        how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
+        raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
+    return record
+
+
+def _await_record(state: Path, run_id: str, until: float) -> archive.Record:
+    """The record of a run that has just ended: it is written a moment after."""
+    while (record := archive.read(state, run_id)) is None:
+        if time.monotonic() > until:
+            raise errors.CutOffError(
+                f"run `{run_id}` ended without a record: its keeper was killed", hint="the next start writes it down"
+            )
+        time.sleep(_AGAIN_SECONDS)
+    return record
+
+
+def _until_gone(state: Path, run_ids: Sequence[str]) -> None:
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while left := {one.run_id for one in registry.live(state / "runs")} & set(run_ids):
+        if time.monotonic() > until:
+            raise errors.KeeperError(f"run `{min(left)}` was to end and is still there")
+        time.sleep(_AGAIN_SECONDS)

@@ -1,0 +1,292 @@
+"""A live run is suspended, resumed, ended, waited for and read from another process, by root alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors, lifecycle
+from policy.lifecycle import State
+from sandbox import archive, control, oversight, registry
+from sandbox.kernel import cgroupfs
+from tests.kernel.conftest import leftovers
+from tests.kernel.live_runs import Live, live, until
+from tests.kernel.world import HEAD, TAIL, World, refused
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKER = oversight.Asker("operator@local", root=True)
+# Counts on stderr, one number a line, so that whoever reads it sees whether it goes on.
+COUNTS = """\
+import sys, time
+sys.stdin.readline()
+n = 0
+while True:
+    n += 1
+    print(n, file=sys.stderr, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def covenant(world: World, *arguments: str, check: bool = True) -> dict[str, Any]:
+    """What a command of its own process prints as one document."""
+    done = subprocess.run(
+        [sys.executable, "-m", "covenant", *arguments, "--json"],
+        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not check or done.returncode == 0, (done.stdout, done.stderr)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def states(one: Live) -> list[str]:
+    return [row["state"] for row in one.rows("run_state")]
+
+
+def counted(one: Live) -> int:
+    """How far the agent has counted, as its keeper tells it."""
+    offset, text = 0, ""
+    while (piece := control.ask(one.directory, "logs", offset=offset))["next"] > offset:
+        offset, text = piece["next"], text + piece["text"]
+    return int((text.split() or ["0"])[-1])
+
+
+def leaf(one: Live) -> cgroupfs.Leaf:
+    found = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.made.run_id)
+    found.adopt({name: Path(path) for name, path in one.made.cgroup_files.items()})
+    return found
+
+
+def goes_on(one: Live) -> None:
+    before = counted(one)
+    until(lambda: counted(one) > before)
+
+
+def stands(one: Live) -> None:
+    """Two looks with a processor's time between them, in which it was not given any."""
+    held = leaf(one)
+    assert held.frozen()
+    before, used = counted(one), held.cpu_time_us()
+    time.sleep(0.5)
+    assert counted(one) == before
+    assert held.cpu_time_us() == used
+
+
+def entry(one: Live) -> registry.Entry:
+    (found,) = [e for e in registry.live(one.directory.parent) if e.run_id == one.made.run_id]
+    return found
+
+
+def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: World) -> None:
+    """The whole life of one run, asked by commands of other processes."""
+    with live(world, COUNTS) as one:
+        run_id = one.made.run_id
+        goes_on(one)
+        assert [(run["run_id"], run["state"]) for run in covenant(world, "ps")["runs"]] == [(run_id, "Running")]
+        assert covenant(world, "suspend", run_id[:8], "--reason", "to look") == {"kind": "suspend", "runs": [run_id]}
+        assert covenant(world, "ps")["runs"][0]["state"] == "Suspended"
+        stands(one)
+        # What confines it still stands, and its keeper sees nothing amiss: attestation goes on.
+        assert one.report().holds
+        until(lambda: one.rows("run_state")[-1]["state"] == "Suspended")
+        assert one.drift() == []
+        # A second is refused and changes nothing.
+        error = covenant(world, "suspend", run_id, check=False)
+        assert (error["code"], error["message"]) == (
+            "wrong_state",
+            "a run that is suspended cannot be asked to suspend",
+        )
+        stands(one)
+        covenant(world, "resume", run_id)
+        goes_on(one)
+        with pytest.raises(errors.WrongStateError):
+            oversight.act(world.state, ASKER, "resume", run_id)
+        # stderr is read while it lives, from wherever it was left off.
+        first = covenant(world, "logs", run_id)
+        assert first["live"]
+        assert [int(line) for line in first["text"].split()] == list(range(1, len(first["text"].split()) + 1))
+        # Whoever waits has its own outcome; ended while it is suspended, thawed with its death pending.
+        oversight.act(world.state, ASKER, "suspend", run_id)
+        last = counted(one)
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "covenant", "wait", run_id],
+            env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert covenant(world, "kill", run_id, "--reason", "enough\x1b[2J") == {"kind": "kill", "runs": [run_id]}
+        answer = one.wait()
+        assert "enough" in refused(errors.KilledError, answer.error)
+        assert waiting.wait(60) == 1
+        assert waiting.stderr is not None
+        said = waiting.stderr.read()
+        waiting.stderr.close()
+        assert "[stopped]" in said
+        assert "\x1b" not in said
+        assert states(one) == [
+            *("Provisioned", "Validated", "Isolated", "Running", "Suspended", "Running", "Suspended"),
+            *("Terminated", "Archived"),
+        ]
+        reasons = [row["reason"] for row in one.rows("run_state")]
+        assert reasons[4] == "asked by operator@local: to look"
+        assert reasons[7] == "stopped by operator@local: enough\x1b[2J"
+        assert one.rows("run_ended")[0]["code"] == "stopped"
+    # What is left of it.
+    assert covenant(world, "ps")["runs"] == []
+    record = archive.read(world.state, run_id)
+    assert record is not None
+    assert (record.status, record.code, record.agent_id) == ("failed", "stopped", "probe")
+    after = covenant(world, "logs", run_id)
+    assert not after["live"]
+    assert int(after["text"].split()[-1]) == last
+    for verb in ("suspend", "resume", "kill"):
+        assert covenant(world, verb, run_id, check=False)["code"] == "no_such_run"
+    assert covenant(world, "wait", run_id, check=False)["code"] == "stopped"
+
+
+def test_a_deadline_ends_a_run_that_is_suspended(world: World) -> None:
+    with live(world, COUNTS, cpu_ms=4000) as one:
+        goes_on(one)
+        oversight.act(world.state, ASKER, "suspend", one.made.run_id)
+        assert "cpu_ms_per_task" in refused(errors.DeadlineError, one.wait().error)
+        assert states(one)[-3:] == ["Suspended", "Terminated", "Archived"]
+        assert one.rows("run_state")[-2]["reason"].startswith("deadline: still running after 4 s")
+
+
+EXPIRES = '[lifetime]\nttl_seconds = 2\non_expiry = "suspend"'
+
+
+def test_a_ttl_suspends_and_one_more_ends(world: World) -> None:
+    with live(world, COUNTS, more=EXPIRES) as one:
+        until(lambda: entry(one).state == State.SUSPENDED)
+        stands(one)
+        assert "ttl_seconds" in refused(errors.DeadlineError, one.wait().error)
+        assert states(one)[-4:] == ["Running", "Suspended", "Terminated", "Archived"]
+
+
+def test_a_run_whose_ttl_is_over_goes_on_when_it_is_resumed_and_ends_at_twice_its_ttl(world: World) -> None:
+    with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
+        until(lambda: entry(one).state == State.SUSPENDED)
+        oversight.act(world.state, ASKER, "resume", one.made.run_id)
+        goes_on(one)
+        assert "6 s (clock: ttl_seconds)" in refused(errors.DeadlineError, one.wait().error)
+        assert states(one)[-5:] == ["Running", "Suspended", "Running", "Terminated", "Archived"]
+
+
+def test_an_answered_run_is_waited_for_and_its_record_holds_neither_intent_nor_result(world: World) -> None:
+    answer = world.run_code(
+        HEAD + "print('a secret of its own', file=sys.stderr)\nanswer = 'the result 4711'" + TAIL, "the intent 0815"
+    )
+    assert answer.error is None
+    assert covenant(world, "wait", answer.run_id)["status"] == "ok"
+    (raw,) = [path.read_text() for path in (world.state / "archive").glob("*.json")]
+    assert "a secret of its own" in raw
+    assert "4711" not in raw
+    assert "0815" not in raw
+
+
+REACHES = """\
+import json, os, socket, sys
+intent = json.loads(sys.stdin.readline())
+found, tried = [], 0
+for place, folders, files in os.walk("/"):
+    if place.startswith(("/proc", "/sys")):
+        folders[:] = []
+    for name in files:
+        path = os.path.join(place, name)
+        if name in ("control", "state", "label.json"):
+            found.append(path)
+for path in ("/control", "control", "../control", "\\0control", intent["text"], "/proc/1/root" + intent["text"]):
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        one = socket.socket(socket.AF_UNIX, kind)
+        tried += 1
+        try:
+            one.connect(path)
+            found.append(f"connected to {path}")
+        except OSError:
+            pass
+# The control: a socket of its own it does reach.
+a = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+a.bind("/tmp/own")
+a.listen()
+b = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+b.connect("/tmp/own")
+print(json.dumps({"text": json.dumps([found, tried])}))
+"""
+
+
+def test_an_agent_does_not_reach_its_own_control_socket(world: World) -> None:
+    """Neither by a name of its own root nor by the host's, which it is told here."""
+    answer = world.run_code(REACHES, f"{world.state}/runs", resources="")
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert answer.result is not None
+    assert json.loads(answer.result.text) == [[], 18]
+
+
+def test_nobody_but_root_is_listened_to(world: World) -> None:
+    """The directory keeps others out; who came past it all the same would be hung up on."""
+    program = (
+        "import os, socket, sys\n"
+        "fd = os.open(sys.argv[1], os.O_PATH | os.O_DIRECTORY)\n"
+        "if sys.argv[2] == 'past': os.setgid(65534); os.setuid(65534)\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(20)\n"
+        "s.connect(f'/proc/self/fd/{fd}/control')\n"
+        's.send(b\'{"op": "state"}\'); print(s.recv(1000))\n'
+    )
+    with live(world, COUNTS) as one:
+        os.chmod(one.directory / control.NAME, 0o666)
+
+        def run(how: str, **more: Any) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-c", program, str(one.directory), how], capture_output=True, text=True, **more
+            )
+
+        goes_on(one)
+        assert "Running" in run("root").stdout
+        past = run("past")
+        assert "Running" not in past.stdout, past
+        outside = run("outside", user=65534, group=65534)
+        assert "PermissionError" in outside.stderr
+        assert entry(one).state == State.RUNNING
+
+
+def test_self_tests_are_not_listed_and_leave_no_record(world: World) -> None:
+    world.configure(self_test=True)
+    seen: list[str] = []
+    with live(world, COUNTS) as one:
+        seen += [run["run_id"] for run in oversight.listed(world.state, ASKER)]
+        assert seen == [one.made.run_id]
+        assert one.rows("self_test") == [] or one.rows("self_test")[0]["passed"]
+        one.end()
+    assert archive.ids(world.state) == seen
+    assert leftovers(world) == []
+
+
+@pytest.fixture
+def broken_freezer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def freeze(self: cgroupfs.Leaf, deadline_seconds: float = 5.0) -> None:
+        raise errors.KernelError("a thread still runs")
+
+    monkeypatch.setattr(cgroupfs.Leaf, "freeze", freeze)
+
+
+def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broken_freezer: None) -> None:
+    with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
+        goes_on(one)
+        with pytest.raises(errors.KernelError, match="still runs"):
+            oversight.act(world.state, ASKER, "suspend", one.made.run_id)
+        goes_on(one)
+        assert "cannot be suspended" in refused(errors.DeadlineError, one.wait().error)
+        assert states(one)[-6:] == ["Suspended", "Running", "Suspended", "Running", "Terminated", "Archived"]
+    assert set(zip(states(one), states(one)[1:], strict=False)) <= {
+        (move.source, move.target) for move in lifecycle.TRANSITIONS
+    }
