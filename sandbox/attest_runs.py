@@ -3,6 +3,7 @@
     (1) the run's directory says what was made for it, and holds its artefacts; only root can have written it
     (2) the artefacts are those whose digest the log's row of the start has           the signed log is what is trusted
     (3) they are what the manifest in the package's copy grants, and the copy is what was signed     policy.prove.prove
+        of a child: what its parent left of that, and within what its parent runs under              policy.prove.within
     (4) the kernel holds no more than they allow                                      sandbox.attest.examine
 
 So the directory only says where to look: whoever changes its artefacts would have to change the log, which is
@@ -11,6 +12,7 @@ verified before, and the copy, whose digest stands in the artefacts.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import Any
 
 from policy import data, decide, errors, prove
 from policy.compile.artefacts import Artefacts
+from policy.grants import restore
 from policy.prove.live import Layer, Standing
 from policy.rules import nine
 from sandbox import artefact_files, attest, bundle, package
@@ -63,7 +66,7 @@ def live(runs: Path) -> list[str]:
     if not runs.is_dir():
         return []
     begun = (path for path in runs.iterdir() if (path / attest.RECORD).is_file())
-    return sorted(path.name for path in begun if bundle.SELF_TEST not in (bundle.label_of(path) or {}))
+    return sorted(path.name for path in begun if not bundle.LIKE_NO_RUN & (bundle.label_of(path) or {}).keys())
 
 
 def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | None:
@@ -110,15 +113,30 @@ def _trusted(
     if digest != logged:
         return (Layer(_DIGESTS, Standing.WIDER, f"policy {logged}, by the log", f"policy {digest}"),), ()
     try:
-        lines = tuple(_proof(made, artefacts))
+        lines = tuple(_proof(made, artefacts, started))
     except (errors.ProofError, errors.PackageError, errors.ManifestError) as e:
         return (Layer(_DIGESTS, Standing.WIDER, "the grants of the package's manifest", e.message),), ()
     return (Layer(_DIGESTS, Standing.EQUAL),), lines
 
 
-def _proof(made: attest.Made, artefacts: Artefacts) -> Iterator[str]:
+def _proof(made: attest.Made, artefacts: Artefacts, started: Mapping[str, str]) -> Iterator[str]:
     """(3) The manifest is read out of the copy that runs, whose digest the artefacts name."""
     copy = package.read(Path(made.package))
     manifest = decide.manifest_of(copy)
-    effective = nine.requested(manifest, roles=data.roles())
-    yield from prove.prove(effective, artefacts).lines()
+    granted = nine.requested(manifest, roles=data.roles())
+    directory = Path(made.directory)
+    above = (bundle.label_of(directory) or {}).get("parent", "")
+    if not above:
+        yield from prove.prove(granted, artefacts).lines()
+        return
+    left = restore.effective(artefacts.json("effective.json")["grants"])
+    if not left.is_subset(granted):
+        raise errors.ProofError("a child has what its own manifest does not grant")
+    yield from prove.prove(left, artefacts).lines()
+    place = directory.parent / above / bundle.POLICY
+    # A parent that has ended is held to nothing any more; what it was is in the log.
+    with contextlib.suppress(FileNotFoundError):
+        over = artefact_files.read(place)
+        if over.digest != started.get(above):
+            raise errors.ProofError("the parent's policy is not the one in the log")
+        prove.within(artefacts, over, remaining_seconds=None)

@@ -21,6 +21,10 @@ from policy.compile.artefacts import Artefacts
 POLICY = "policy"
 # In the label of a run that is a self-test: no agent ran in it.
 SELF_TEST = "self_test"
+# In the label of a run that waits for its intent (sandbox.standby): it holds its place, and no agent id.
+STANDBY = "standby"
+# Whose start no row of the log has, and whose keepers look after them alone.
+LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
 _LABEL = "label.json"
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"
@@ -100,6 +104,17 @@ class RunDirectory:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             out.append(path)
         return out
+
+
+def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
+    """Show a live run of ours under another label; ``claim`` is called behind the gate while it can be seen under none,
+    and raises when it may not be beside the others. It is then without a label, and must be ended."""
+    new = path / f".{_LABEL}"
+    new.write_text(json.dumps(dict(label)))
+    with gate(path.parent):
+        (path / _LABEL).unlink()
+        claim()
+        new.rename(path / _LABEL)
 
 
 @contextlib.contextmanager

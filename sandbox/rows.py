@@ -245,6 +245,7 @@ class Rows:
 
     def failure(self, error: BaseException, *, package_digest: str) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
+        error = errors.exhausted(error) or error
         fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
         code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self.started:

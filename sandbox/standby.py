@@ -1,0 +1,369 @@
+"""An instance: an agent that is started, attested and frozen before anybody has an intent for it, and used once.
+
+    (1) everything of a run up to "the agent has started" (sandbox.lifecycle), under the full procedure
+    (2) it waits on its stdin, as the kernel shows it (kernel.waiting): frozen, and found from now on (standby_wire)
+    (3) an intent comes: everything that may have changed is asked again, and the start is durable
+    (4) it is thawed, and told
+    (5) everything of a run from there on
+
+What it was made of is looked at again in (3) and by the clock; any change ends it, and the intent is run cold. Between
+(2) and (4) nothing inside runs: an idle sandbox that is not frozen takes 6 % of a core (docs/standby.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from policy import clocks, contract, decide, errors
+from policy.host import HostFacts
+from policy.lifecycle import State
+from policy.manifest.agent import Manifest
+from policy.rules.case import Unsigned
+from policy.signing import trust
+from sandbox import admission, bundle, gvisor, lifecycle, revocation, standby_wire
+from sandbox.config import SYSTEM_FILE, Config
+from sandbox.kernel import cgroupfs, waiting
+from sandbox.lifecycle import Answer, Request
+from sandbox.runner import Finished, Given, Outcome, Round
+from sandbox.standby_wire import GoneError
+
+# What an instance tells whoever made it: it is ready (and its run id), it has an intent, none is to be made again.
+READY, TAKEN, HOPELESS = b"r", b"t", b"x"
+# How often what an instance is made of is looked at: what costs little, and every file of its root directory.
+LOOK_SECONDS, FILES_SECONDS = 5.0, 60.0
+# A frozen agent is attested so many times less often than one that runs: nothing inside can change anything.
+ATTEST_LESS: Final = 10
+# As long as a self-test of its policy counts (sandbox.canary_run).
+MOST_SECONDS = 86_400
+_RESOLVERS = "/etc/resolv.conf"
+
+
+class UnusedError(Exception):
+    """The instance ended before anybody had an intent for it."""
+
+
+class Instance(lifecycle.Run):
+    """One instance. ``tell`` is given each byte that says how far it is; ``alive`` is readable once whoever made it is
+    gone, which ends it unless it was given an intent.
+
+    ``go`` is the run's own, and raises ``UnusedError`` when nobody came.
+    """
+
+    def __init__(self, means: lifecycle.Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+        self._made_of = _Files.of_config(means.config)
+        super().__init__(means, request, now_ms=int(time.time() * 1000))
+        self._alive, self._tell = alive, tell
+        self._stack = contextlib.ExitStack()
+        self._asker: socket.socket | None = None
+        self._since = time.monotonic()
+        self._looked = 0.0
+
+    # --- (1) ------------------------------------------------------------------------------------------------
+
+    def _job(
+        self,
+        trusted: trust.TrustedPackage | Unsigned,
+        decision: decide.Decision,
+        facts: HostFacts,
+        deadline: clocks.Deadline,
+        stack: contextlib.ExitStack,
+    ) -> gvisor.Job:
+        if not isinstance(trusted, trust.TrustedPackage):
+            raise errors.UnsignedError("only a signed package is kept ready")
+        if notes := self._stands_by(decision) or not self.standby:
+            raise errors.NotEnforceableError(f"it is not kept ready: {notes}", grant="sandbox.standby")
+        self._trusted, self._decision = trusted, decision
+        networked = decision.artefacts.json("network.json")["mode"] != "off"
+        self._made_of = self._made_of.joined(_Files.of_run(facts, networked=networked))
+        job = super()._job(trusted, decision, facts, deadline, stack)
+        self._sources = _Sources.of(decision, job.sources)
+        return dataclasses.replace(
+            job, intent=b"", label={**job.label, bundle.STANDBY: "yes"}, later=functools.partial(_Later, self)
+        )
+
+    def _begin(
+        self,
+        trusted: trust.TrustedPackage | Unsigned,
+        manifest: Manifest,
+        deadline: clocks.Deadline,
+        *,
+        policy_digest: str | None = None,
+        not_enforced: tuple[str, ...] = (),
+    ) -> None:
+        """(4) of a run is put off: what is about to be made is written down, and nothing of it is a start."""
+        self._rows.to(State.ISOLATED, "standby: made ahead of its intent")
+        self._not_enforced = not_enforced
+
+    # --- (2) ------------------------------------------------------------------------------------------------
+
+    def held(self, started: gvisor.Started) -> socket.socket:
+        """It waits: stop it, and let it be found.
+
+        Raises:
+            errors.KernelError, errors.NotEnforceableError: it cannot be stopped.
+        """
+        started.leaf.freeze()
+        listener = self._stack.enter_context(standby_wire.listening(started.directory, self._request.package))
+        self._looked = time.monotonic()
+        self._tell(READY + self.run_id.encode())
+        return listener
+
+    def watch(self, started: gvisor.Started) -> Outcome:
+        """The look by the clock: what it was made of holds, and it has not waited for too long."""
+        now = time.monotonic()
+        if now - self._since > MOST_SECONDS:
+            return errors.KilledError("standby: its self-test is a day old")
+        if int(time.time() * 1000) >= self._trusted.statement.expires_at:
+            return errors.KilledError("standby: its envelope has expired")
+        every = now - self._looked >= FILES_SECONDS
+        if every:
+            self._looked = now
+        changed = self._changed(started, every_file=every)
+        return None if changed is None else errors.KilledError(f"standby: {changed}")
+
+    def supervisor_gone(self) -> Outcome:
+        """Nobody would replace it, or ask for it."""
+        return errors.KilledError("standby: the supervisor ended")
+
+    # --- (3) and (4) ----------------------------------------------------------------------------------------
+
+    def asked(self, started: gvisor.Started, listener: socket.socket) -> Given | errors.RunError | None:
+        """Somebody came."""
+        came = standby_wire.accept(listener)
+        if came is None:
+            return None
+        connection, message = came
+        self._stack.callback(connection.close)
+        try:
+            if message.get("op") == "end":
+                return errors.KilledError(f"standby: {message.get('reason', 'it is not wanted')}")
+            request = standby_wire.ordered(message, self._request.package)
+            if request is None:
+                standby_wire.send(connection, {"cold": "another package"})
+                return None
+            return self._dispatch(started, request, connection)
+        except (GoneError, KeyError) as e:
+            # Whoever came has gone, and nothing was told to the agent. A row of a start has its row of an end.
+            return errors.KilledError(f"whoever asked for it went away: {e}") if self._rows.started else None
+
+    def _dispatch(
+        self, started: gvisor.Started, request: Request, connection: socket.socket
+    ) -> Given | errors.RunError | None:
+        changed = self._changed(started, every_file=False)
+        if changed is not None:
+            standby_wire.send(connection, {"cold": changed})
+            return errors.KilledError(f"standby: {changed}")
+        self._clock = time.perf_counter()
+        self._now_ms = int(time.time() * 1000)
+        try:
+            line = contract.Intent(self.intent_id, request.text, request.issuer, self._now_ms).line()
+        except errors.UsageError as e:
+            # What no agent could be told costs no instance.
+            standby_wire.send(connection, {"cold": e.message})
+            return None
+        try:
+            trusted = self._verify()
+            self._request, self._line = request, line
+            manifest = self._decision.manifest
+            deadline = self._deadline(trusted, manifest)
+            label, claim = self._claim(
+                admission.Claim(manifest, trusted, self._decision.effective, request.package_name)
+            )
+            bundle.relabel(started.directory, label, claim)
+            self._rows.asked_by(request.issuer)
+            super()._begin(
+                trusted,
+                manifest,
+                deadline,
+                policy_digest=self._decision.policy_digest,
+                not_enforced=self._not_enforced,
+            )
+            started.leaf.thaw()
+        except errors.CovenantError as e:
+            # The run that is started cold instead says it as ever: in its own row, to whoever asked.
+            standby_wire.send(connection, {"cold": e.message})
+            return errors.KilledError(f"standby: it cannot be used: {e.message}")
+        standby_wire.send(connection, {"taken": self.run_id})
+        self._asker = connection
+        self._tell(TAKEN)
+        watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
+        if self._means.config.on_supervisor_exit == "end":
+            watches[self._alive] = self.supervisor_gone
+        return Given(self._line, self._limits(deadline), watches)
+
+    def _asker_gone(self) -> Outcome:
+        return errors.KilledError("whoever asked for it went away")
+
+    def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
+        """What is not as it was when the instance was made, in words."""
+        version = self._means.state.root_version()
+        if version != self._trusted.root_version:
+            return f"trust root version {version} holds now"
+        if (revoked := revocation.verdict(started.directory)) is not None:
+            return revoked.message
+        if (name := self._made_of.changed(every_file=every_file) or self._sources.changed()) is not None:
+            return f"`{name}` was changed"
+        if not started.leaf.frozen():
+            return "somebody thawed it"
+        return next((f"its limit {name} was changed" for name in _loosened(started)), None)
+
+    # --- (5) ------------------------------------------------------------------------------------------------
+
+    def _finish(
+        self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
+    ) -> Answer:
+        if not self._rows.started:
+            if self._rows.state is not State.TERMINATED:
+                self._rows.to(State.TERMINATED, "standby: it ended before its intent")
+            self._rows.to(State.ARCHIVED, "nothing was asked of it")
+            raise UnusedError from finished.error
+        return super()._finish(manifest, finished, policy_digest, not_enforced)
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        """Tell whoever asked what came of it, if anybody still listens."""
+        if self._asker is not None:
+            with contextlib.suppress(GoneError):
+                standby_wire.send(self._asker, message)
+
+    def close(self) -> None:
+        """Let go of everybody who came."""
+        self._stack.close()
+
+
+class _Later:
+    """An instance as the exchange sees it (runner.Later)."""
+
+    def __init__(self, instance: Instance, started: gvisor.Started) -> None:
+        self._instance, self._started = instance, started
+        self._inode = os.fstat(started.stdin).st_ino
+        self._listener: socket.socket | None = None
+        attestor = started.attestor
+        self.rounds: Sequence[Round] = (
+            Round(LOOK_SECONDS, functools.partial(instance.watch, started)),
+            *((_seldom(attestor.round()),) if attestor is not None else ()),
+        )
+        self.watches = {instance._alive: instance.supervisor_gone}  # noqa: SLF001 - one thing in two classes
+
+    def settled(self) -> bool:
+        if not waiting.reads_from(self._started.leaf.pids(), self._inode):
+            return False
+        self._listener = self._instance.held(self._started)
+        return True
+
+    def fileno(self) -> int:
+        return -1 if self._listener is None else self._listener.fileno()
+
+    def take(self) -> Given | errors.RunError | None:
+        assert self._listener is not None
+        return self._instance.asked(self._started, self._listener)
+
+
+def keep(means: lifecycle.Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+    """In a keeper: make an instance of the package in ``request``, and hold it until it was used or is of no use.
+
+    Raises:
+        errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
+    """
+    one = Instance(means, request, alive=alive, tell=tell)
+    try:
+        one.answer({"answer": standby_wire.answer_document(one.go())})
+    except UnusedError:
+        return
+    except BaseException as e:
+        if isinstance(e, errors.CovenantError):
+            one.answer({"error": e.to_json()})
+            if not isinstance(e, errors.MachineError | errors.RunError):
+                tell(HOPELESS)  # its author, or whoever signs, must act: the next run that succeeds asks again
+        one.log_failure(e)
+        raise
+    finally:
+        one.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Files:
+    """Files of the host with what tells each from another of its name: ``few`` to look at always, ``many`` seldom."""
+
+    few: Mapping[str, tuple[int, ...] | None]
+    many: Mapping[str, tuple[int, ...] | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_config(cls, config: Config) -> _Files:
+        """The configuration, and the programs that it names."""
+        names = (config.state / "config.toml", SYSTEM_FILE, config.runsc, config.nft, config.python3, config.node)
+        return cls({str(name): _identity(str(name)) for name in names})
+
+    @classmethod
+    def of_run(cls, facts: HostFacts, *, networked: bool) -> _Files:
+        """What the root directory was copied from, and what its gates read."""
+        closures = (*facts.runtimes.values(), *facts.executables.values())
+        sources = {file.source for closure in closures for file in closure.files if file.source}
+        few = {_RESOLVERS: _identity(_RESOLVERS)} if networked else {}
+        return cls(few, {name: _identity(name) for name in sources})
+
+    def joined(self, other: _Files) -> _Files:
+        """Both."""
+        return _Files({**self.few, **other.few}, {**self.many, **other.many})
+
+    def changed(self, *, every_file: bool) -> str | None:
+        """The first that is another now."""
+        groups = (self.few, self.many) if every_file else (self.few,)
+        return next((n for group in groups for n, was in group.items() if _identity(n) != was), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sources:
+    """Granted paths of the host, each with what was opened there: what is mounted stays mounted when the name moves."""
+
+    opened: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, decision: decide.Decision, sources: Mapping[str, int]) -> _Sources:
+        """Those of a decision that were just opened."""
+        opened = {}
+        for mount in decision.artefacts.json("mounts.json")["mounts"]:
+            if mount["type"] == "bind" and mount["source"] not in ("package", "resolver"):
+                info = os.fstat(sources[mount["destination"]])
+                opened[mount["source"]] = (info.st_dev, info.st_ino)
+        return cls(opened)
+
+    def changed(self) -> str | None:
+        """The first under whose name lies another now."""
+        for name, was in self.opened.items():
+            found = _identity(name)
+            if found is None or found[:2] != was:
+                return name
+        return None
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+def _loosened(started: gvisor.Started) -> list[str]:
+    """The limits whose files do not hold what was written there."""
+    return [limit.file for limit in started.limits if not _holds(started.leaf, limit)]
+
+
+def _holds(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit) -> bool:
+    directory = leaf.paths.get(limit.controller)
+    try:
+        return directory is not None and cgroupfs.same(Path(directory, limit.file).read_text().strip(), limit.value)
+    except OSError:
+        return not limit.required
+
+
+def _seldom(one: Round) -> Round:
+    return dataclasses.replace(one, seconds=one.seconds * ATTEST_LESS, wait=None)

@@ -1,0 +1,292 @@
+"""Between whoever has an intent and an instance that waits for one: a socket in the instance's own run directory.
+
+    runs/<id>/standby-<envelope>   where an instance that is ready listens; <envelope> is the digest of the signed bytes
+    {"op": "run", ...}             one intent for it; it answers {"cold": why} when it is not to be had
+    {"taken": RUN}                 the start is durable, and the agent is about to be told: nobody else may run it now
+    {"answer": {...}}              what came of it
+    {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
+
+Both ends are the supervisor's own processes, as root below COVENANT_STATE. A message is four bytes of length and JSON.
+Nothing lists the instances but the directories themselves, so that none has to be told of another's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from policy import contract, denials, errors
+from policy.package import Package
+from sandbox.lifecycle import Answer, Request
+from sandbox.network import gateway
+
+_PREFIX = "standby-"
+_LENGTH = struct.Struct(">I")
+_UCRED = struct.Struct("3i")
+# A result of 4 MiB whose every character is an escape, with stderr and denials.
+_MAX_BYTES = 32 << 20
+# An instance that is asked answers within a few milliseconds; one that does not is left alone.
+_TAKE_SECONDS = 5.0
+# After a run has ended in the instance, or was asked to: until its clean-up is done.
+_END_SECONDS = 60.0
+
+
+class GoneError(Exception):
+    """The other end is not there any more, or does not speak as it should."""
+
+
+# --- the instance's end -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(directory: Path, package: Package) -> Iterator[socket.socket]:
+    """The instance's listener: it is found from now on, until the block ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _within(directory, _name(package)) as place:
+        listener.bind(place)
+        try:
+            os.chmod(place, 0o600)
+            listener.listen(16)
+            listener.setblocking(False)
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(place)
+
+
+def accept(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | None:
+    """Whoever came, with what they want; None when they went again."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return None
+    try:
+        connection.settimeout(_TAKE_SECONDS)
+        _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if uid == os.geteuid():
+            return connection, receive(connection)
+    except GoneError:
+        pass
+    connection.close()
+    return None
+
+
+def order(request: Request) -> dict[str, Any]:
+    """A request as the instance is asked it. It has the package; the digests say which one is meant."""
+    return {
+        "op": "run",
+        "package": request.package.digest,
+        "envelope": _digest(request.package),
+        "text": request.text,
+        "issuer": dict(request.issuer),
+        "timeout_ms": request.timeout_ms,
+        "package_name": request.package_name,
+    }
+
+
+def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
+    """The request in an order for exactly this package; None for another's."""
+    if (message["package"], message["envelope"]) != (package.digest, _digest(package)):
+        return None
+    return Request(
+        package=package,
+        text=message["text"],
+        issuer=message["issuer"],
+        timeout_ms=message["timeout_ms"],
+        package_name=message["package_name"],
+    )
+
+
+# --- the asking end -----------------------------------------------------------------------------------------------
+
+
+def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer | None:
+    """Have an instance answer, if one is ready for this very package; None where a run is to be started cold.
+
+    ``watches`` are whoever may end it (runner.Channel.watches).
+
+    Raises:
+        errors.CovenantError: the machine failed the run after it was begun.
+    """
+    for connection in _ready(runs, request.package):
+        with connection:
+            try:
+                send(connection, order(request))
+                taken = receive(connection).get("taken")
+            except GoneError:
+                continue  # another was first, or it died: nothing was begun for us
+            if taken is not None:
+                connection.settimeout(None)
+                return _answered(connection, str(taken), watches)
+    return None
+
+
+def end(runs: Path, run_id: str, reason: str) -> None:
+    """Ask an instance to end, and wait for nothing: one that was given an intent at the same moment goes on."""
+    for name in _sockets(runs / run_id):
+        with contextlib.suppress(GoneError, OSError), _connected(runs / run_id, name) as connection:
+            send(connection, {"op": "end", "reason": reason})
+
+
+def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer:
+    poll = select.poll()
+    for fd in (connection.fileno(), *watches):
+        poll.register(fd, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == connection.fileno():
+                return _answer_in(connection, run_id)
+            if watches[fd]() is not None:
+                # Our end of file is how the instance sees it; what comes of it is still its to say.
+                for other in watches:
+                    poll.unregister(other)
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(_END_SECONDS)
+                return _answer_in(connection, run_id)
+
+
+def _answer_in(connection: socket.socket, run_id: str) -> Answer:
+    try:
+        message = receive(connection)
+    except GoneError:
+        raise errors.KeeperError(
+            f"the keeper of run `{run_id}` ended before its agent did", hint="run it again; nothing of it is left"
+        ) from None
+    if "error" in message:
+        raise errors.restored(message["error"])
+    return answer_of(message["answer"])
+
+
+def _ready(runs: Path, package: Package) -> Iterator[socket.socket]:
+    """A connection to each instance that listens for this package."""
+    if package.envelope is None:
+        return
+    name = _name(package)
+    with contextlib.suppress(FileNotFoundError):
+        for run_id in os.listdir(runs):
+            # Most are no instances of this package, which this call says; it is cheaper than a look at a label.
+            if run_id != ".gate" and os.path.lexists(runs / run_id / name):
+                with contextlib.suppress(OSError):
+                    yield _connected(runs / run_id, name)
+
+
+def _connected(directory: Path, name: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_TAKE_SECONDS)
+        with _within(directory, name) as place:
+            connection.connect(place)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _sockets(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if name.startswith(_PREFIX)]
+    except OSError:
+        return []
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """One message.
+
+    Raises:
+        GoneError: the other end is not there.
+    """
+    body = json.dumps(message).encode()
+    try:
+        connection.sendall(_LENGTH.pack(len(body)) + body)
+    except OSError as e:
+        raise GoneError from e
+
+
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """One message.
+
+    Raises:
+        GoneError: the other end is not there, is too slow, or says no message.
+    """
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if size > _MAX_BYTES:
+        raise GoneError
+    try:
+        document = json.loads(_exactly(connection, size))
+    except (ValueError, RecursionError) as e:
+        raise GoneError from e
+    if not isinstance(document, dict):
+        raise GoneError
+    return document
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    until = time.monotonic() + (connection.gettimeout() or _END_SECONDS)
+    while len(raw) < size:
+        try:
+            part = connection.recv(min(size - len(raw), 1 << 20))
+        except OSError as e:
+            raise GoneError from e
+        if not part or time.monotonic() > until:
+            raise GoneError
+        raw += part
+    return bytes(raw)
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """An answer as a message has it; ``answer_of`` reads it."""
+    fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+    return {
+        **fields,
+        "result": None if answer.result is None else dataclasses.asdict(answer.result),
+        "error": None if answer.error is None else answer.error.to_json(),
+        "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
+        "timings": dict(answer.timings),
+    }
+
+
+def answer_of(document: Mapping[str, Any]) -> Answer:
+    """The answer in a message."""
+    fields: dict[str, Any] = {name: _tupled(value) for name, value in document.items()}
+    if document["result"] is not None:
+        fields["result"] = contract.AgentResult(**{name: _tupled(one) for name, one in document["result"].items()})
+    if document["error"] is not None:
+        fields["error"] = errors.restored(document["error"])
+    fields["denials"] = tuple(denials.Row(denials.Denial(*words), count) for *words, count in document["denials"])
+    return Answer(**fields)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _digest(package: Package) -> str:
+    return hashlib.sha256(package.envelope or b"").hexdigest()
+
+
+def _name(package: Package) -> str:
+    # 32 digits: an address has room for 108 bytes, and an instance compares all of them before it does anything.
+    return f"{_PREFIX}{_digest(package)[:32]}"
+
+
+@contextlib.contextmanager
+def _within(directory: Path, name: str) -> Iterator[str]:
+    """A name in ``directory`` that fits into an address, of which a path may be too long (unix(7))."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
