@@ -104,7 +104,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Means:
     """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
-    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches)."""
+    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches). ``isolated`` says that
+    this process's network namespace is not the host's."""
 
     path: Path
     config: Config
@@ -115,6 +116,7 @@ class Means:
     watches: gateway.Watches = field(default_factory=dict)
     start_child: Callable[[Request, spawning.Errand, spawning.Say], None] | None = None
     keeps_standby: bool = False
+    isolated: bool = False
 
 
 class Run:
@@ -308,6 +310,12 @@ class Run:
             raise delegation.refuse_backend(manifest.sandbox.backend)
         signed = isinstance(trusted, trust.TrustedPackage)
         plan = trusted_local.plan(manifest, config=means.config, user=request.user, signed=signed)
+        if means.isolated and not plan.policy.own_network:
+            raise errors.NotEnforceableError(
+                "a trusted-local agent has the host's network, and the supervisor is not in it",
+                hint="name the uplink in config.toml, or run it without the supervisor",
+                grant="resources.network",
+            )
         verdict = decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
         self._rows.to(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
         deadline = self._deadline(trusted, manifest)

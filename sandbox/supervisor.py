@@ -11,17 +11,18 @@ import copy
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from policy import decide, errors, events
+from policy import base58, decide, errors, events
 from sandbox import config as configuration
-from sandbox import gvisor, lifecycle, offspring, rows, surroundings
+from sandbox import gvisor, lifecycle, offspring, rows, standby, standby_records, standby_wire, surroundings
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.network import gateway
 from sandbox.rootfs import Skeletons
 from sandbox.spawning import Errand, Say
+from sandbox.standby_records import Wanted
 from sandbox.state import State
 from sandbox.store import PackageStore
 
@@ -40,6 +41,7 @@ class Supervisor:
     """Holds COVENANT_STATE for one process. Use as a context manager.
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
+    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.pool).
 
     Raises:
         errors.PrivilegeError: not root.
@@ -52,6 +54,8 @@ class Supervisor:
         self.config = configuration.load(state)
         self.never_granted = never_granted
         self.policies = decide.Policies()
+        self.keeps_standby = False
+        self.isolated = False
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Supervisor:
@@ -106,7 +110,20 @@ class Supervisor:
             self.never_granted,
             self.policies,
             start_child=self._start_child,
+            keeps_standby=self.keeps_standby,
+            isolated=self.isolated,
         )
+
+    def stand_by(self, one: Wanted, *, alive: int, tell: Callable[[bytes], None]) -> None:
+        """In the keeper of an instance: make one, and hold it until it was used (sandbox.standby).
+
+        Raises:
+            errors.CovenantError: it could not be made, or the machine failed it.
+        """
+        with self.in_keeper() as own:
+            issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
+            request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
+            standby.keep(own._means(), request, alive=alive, tell=tell)  # noqa: SLF001 - a copy of this one
 
     def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
         """In the keeper of a child, forked from its parent's."""
@@ -132,3 +149,12 @@ class Supervisor:
             except BaseException as e:
                 one.log_failure(e)
                 raise
+            if one.standby and answer.error is None:
+                standby_records.want(
+                    self.path,
+                    request.package,
+                    agent_id=answer.agent_id,
+                    count=one.standby,
+                    package_name=request.package_name,
+                )
+            return answer
