@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: contain demo test lint undo mutants fuzz coverage golden vm
+.PHONY: contain crash demo test lint undo mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
@@ -20,6 +20,10 @@ lint:
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+# kill -9 of a run and of all below it, a thousand times and at every audit row: docs/operations.md. As root.
+crash:
+	.venv/bin/python -m tests.crash
 
 # How good the tests of the deciding half are: docs/mutants.md. Under an hour on two cores.
 mutants:

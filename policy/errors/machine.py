@@ -12,7 +12,7 @@ class MachineError(CovenantError):
 
 
 class InternalError(MachineError):
-    """A fault of this program, or of the machine under it (a full disk). The lines on stderr tell where."""
+    """A fault of this program. The lines on stderr tell where."""
 
     code = "internal"
 

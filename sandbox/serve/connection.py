@@ -44,9 +44,10 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
             talk.caller = talk.caller.with_groups(opening.sock)
             handlers.HANDLERS[asked.kind](talk, asked)
     except errors.CovenantError as e:
-        talk.answer(e.to_json())
+        talk.answer((errors.exhausted(e) or e).to_json())
     except Exception as e:
-        talk.answer(errors.InternalError(f"the supervisor failed: {type(e).__name__}").to_json())
+        fault = errors.exhausted(e) or errors.InternalError(f"the supervisor failed: {type(e).__name__}")
+        talk.answer(fault.to_json())
         raise
     except KeyboardInterrupt:
         talk.answer(errors.KilledError("the supervisor ended").to_json())

@@ -1,0 +1,60 @@
+"""kill -9 everywhere: ``python -m tests.crash [--points N] [--seed S]``. As root, on a machine with runsc.
+
+Every step within the writing of each audit row, and as many random points as asked for, over every way of running.
+Exit status 1 when anything was left, lost or touched; the points are printed, and the seed repeats them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.crash import scenes
+from tests.crash.campaign import Campaign, Foreign, Tally, summary
+from tests.crash.server import Server
+
+
+def main() -> int:
+    """0 when nothing was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description="Kill a run at every point.")
+    parser.add_argument("--points", type=int, default=1000, help="random points, over all scenes (1000)")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--scenes", nargs="+", default=list(scenes.NAMES), choices=scenes.NAMES)
+    parser.add_argument("--no-rows", action="store_true", help="leave out the points within each audit row")
+    options = parser.parse_args()
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    tally, began = Tally(), time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="crash-") as scratch,
+        Server() as server,
+        scenes.made(Path(scratch), *options.scenes) as made,
+    ):
+        for number, scene in enumerate(made):
+            share = options.points // len(made) + (number < options.points % len(made))
+            _one(Campaign(scene, server, tally), share, random.Random(seed + number), rows=not options.no_rows)
+    print(summary(tally, time.monotonic() - began))
+    return int(bool(tally.wrong))
+
+
+def _one(campaign: Campaign, points: int, chance: random.Random, *, rows: bool) -> None:
+    with Foreign(campaign.scene) as foreign:
+        campaign.calibrate()
+        print(f"{campaign.scene.name}: a run takes {campaign.steps} steps, a start {campaign.start_steps}", flush=True)
+        chosen = [*(campaign.rows() if rows else ()), *(campaign.random(chance) for _ in range(points))]
+        for number, point in enumerate(chosen, 1):
+            for line in campaign.attempt(point):
+                print(line, flush=True)
+            if number % 50 == 0:
+                print(f"{campaign.scene.name}: {number} of {len(chosen)}", flush=True)
+        for line in [*campaign.verified(), *foreign.touched()]:
+            campaign.tally.wrong.append(line)
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

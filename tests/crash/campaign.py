@@ -1,0 +1,249 @@
+"""One point after another: a run is killed somewhere, the next start clears up, and what is left is looked for.
+
+(1) the run, killed at a point: the process of the run itself at a step of its own or of one that it forked, or
+    something below it (the runsc process, the sandbox, the gofer, the agent, a gate), or from outside at any time
+(2) where only something below was killed the run must end by itself, with an error that says so
+(3) the next start, which is killed as well now and then; then one that is not
+(4) nothing is left; what is not ours is untouched; each started run has exactly one end; what was acknowledged to
+    be written is there; the log holds together
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policy import audit, ledger
+from sandbox.kernel import cgroupfs
+from sandbox.kernel.delegation import BASE
+from tests.crash import traces
+from tests.crash.scenes import Scene
+from tests.crash.server import Outcome, Server, Subject
+from tests.crash.steps import FAULTS, ROLES, Target
+
+# What may be said of a run below which something was killed; never `internal`, and never nothing at all.
+_ENDINGS = frozenset({"", "sandbox_crashed", "agent_failed", "gate_died", "kernel", "drift", "self_test_failed"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run is killed, and where the start after it, if that is."""
+
+    target: Target | None
+    kill_after: float | None = None
+    again: int | None = None
+
+    def __str__(self) -> str:
+        place = f"after {self.kill_after:.3f} s" if self.target is None else str(self.target)
+        return f"{place}, again={self.again}"
+
+
+@dataclass
+class Tally:
+    """What was tried, and what was wrong."""
+
+    tried: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    def count(self, name: str) -> None:
+        """One more of a kind."""
+        self.tried[name] = self.tried.get(name, 0) + 1
+
+
+class Campaign:
+    """The points of one scene. ``calibrate`` first: it lets a run pass unharmed and learns how many steps it takes."""
+
+    def __init__(self, scene: Scene, server: Server, tally: Tally) -> None:
+        self.scene, self.server, self.tally = scene, server, tally
+        self._seen_bytes = 0
+        self._open: dict[str, str] = {}
+        self._written: set[str] = set()
+
+    def calibrate(self) -> None:
+        """Learn what a run and a start take.
+
+        Raises:
+            AssertionError: a run that nobody kills does not pass, or leaves something.
+        """
+        self._calm()  # which makes what every later one finds: copies, keys, folders
+        calm = self._calm()
+        start = self._subject("recover", None)
+        assert start.status == 0, start.detail
+        self.steps, self.seconds, self.calm = calm.counts, calm.seconds, calm
+        self.start_steps = start.counts[0]
+        self.before = traces.tree(self.scene.seen)
+        assert self._problems(calm, set()) == []
+
+    def _calm(self) -> Outcome:
+        calm = self._run(None)
+        assert calm.status == 0, (calm.error, calm.detail)
+        assert self.server.settle() == []
+        return calm
+
+    def rows(self) -> Iterator[Point]:
+        """Every step within the writing of each audit row, and the one after it."""
+        for _, _, first, last in self.calm.rows:
+            for step in range(first, last + 2):
+                yield Point(Target(0, step))
+
+    def random(self, chance: random.Random) -> Point:
+        """A point anywhere."""
+        again = chance.randint(1, self.start_steps + 40) if chance.random() < 0.25 else None
+        kind = chance.random()
+        main = chance.randint(1, self.steps[0])
+        if kind < 0.5:
+            return Point(Target(0, main), again=again)
+        if kind < 0.65 and len(self.steps) > 1:
+            slot = chance.randrange(1, len(self.steps))
+            return Point(Target(slot, chance.randint(1, max(1, self.steps[slot]))), again=again)
+        if kind < 0.75:
+            return Point(None, kill_after=chance.uniform(0, self.seconds), again=again)
+        roles = [r for r in ROLES if r != "gate" or self.scene.internet is not None]
+        return Point(Target(0, main, chance.choice(roles)))
+
+    def attempt(self, point: Point, *, endings: Collection[str] | None = None) -> list[str]:
+        """What is wrong after this point; each with the point before it. ``endings`` are the errors that a run may end
+        with which was not killed itself."""
+        ids = traces.run_ids(self.scene.seen)
+        outcome = self._run(point)
+        self.tally.count(_kind(point, outcome))
+        ids |= traces.run_ids(self.scene.seen)
+        wrong = []
+        if outcome.status is None:
+            wrong.append("it hung")
+        by_itself = outcome.status is not None and outcome.status >= 0
+        if by_itself:
+            # Only something below it was killed, or nothing: it clears up by itself.
+            if outcome.error not in (_ENDINGS if endings is None else endings):
+                wrong.append(f"it ended with `{outcome.error}`: {outcome.detail}")
+            if point.target is None or point.target.victim not in FAULTS:
+                wrong += [f"before the next start: {one}" for one in self._problems(outcome, ids)]
+        if point.again is not None:
+            self._subject("recover", Target(0, point.again))
+        start = self._subject("recover", None)
+        if start.status != 0:
+            wrong.append(f"the next start ended with {start.status} {start.error}: {start.detail}")
+        wrong += self._problems(outcome, ids)
+        wrong = [f"{self.scene.name}: {point}: {one}" for one in wrong]
+        self.tally.wrong += wrong
+        return wrong
+
+    # --- the parts --------------------------------------------------------------------------------------
+
+    def _run(self, point: Point | None) -> Outcome:
+        self.scene.before()
+        return self._subject("run", None if point is None else point.target, point.kill_after if point else None)
+
+    def _subject(self, work: str, target: Target | None, kill_after: float | None = None) -> Outcome:
+        return self.server.subject(
+            Subject(
+                work=work,
+                state=str(self.scene.place / "supervisor"),
+                home=str(self.scene.place),
+                issuer=dict(self.scene.world.issuer),
+                ballast=self.scene.ballast,
+                package=str(self.scene.package),
+                network=self.scene.network,
+                user=self.scene.user,
+                target=None if target is None else (target.slot, target.step, target.victim),
+                kill_after=kill_after,
+            )
+        )
+
+    def _problems(self, outcome: Outcome, ids: set[str]) -> list[str]:
+        wrong = [f"it still runs: {one}" for one in self.server.settle()]
+        wrong += traces.left(self.scene.seen, self.before, ids, named=self.scene.place)
+        if self.scene.internet is not None:
+            wrong += [one for one in self.scene.internet.leftovers() if one not in self.scene.foreign]
+        return wrong + self._log(outcome)
+
+    def _log(self, outcome: Outcome) -> list[str]:
+        """Starts and ends, what was acknowledged, and the chain."""
+        path = self.scene.seen / "supervisor" / "audit"
+        raw = (path / "events.jsonl").read_bytes()
+        wrong = []
+        for line in raw[self._seen_bytes :].splitlines():
+            row = json.loads(line)
+            kind, run_id = row["kind"], row["kind"].get("run_id")
+            self._written.add(row["id"])
+            if kind["type"] == "run_started":
+                if run_id in self._open:
+                    wrong.append(f"run {run_id} started twice")
+                self._open[run_id] = "started"
+            if kind["type"] == "run_ended":
+                if self._open.get(run_id) != "started":
+                    wrong.append(f"run {run_id} ended, and was {self._open.get(run_id)}")
+                self._open[run_id] = "ended"
+        self._seen_bytes = len(raw)
+        wrong += [f"run {name} has no end" for name, state in self._open.items() if state == "started"]
+        self._open = {}
+        wrong += [f"row {kind} was acknowledged and is not there" for name, kind, _, _ in outcome.rows
+                  if name not in self._written]  # fmt: skip
+        return wrong
+
+    def verified(self) -> list[str]:
+        """What ``covenant audit verify`` says of the whole log."""
+        state = self.scene.seen / "supervisor"
+        raw = [(state / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl")]
+        head = (state / "audit-head" / "head.json").read_bytes()
+        key = ledger.read_public_key((state / "audit-head" / "ledger.pub").read_bytes())
+        report = audit.verify(raw[0], raw[1], head, key)
+        return [] if report.valid else [f"{self.scene.name}: the log does not verify: {report}"]
+
+
+def _kind(point: Point, outcome: Outcome) -> str:
+    if point.target is None:
+        return "the run, from outside"
+    if not outcome.fired:
+        return "nothing: it was over before"
+    if point.target.victim != "self":
+        return f"the {point.target.victim}"
+    return "the run" if point.target.slot == 0 else "a process that it forked"
+
+
+class Foreign:
+    """What stands beside and is not ours: a cgroup of another name and one that looks like a run's, each with a process
+    in it, a run's directory that somebody holds. ``touched`` says what of it is not as it was."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._paths: list[Path] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Foreign:
+        mounts = cgroupfs.Hierarchies.read().mounts
+        for place in (Path(mounts["memory"]) / "covenant-other", Path(mounts["memory"]) / BASE / str(uuid.uuid4())):
+            place.mkdir(parents=True)
+            self._paths.append(place)
+            process = subprocess.Popen(["sleep", "3600"])
+            self._processes.append(process)
+            (place / "cgroup.procs").write_text(str(process.pid))
+        return self
+
+    def touched(self) -> list[str]:
+        """What somebody laid hands on."""
+        wrong = [f"foreign cgroup {path} is gone" for path in self._paths if not path.exists()]
+        return wrong + [f"foreign process {p.pid} was ended" for p in self._processes if p.poll() is not None]
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for path in self._paths:
+            if path.exists():
+                path.rmdir()
+
+
+def summary(tally: Tally, seconds: float) -> str:
+    """One paragraph."""
+    total = sum(tally.tried.values())
+    kinds: Sequence[Any] = sorted(tally.tried.items())
+    each = ", ".join(f"{count} {name}" for name, count in kinds)
+    return f"{total} points in {seconds:.0f} s on {os.cpu_count()} cores: {each}; {len(tally.wrong)} wrong"

@@ -1,0 +1,109 @@
+"""What is killed: a package in a world of its own, in every way in which a run can be made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.crash.server import Server
+from tests.kernel import internet
+from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.world import HEAD, TAIL, World
+
+GRANTS = internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com", "[443]", "tls"))
+# Short, and with something of each kind: a file, a refused call, a moment in which it only waits.
+WORK = "import time\nopen('/tmp/x', 'w').write('x' * 4096)\ntime.sleep(0.05)\nanswer = 1\n"
+ASKS = internet.PROBES + "answer = [tcp('api.example.com', 80), tcp('10.8.8.8', 80)]\n"
+
+
+@dataclass
+class Scene:
+    """One way to run: its world, the package that is run, where the network is, and what is done before each run."""
+
+    name: str
+    world: World
+    package: Path
+    internet: Internet | None = None
+    user: str | None = None
+    before: Callable[[], None] = lambda: None
+    foreign: list[str] = field(default_factory=list)
+    home: Path | None = None
+    root: str = ""
+    ballast: str = ""
+
+    @property
+    def place(self) -> Path:
+        """The home as the subjects name it: the world's, unless it was moved to a small disk."""
+        return self.home or self.world.home
+
+    @property
+    def seen(self) -> Path:
+        """The home as this process reaches it."""
+        return Path(f"{self.root}{self.place}")
+
+    @property
+    def network(self) -> str:
+        """A path of the network namespace that stands for the host; empty without one."""
+        return "" if self.internet is None else f"/proc/{os.getpid()}/fd/{self.internet.spaces['host']}"
+
+
+def _plain(base: Path, warm: Path | None) -> Scene:
+    world = World(base, warm=warm)
+    return Scene("plain", world, world.sign(world.package({"main.py": HEAD + WORK + TAIL})))
+
+
+def _tested(base: Path, warm: Path | None) -> Scene:
+    """The policy is tried before each run."""
+    world = World(base, warm=warm)
+    world.configure(self_test=True)
+    scene = Scene("tested", world, world.sign(world.package({"main.py": HEAD + WORK + TAIL})))
+    scene.before = lambda: (world.state / "closures" / "canaries.json").unlink(missing_ok=True)
+    return scene
+
+
+def _local(base: Path, warm: Path | None) -> Scene:
+    world = World(base, warm=warm)
+    fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
+    package = world.package({"main.py": HEAD + "import time; time.sleep(0.05)\nanswer = 1" + TAIL}, **fields)
+    return Scene("local", world, world.sign(package), user="covenant-agent")
+
+
+def _networked(base: Path, warm: Path | None, net: Internet) -> Scene:
+    world = internet.configured(NetworkedWorld(base, warm=warm), net)
+    package = world.package({"main.py": HEAD + ASKS + TAIL}, network="full", more=GRANTS)
+    return Scene("networked", world, world.sign(package), internet=net)
+
+
+@contextlib.contextmanager
+def on_a_small_disk(scene: Scene, place: Path, *, megabytes: int = 400) -> Iterator[Server]:
+    """A server in a mount namespace of its own, in which a copy of the scene's home lies on a disk that can be full."""
+    place.mkdir()
+    script = 'mount -t tmpfs -o size="$1"m,mode=0700 none "$2"; cp -a "$3" "$2/home"; shift 3; exec "$@"'
+    command = ["sh", "-ec", script, "sh", str(megabytes), str(place), str(scene.world.home)]
+    with Server(["unshare", "--mount", "--propagation", "private", *command]) as server:
+        server.settle()  # by its answer all of it is there
+        scene.home, scene.root, scene.ballast = place / "home", server.root, str(place / "ballast")
+        yield server
+
+
+@contextlib.contextmanager
+def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Scene]]:
+    """The scenes of these names, each in a folder of its own."""
+    makers: dict[str, Callable[[Path, Path | None], Scene]] = {"plain": _plain, "tested": _tested, "local": _local}
+    with contextlib.ExitStack() as stack:
+        scenes = []
+        for name in names:
+            folder = base / name
+            folder.mkdir()
+            if name == "networked":
+                scenes.append(_networked(folder, warm, stack.enter_context(internet.made())))
+            else:
+                scenes.append(makers[name](folder, warm))
+        yield scenes
+
+
+NAMES = ("plain", "networked", "tested", "local")

@@ -1,0 +1,51 @@
+"""kill -9 at forty points of a run: ``make crash`` has a thousand, and every step within each audit row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash import scenes
+from tests.crash.campaign import Campaign, Foreign, Point, Tally
+from tests.crash.server import Server
+from tests.crash.steps import Target
+
+# Another seed each month of the log's life would be another test; what a failure says has the point itself.
+SEED = 20_251_122
+POINTS = {"plain": 22, "networked": 12}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
+    name: str, tmp_path: Path, warm: Path, server: Server
+) -> None:
+    tally, chance = Tally(), random.Random(SEED)
+    with scenes.made(tmp_path, name, warm=warm) as (scene,), Foreign(scene) as foreign:
+        campaign = Campaign(scene, server, tally)
+        campaign.calibrate()
+        for _ in range(POINTS[name]):
+            campaign.attempt(campaign.random(chance))
+        if name == "plain":
+            for point in _around_each_row(campaign):
+                campaign.attempt(point)
+        assert tally.wrong == []
+        assert campaign.verified() == []
+        assert foreign.touched() == []
+    # The control: most of them did kill something.
+    assert sum(count for kind, count in tally.tried.items() if "over before" not in kind) > POINTS[name] // 2
+
+
+def _around_each_row(campaign: Campaign) -> Iterator[Point]:
+    """Just before the start's row is acknowledged and just after, and the same of the end's."""
+    for _, kind, _, last in campaign.calm.rows:
+        if kind in ("run_started", "run_ended"):
+            yield from (Point(Target(0, last)), Point(Target(0, last + 1)), Point(Target(0, last + 3)))
