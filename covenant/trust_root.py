@@ -176,7 +176,7 @@ def advance(
             signers = sorted({*sides[0].signed, *sides[1].signed})
             enforced = revocation.NOTHING
             if held.state is not None:
-                enforced = _install(held.state, home, held.root, root, signers, changes, now_ms)
+                enforced = install(held.state, home, held.root, root, signers, changes, now_ms)
             _keep(home, root.version, root.raw, decides=held.state is not None)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(PENDING, dir_fd=directory)
@@ -238,7 +238,7 @@ def _check_holds_still(held: Held, home: Path) -> None:
         raise errors.TrustError("the trust root was replaced in the meantime", hint="look at it, then repeat")
 
 
-def _install(
+def install(
     state: State,
     home: Path,
     present: TrustRoot,
@@ -247,10 +247,19 @@ def _install(
     changes: Sequence[str],
     now_ms: int,
 ) -> revocation.Enforced:
-    # Another home may share the state, so the line is written under its lock: what it says then happens.
-    state.replace_root(root.raw, now_ms, before=lambda made: _log(state, home, present, made, signers, changes, now_ms))
-    # At once: whatever else of the step fails, what is revoked does not run on.
-    return enforce(state, home, root, operator=signers[0] if signers else None)
+    """Have ``root`` follow ``present`` in the state: the log first, then the root, then the end of what it revokes.
+
+    Raises:
+        errors.TrustError: it cannot follow, or not be written.
+        errors.LedgerError: the log takes no line; nothing was changed.
+    """
+    # What is revoked may use every processor, and whatever else of the step fails, it does not run on.
+    with revocation.urgent():
+        # Another home may share the state, so the line is written under its lock: what it says then happens.
+        state.replace_root(
+            root.raw, now_ms, before=lambda made: _log(state, home, present, made, signers, changes, now_ms)
+        )
+        return enforce(state, home, root, operator=signers[0] if signers else None)
 
 
 def enforce(state: State, home: Path, root: TrustRoot, *, operator: str | None = None) -> revocation.Enforced:

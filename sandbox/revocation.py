@@ -26,6 +26,7 @@ from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
 from sandbox import bundle, registry
 from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel import urgent as priority
 from sandbox.network import cutting
 from sandbox.runner import Outcome, Round
 from sandbox.state import State
@@ -50,6 +51,9 @@ class Ended:
         """As it stands in the log."""
         return {"run_id": self.run_id, "agent_id": self.agent_id, "because": self.because, "reason": self.reason}
 
+
+# For whoever installs a root that revokes: around the installation and ``enforce``.
+urgent = priority.ahead
 
 # Writes the one durable row of an enforcement before anything is done, given its fields but for the operator.
 Write = Callable[[Mapping[str, Any]], None]
@@ -88,10 +92,12 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
         chosen = sorted((one for one in entries if one.run_id in hit), key=lambda one: one.depth)
         if not chosen:
             return NOTHING
-        ended = tuple(hit[one.run_id] for one in chosen)
-        fields = {"version": root.version, "runs": [one.row() for one in ended]}
-        _try(failed, "the log", lambda: write(fields))  # (2)
-        for one in chosen:
+        # Another may be at it already, or was killed over it: it is written once, and done as often as it is asked for.
+        fresh = [one for one in chosen if bundle.revoked_of(one.path) is None]
+        if fresh:
+            fields = {"version": root.version, "runs": [hit[one.run_id].row() for one in fresh]}
+            _try(failed, "the log", lambda: write(fields))  # (2)
+        for one in fresh:
             _try(failed, "a mark", functools.partial(bundle.mark_revoked, one.path, hit[one.run_id].reason))  # (3)
     hierarchies = cgroupfs.Hierarchies.read()
     leaves = [_leaf(hierarchies, one.path) for one in chosen]
@@ -101,7 +107,7 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     _try(failed, "processes", lambda: ending.kill(leaves))  # (6)
     late = [one for one in chosen if one.run_id not in begun]
     _try(failed, "runs about to start", lambda: _outwait(late, hierarchies))  # (7)
-    return Enforced(ended, tuple(failed))
+    return Enforced(tuple(hit[one.run_id] for one in chosen), tuple(failed))
 
 
 def refuse(state: State, root_version: int | None, ancestors: Iterable[Path]) -> None:
@@ -151,7 +157,7 @@ class Watch:
     def __init__(self, path: Path, label: Mapping[str, str], state: State | None, write: Write) -> None:
         self._path, self._state, self._write = path, state, write
         self._line = _line(label)
-        self._version = state.root_version() if state is not None else 0
+        self._version = self._seen = state.root_version() if state is not None else 0
         self._looks = 0
 
     def round(self) -> Round:
@@ -168,6 +174,9 @@ class Watch:
     def _look_at_the_root(self) -> None:
         if self._state is None or (version := self._state.root_version()) == self._version:
             return
+        if version != self._seen:  # whoever installs it enforces it next: only at the second look is that left to us
+            self._seen = version
+            return
         root = self._state.present_root()
         if any(one.revoked(root) is not None for one in self._line):
             enforce(self._path.parent, root, write=self._write)
@@ -181,8 +190,8 @@ def verdict(path: Path) -> errors.RunRevokedError | None:
 
 
 def _hit(entries: Sequence[registry.Entry], root: TrustRoot) -> dict[str, Ended]:
-    """By run id, those that must end and are not being ended already. Self-tests hold no agent."""
-    agents = [one for one in registry.agents(entries) if bundle.revoked_of(one.path) is None]
+    """By run id, those that must end. Self-tests hold no agent."""
+    agents = list(registry.agents(entries))
     found: dict[str, Ended] = {}
     for one in agents:
         because = _because(one, root)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,56 @@ from policy.signing import change
 from policy.signing import root as roots
 from sandbox import registry, revocation
 from sandbox.state import State
+from tests.kernel import internet
+from tests.kernel.internet import Internet
 from tests.kernel.live_runs import until
 from tests.kernel.world import ROOT, World
+
+PORT = 4747
+# Says which run it is, then never stops sending; resets end nothing.
+STREAMS = f"""
+import os, socket, sys, time
+peer = socket.create_connection(("93.184.216.34", {PORT}))
+peer.sendall(os.environ["COVENANT_RUN_ID"].encode() + b"\\n")
+while True:
+    try:
+        peer.sendall(b"x" * 64)
+    except OSError:
+        pass
+    time.sleep(0.01)
+"""
+GRANT = internet.entries(("93.184.216.34", f"[{PORT}]", "tcp"))
+
+
+@dataclass
+class Sink:
+    """Takes streams in the world: when the last byte of each came, and how many did, by the run that sends them."""
+
+    listener: socket.socket
+    last: dict[str, float] = field(default_factory=dict)
+    total: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, net: Internet) -> Iterator[Sink]:
+        """On its port of the world, while the block lasts."""
+        with net.bound("world", "0.0.0.0", PORT) as listener:
+            made = cls(listener)
+            threading.Thread(target=made._serve, daemon=True).start()
+            yield made
+            listener.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self.listener.accept()
+                threading.Thread(target=self._take, args=(peer,), daemon=True).start()
+
+    def _take(self, peer: socket.socket) -> None:
+        with peer, peer.makefile("rb", buffering=0) as stream, contextlib.suppress(OSError):
+            name = stream.readline().decode().strip()
+            while data := stream.read(65536):
+                self.last[name], self.total[name] = time.monotonic(), self.total.get(name, 0) + len(data)
 
 
 @dataclass
@@ -69,8 +119,9 @@ def next_root(world: World, build: Callable[[roots.RootDocument], Any]) -> bytes
 def revoke(world: World, raw: bytes) -> revocation.Enforced:
     """Install a version and enforce it, as `covenant trust` does."""
     with State(world.state) as state:
-        root = state.replace_root(raw, int(time.time() * 1000))
-        return trust_root.enforce(state, world.home, root, operator="tester")
+        present, now_ms = state.present_root(), int(time.time() * 1000)
+        root = present.successor(raw, now_ms)
+        return trust_root.install(state, world.home, present, root, ["tester"], ["revokes"], now_ms)
 
 
 def manifest_of(world: World, digest: str) -> Callable[[roots.RootDocument], Any]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,42 +13,7 @@ from sandbox.kernel import cgroupfs
 from tests.kernel import internet, revoking
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import until
-
-PORT = 4747
-# Says its name, then never stops sending; SIGPIPE and resets end nothing.
-STREAMS = """
-import json, socket, sys, time
-peer = socket.create_connection(("93.184.216.34", 4747))
-peer.sendall(b"{name}\\n")
-while True:
-    try:
-        peer.sendall(b"x" * 64)
-    except OSError:
-        pass
-    time.sleep(0.002)
-"""
-GRANT = internet.entries(("93.184.216.34", f"[{PORT}]", "tcp"))
-
-
-@dataclass
-class Sink:
-    """Takes streams in the world: when the last byte of each came, by the name that it began with."""
-
-    listener: socket.socket
-    last: dict[str, float] = field(default_factory=dict)
-    total: dict[str, int] = field(default_factory=dict)
-
-    def serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = self.listener.accept()
-                threading.Thread(target=self._take, args=(peer,), daemon=True).start()
-
-    def _take(self, peer: socket.socket) -> None:
-        with peer, peer.makefile("rb", buffering=0) as stream, contextlib.suppress(OSError):
-            name = stream.readline().decode().strip()
-            while data := stream.read(65536):
-                self.last[name], self.total[name] = time.monotonic(), self.total.get(name, 0) + len(data)
+from tests.kernel.revoking import GRANT, STREAMS, Sink
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +24,8 @@ def net() -> Iterator[Internet]:
 
 @pytest.fixture
 def sink(net: Internet) -> Iterator[Sink]:
-    with net.bound("world", "0.0.0.0", PORT) as listener:
-        made = Sink(listener)
-        threading.Thread(target=made.serve, daemon=True).start()
+    with Sink.open(net) as made:
         yield made
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -92,15 +51,14 @@ def test_a_revoked_run_ends_at_once_with_its_connections_and_a_sibling_goes_on(
 ) -> None:
     packages = {}
     for name in ("leaks", "sibling"):
-        code = STREAMS.format(name=name)
-        made = networked.package({"main.py": code}, name=name, id=name, network="full", more=GRANT, cpu_ms=200_000)
-        packages[name] = networked.sign(made)
+        fields: dict[str, Any] = {"name": name, "id": name, "network": "full", "more": GRANT, "cpu_ms": 200_000}
+        packages[name] = networked.sign(networked.package({"main.py": STREAMS}, **fields))
     host = net.spaces["host"]
     with (
         revoking.running(networked, packages["leaks"], namespace=host) as leaks,
         revoking.running(networked, packages["sibling"], namespace=host) as sibling,
     ):
-        until(lambda: {"leaks", "sibling"} <= set(sink.total))
+        until(lambda: {leaks.entry.run_id, sibling.entry.run_id} <= set(sink.total))
         raw = revoking.next_root(networked, revoking.manifest_of(networked, leaks.entry.payload_digest))
         before = dict(sink.total)
         until(lambda: all(sink.total[name] > before[name] for name in before))
@@ -116,9 +74,9 @@ def test_a_revoked_run_ends_at_once_with_its_connections_and_a_sibling_goes_on(
         assert document["code"] == "revoked", document
         assert document["message"] == "the signed manifest was revoked: it leaks"
         seen = dict(sink.total)
-        until(lambda: sink.total["sibling"] > seen["sibling"] + 1000)
-        assert sink.total["leaks"] == seen["leaks"]
-        assert sink.last["leaks"] < returned
+        until(lambda: sink.total[sibling.entry.run_id] > seen[sibling.entry.run_id] + 640)
+        assert sink.total[leaks.entry.run_id] == seen[leaks.entry.run_id]
+        assert sink.last[leaks.entry.run_id] < returned
         assert place.split()[0] not in _remembered(net)
         assert _processes(sibling.entry.run_id) != []
     kinds = [row["kind"] for row in networked.rows()]

@@ -12,6 +12,8 @@ import pytest
 from policy import errors
 from policy.signing import authority, trust
 from sandbox import bundle, registry, revocation
+from sandbox.kernel import ending
+from sandbox.network import cutting
 from sandbox.state import State
 from tests import signing_kit as kit
 
@@ -72,8 +74,8 @@ def test_a_run_goes_with_all_below_it_and_nobody_else(tmp_path: Path) -> None:
         assert rows == [{"version": 1, "runs": [one.row() for one in done.ended]}]
         marked = {one.run_id for one in registry.live(tmp_path) if bundle.revoked_of(one.path)}
         assert marked == {"bad", "below"}
-        # They are being ended already: a second call has nothing to do.
-        assert enforced(tmp_path) == (revocation.NOTHING, [])
+        # They are being ended already: a second call does it again, and writes nothing.
+        assert enforced(tmp_path) == (done, [])
 
 
 @pytest.mark.usefixtures("at_once")
@@ -105,14 +107,19 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(revocation.ending, "stop", lambda leaves: asked.append("stop"))
-    monkeypatch.setattr(revocation.cutting, "cut", lambda links: asked.append("cut") or [])
-    monkeypatch.setattr(revocation.ending, "kill", lambda leaves: asked.append("kill"))
+    monkeypatch.setattr(ending, "stop", lambda leaves: asked.append("stop"))
+
+    def cut(links: object) -> list[str]:
+        asked.append("cut")
+        return []
+
+    monkeypatch.setattr(cutting, "cut", cut)
+    monkeypatch.setattr(ending, "kill", lambda leaves: asked.append("kill"))
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(revocation.bundle, "mark_revoked", full)
+    monkeypatch.setattr(bundle, "mark_revoked", full)
     with live(tmp_path, "one", (1,)):
         done = revocation.enforce(tmp_path, REVOKES_1, write=full)
         assert [one.run_id for one in done.ended] == ["one"]

@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""One revocation that ends a tree of running agents, each with a network, beside `kill -9` of the same processes.
+
+    from the call to the last process gone (pidfds, watched by another process than the one that revokes), to the last
+    byte that arrived in the world, and to the return; then the same tree killed by hand, with nothing cut and nothing
+    written down
+
+The tree is flat: one run and the others below it, as their labels say; each agent sends without a pause. Running
+sandboxes use all of a small machine by themselves (6 % of a core each, idle), so that the same tree is revoked once
+more with all but one frozen, as suspended runs and standby instances are. An internet of namespaces of its own, as the
+tests have; needs root, and leaves nothing.
+
+.venv/bin/python benchmarks/revocation.py [trials] [runs]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from policy.signing import envelope  # noqa: E402
+from sandbox import admission, bundle, keeper, package, registry  # noqa: E402
+from sandbox.kernel import cgroupfs  # noqa: E402
+from sandbox.supervisor import Request, Supervisor  # noqa: E402
+from tests.kernel import internet, revoking  # noqa: E402
+from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
+from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
+
+WAIT_SECONDS = 300.0
+
+
+# --- the other process: forks a keeper for each run, inside the host's namespace ------------------------
+
+
+def drive(state: Path, home: Path, where: Path, count: int) -> None:
+    """Start ``count`` runs, the first above the others, and wait until stdin ends; then until the last has ended."""
+    first: list[str] = []
+    label = admission.Claim.label
+
+    def below(self: admission.Claim, **more: object) -> dict[str, str]:
+        made = label(self, **more)  # type: ignore[arg-type]
+        return made | ({"parent": first[0], "ancestors": first[0], "depth": "1"} if first else {})
+
+    admission.Claim.label = below  # type: ignore[method-assign]
+    issuer = {"display": "operator@local", "pubkey": sys.argv[-1]}
+    read = package.read(where)
+
+    def work() -> None:
+        with Supervisor(state, never_granted=(str(home),)) as supervisor, contextlib.suppress(Exception):
+            supervisor.run(Request(read, "go", issuer, package_name=str(where)))
+
+    keepers = []
+    for _ in range(count):
+        keepers.append(keeper.fork(work))
+        while not first and not (first := [one.run_id for one in registry.live(state / "runs")]):
+            time.sleep(0.01)
+    sys.stdin.read()
+    for one in keepers:
+        if not keeper.wait(one.pidfd, 30.0):
+            one.signal(signal.SIGTERM)
+        one.reap()
+
+
+@contextlib.contextmanager
+def tree(world: NetworkedWorld, where: Path, count: int, sink: Sink) -> Iterator[list[registry.Entry]]:
+    """The runs, once all of them send."""
+    sink.total.clear()
+    space = f"/proc/{os.getpid()}/fd/{world.internet.spaces['host']}"
+    own = [sys.executable, __file__, "--drive", str(world.state), str(world.home), str(where), str(count)]
+    process = subprocess.Popen(["nsenter", f"--net={space}", *own, world.issuer["pubkey"]], stdin=subprocess.PIPE)
+    try:
+        until = time.monotonic() + WAIT_SECONDS
+        while len(sink.total) < count:
+            assert process.poll() is None
+            assert time.monotonic() < until, f"{len(sink.total)} of {count} send"
+            time.sleep(0.1)
+        yield registry.live(world.state / "runs")
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(WAIT_SECONDS)
+
+
+# --- one trial -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Trial:
+    """Seconds from the call."""
+
+    gone: float
+    packet: float
+    returned: float
+
+
+def leaf_of(entry: registry.Entry) -> cgroupfs.Leaf:
+    """A run's cgroup."""
+    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf.adopt(bundle.cgroups_of(entry.path))
+    return leaf
+
+
+def watched(entries: list[registry.Entry], sink: Sink, act: Callable[[], object]) -> Trial:
+    """``act``, and when the last process of these runs was gone, as a process of its own sees it."""
+    pids = [pid for one in entries for pid in leaf_of(one).pids()]
+    assert len(pids) > 3 * len(entries)
+    come, go = os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        os.write(go, b"r")
+        poll = select.poll()
+        for fd in pidfds:
+            poll.register(fd, select.POLLIN)
+        left = set(pidfds)
+        while left:
+            for fd, _ in poll.poll():
+                poll.unregister(fd)
+                left.discard(fd)
+        os.write(go, repr(time.monotonic()).encode())
+        os._exit(0)
+    os.read(come, 1)
+    begin = time.monotonic()
+    act()
+    returned = time.monotonic()
+    gone = float(os.read(come, 64))
+    os.waitpid(watcher, 0)
+    os.close(come)
+    os.close(go)
+    time.sleep(0.2)
+    return Trial(gone - begin, max(max(sink.last.values()) - begin, 0.0), returned - begin)
+
+
+def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: Sink) -> Trial:
+    """By a new trust root: installed, written down and enforced."""
+    raw = revoking.next_root(world, revoking.manifest_of(world, entries[0].payload_digest))
+
+    def act() -> None:
+        enforced = revoking.revoke(world, raw)
+        assert len(enforced.ended) == len(entries)
+        assert enforced.failed == (), enforced.failed
+
+    return watched(entries, sink, lambda: world.internet.within("host", act))
+
+
+def kill(world: NetworkedWorld, entries: list[registry.Entry], sink: Sink) -> Trial:
+    """By hand: SIGKILL to every process, thawed first where version 1 would keep it standing."""
+    leaves = [leaf_of(one) for one in entries]
+
+    def act() -> None:
+        for leaf in leaves:
+            for pid in leaf.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for leaf in leaves:
+            leaf.thaw()
+
+    return watched(entries, sink, act)
+
+
+def trial(net: Internet, world: NetworkedWorld, count: int, sink: Sink, way: Callable[..., Trial], idle: bool) -> Trial:
+    """One tree, made and ended."""
+    where = world.package(
+        {"main.py": STREAMS}, network="full", more=revoking.GRANT, cpu_ms=1_200_000, memory_mb=64, disk_mb=1
+    )
+    world.sign(where)
+    signed = envelope.decode((where / "agent.dsse.json").read_bytes())
+    assert hashlib.sha256(signed.payload).hexdigest()
+    with tree(world, where, count, sink) as entries:
+        assert len(entries) == count
+        for one in entries[1:] if idle else ():
+            leaf_of(one).freeze()
+        return way(world, entries, sink)
+
+
+def main() -> None:
+    """Print the median and the worst of each."""
+    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 32
+    with tempfile.TemporaryDirectory() as directory, internet.made() as net, Sink.open(net) as sink:
+        world = internet.configured(
+            NetworkedWorld(Path(directory)), net, attest_seconds=3600, start_deadline_seconds=300
+        )
+        warm = world.run(world.sign(world.copy("hello")))
+        assert warm.error is None, warm.error
+        figures: dict[str, list[Trial]] = {}
+        for _ in range(trials):
+            for idle in (False, True):
+                for name, way in (("revoked", revoke), ("kill -9", kill)):
+                    words = f"{name}, {'all but one frozen' if idle else 'all running'}"
+                    figures.setdefault(words, []).append(trial(net, world, count, sink, way, idle))
+    print(f"{count} runs with a network, {trials} trials; ms from the call, median and worst")
+    for name, made in figures.items():
+        columns = []
+        for what in ("gone", "packet", "returned"):
+            times = [getattr(one, what) * 1000 for one in made]
+            columns.append(f"{what} {statistics.median(times):7.1f} {max(times):7.1f}")
+        print(f"{name:32} {'   '.join(columns)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--drive"]:
+        drive(Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))
+    else:
+        main()
