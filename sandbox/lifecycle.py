@@ -521,7 +521,11 @@ class Run:
         if self._rows.unarchived:
             not_enforced = (*not_enforced, self._rows.unarchived)
         self._lap("log the end")
-        timings = {"sandbox start": finished.start_seconds or 0.0, "sandbox": finished.total_seconds}
+        timings = {
+            "sandbox start": finished.start_seconds or 0.0,
+            "answer line": finished.said_seconds or 0.0,
+            "sandbox": finished.total_seconds,
+        }
         return Answer(
             run_id=self.run_id,
             intent_id=self.intent_id,

@@ -126,7 +126,8 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds."""
+    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds: ``said_seconds`` is
+    when its first word on stdout was read, None when it said nothing."""
 
     stdout: bytes
     stderr: bytes
@@ -137,6 +138,7 @@ class Finished:
     start_seconds: float | None
     total_seconds: float
     reported: tuple[str, ...]
+    said_seconds: float | None = None
 
 
 class BoundedTail:
@@ -189,6 +191,7 @@ class Exchange:
     stdout: bytearray = field(default_factory=bytearray)
     error: errors.RunError | None = None
     started_at: float | None = None
+    said_at: float | None = None
     ended_at: float = 0.0
     killed: bool = False
     forced: bool = False
@@ -234,6 +237,7 @@ class Exchange:
             start_seconds=self.started_at,
             total_seconds=self.ended_at,
             reported=reported,
+            said_seconds=self.said_at,
         )
 
     @property
@@ -406,6 +410,7 @@ class Exchange:
             self._forget(self.channel.stdout)
             return
         self.stdout += data
+        self.said_at = self.said_at or time.monotonic() - self._begin
         if self.started_at is None:
             self._end(errors.EarlyOutputError("stdout was written before the intent was given"), gently=False)
         elif len(self.stdout) > self.limits.stdout_bytes:

@@ -161,7 +161,8 @@ class Instance(lifecycle.Run):
         if changed is not None:
             standby_wire.send(connection, {"cold": changed})
             return errors.KilledError(f"standby: {changed}")
-        self._clock = time.perf_counter()
+        # What it took to make it is nobody's waiting.
+        self._timings, self._clock = {}, time.perf_counter()
         self._now_ms = int(time.time() * 1000)
         try:
             line = contract.Intent(self.intent_id, request.text, request.issuer, self._now_ms).line()
@@ -222,10 +223,18 @@ class Instance(lifecycle.Run):
     ) -> Answer:
         if not self._rows.started:
             if self._rows.state is not State.TERMINATED:
-                self._rows.to(State.TERMINATED, "standby: it ended before its intent")
+                self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)
             self._rows.to(State.ARCHIVED, "nothing was asked of it")
             raise UnusedError from finished.error
         return super()._finish(manifest, finished, policy_digest, not_enforced)
+
+    def failed(self, error: BaseException) -> None:
+        """The last rows of one that did not come to its end by itself."""
+        if self._rows.started or self._rows.state is not State.ISOLATED:
+            self.log_failure(error)
+        else:
+            self._rows.to(State.TERMINATED, f"standby: {error}", waits=True)
+            self._rows.to(State.ARCHIVED, "nothing was asked of it")
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Tell whoever asked what came of it, if anybody still listens."""
@@ -282,8 +291,9 @@ def keep(means: lifecycle.Means, request: Request, *, alive: int, tell: Callable
             one.answer({"error": e.to_json()})
             if not isinstance(e, errors.MachineError | errors.RunError):
                 tell(HOPELESS)  # its author, or whoever signs, must act: the next run that succeeds asks again
-        one.log_failure(e)
-        raise
+        one.failed(e)
+        if not isinstance(e, KeyboardInterrupt):
+            raise
     finally:
         one.close()
 
