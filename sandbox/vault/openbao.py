@@ -109,11 +109,12 @@ class OpenBao:
         # No proxy, no certificates and no passwords by the environment.
         session.trust_env = False
         settings = self._settings
+        # hvac leaves a session that it is given as it is.
+        session.verify = str(settings.ca) if settings.ca else True
         with keys.private_file(self._token, least_bytes=1) as token:
             return hvac.Client(
                 url=settings.address.rstrip("/"),
                 token=bytes(token.view).decode("ascii", "replace").strip(),
-                verify=str(settings.ca) if settings.ca else True,
                 timeout=settings.timeout_seconds,
                 allow_redirects=False,
                 session=session,
