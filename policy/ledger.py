@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,9 +119,10 @@ class Head:
 def following_id(first: str, position: int) -> str:
     """The event id of the record that was written at ``position`` of one write whose first record has ``first``.
 
-    So what a crash left beyond the head shows whether it was one write.
+    So what a crash left beyond the head shows whether it was one write. It is a UUID of version 8 (RFC 9562, 5.8).
     """
-    return str(uuid.uuid5(uuid.UUID(first), str(position)))
+    value = hashlib.sha256(f"{first}/{position}".encode("ascii")).hexdigest()
+    return f"{value[:8]}-{value[8:12]}-8{value[13:16]}-8{value[17:20]}-{value[20:32]}"
 
 
 def is_one_write(tail: bytes, openings: Sequence[str]) -> bool:

@@ -137,6 +137,14 @@ def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"{key.removeprefix('resources.')} `{value}`", "the cgroup controller `io`", "take it out"
 
 
+def _suspending(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    """Version 2 has a freezer in every cgroup; version 1 a controller for it."""
+    frozen = host.cgroup.version != 1 or "freezer" in host.cgroup.controllers
+    if manifest.lifetime.on_expiry == "suspend" and not frozen:
+        mend = 'mount the controller, or write on_expiry = "terminate"'
+        yield "lifetime.on_expiry", "on_expiry `suspend`", "the cgroup controller `freezer`", mend
+
+
 def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     mode = manifest.resources.network
     if mode != "off" and host.network.lacks:
@@ -155,5 +163,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _network, _writes),
+    *(_io, _suspending, _network, _writes),
 )

@@ -42,9 +42,6 @@ NOT_YET = {
         kit.text(('filesystem = "read-only-package"', 'filesystem = "read-only-package"\nstandby = 1')),
         "sandbox.standby", "standby",
     ),
-    "suspend": (
-        kit.text(more='\n[lifetime]\nttl_seconds = 9\non_expiry = "suspend"\n'), "lifetime.on_expiry", "on_expiry",
-    ),
 }  # fmt: skip
 
 
@@ -72,6 +69,11 @@ ROOM = {path: GrantedPath(path, "dir", 8) for path in ("/srv/docs", "/srv/data")
 UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
     "runsc": (kit.MANIFEST, {"runsc": None}, "sandbox.backend", {}),
     "runtime": (kit.MANIFEST, {"runtimes": {}}, "agent.runtime", {}),
+    "suspend": (
+        kit.text(more='\n[lifetime]\nttl_seconds = 9\non_expiry = "suspend"\n'),
+        {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))}, "lifetime.on_expiry",
+        {"cgroup": CgroupFacts(1, frozenset({"cpu", "freezer", "memory", "pids"}))},
+    ),
     "no-cgroups": (kit.MANIFEST, {"cgroup": CgroupFacts(0, frozenset())}, "resources", {}),
     "no-pids": (kit.MANIFEST, {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory"}))}, "resources", {}),
     "swap": (
