@@ -99,8 +99,8 @@ def running(world: World, package: Path, *, namespace: int | None = None) -> Ite
 
     def begun() -> registry.Entry | None:
         assert process.poll() is None, process.communicate()
-        found = (one for one in registry.live(world.state / "runs") if one.run_id not in before)
-        return next(found, None)
+        agents = registry.agents(registry.live(world.state / "runs"))
+        return next((one for one in agents if one.run_id not in before), None)
 
     try:
         yield Running(process, until(begun))
