@@ -196,8 +196,8 @@ def test_drift_ends_the_agent_and_its_row_comes_first(world: World, name: str) -
         answer = one.wait()
     assert isinstance(answer.error, errors.DriftError)
     assert answer.error.details["layer"] == layer
-    kinds = [row["kind"]["type"] for row in world.rows()]
-    assert kinds[-2:] == ["drift", "run_ended"]
+    kinds = [row["kind"].get("state", row["kind"]["type"]) for row in world.rows()]
+    assert kinds[-4:] == ["drift", "Terminated", "Archived", "run_ended"]
     assert one.rows("run_ended")[0]["code"] == "drift"
     assert not any("on_drift" in line for line in one.rows("run_started")[0]["not_enforced"])
 

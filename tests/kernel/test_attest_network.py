@@ -226,7 +226,8 @@ def test_a_rule_deleted_by_hand_ends_the_agent(tmp_path: Path, warm: Path, net: 
         answer = one.wait()
     assert isinstance(answer.error, errors.DriftError)
     assert answer.error.details["layer"] == "firewall"
-    assert [row["kind"]["type"] for row in world.rows()][-2:] == ["drift", "run_ended"]
+    kinds = [row["kind"].get("state", row["kind"]["type"]) for row in world.rows()]
+    assert kinds[-4:] == ["drift", "Terminated", "Archived", "run_ended"]
     assert net.leftovers() == []
 
 
