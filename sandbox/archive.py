@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +23,8 @@ STDERR_BYTES = 8 * 1024
 _MESSAGE = 1000
 # So many more than there may be are let come together before the oldest go: looking for them is not for every run.
 _SLACK = 64
+# A record that is half written for so long is nobody's (seconds).
+_HALF_SECONDS = 60
 _SUFFIX = ".json"
 
 
@@ -78,6 +81,7 @@ def store(state: Path, record: Record) -> None:
             names = [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
             if len(names) > lifecycle.ARCHIVE_RECORDS + _SLACK:
                 _collect(directory, names)
+            _sweep(directory)
     except OSError as e:
         raise errors.StateError(f"the record of the run cannot be archived: {e.strerror}", where=str(state)) from e
 
@@ -117,6 +121,15 @@ def _open(state: Path, stack: contextlib.ExitStack) -> int:
     inner = durable.open_subdirectory(outer, "archive", where=str(state), make=True, error=errors.StateError)
     stack.callback(os.close, inner)
     return inner
+
+
+def _sweep(directory: int) -> None:
+    """What writers left who were killed while they wrote; a living one takes milliseconds."""
+    for name in os.listdir(directory):
+        if name.startswith(".") and name.endswith(".new"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime > _HALF_SECONDS:
+                    os.unlink(name, dir_fd=directory)
 
 
 def _fitting(record: Record) -> bytes:

@@ -114,8 +114,14 @@ def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> Non
     # What a crash left, or a link that somebody laid there, goes first: O_EXCL then makes a file of our own.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(making, dir_fd=directory)
-    _write(directory, making, data, mode=mode)
-    os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
+    try:
+        _write(directory, making, data, mode=mode)
+        os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        # On a full disk a half of it would take the room that is needed next.
+        with contextlib.suppress(OSError):
+            os.unlink(making, dir_fd=directory)
+        raise
     os.fsync(directory)
 
 

@@ -74,12 +74,12 @@ class Campaign:
         """
         self._calm()  # which makes what every later one finds: copies, keys, folders
         calm = self._calm()
-        start = self._subject("recover", None)
+        start = self.subject("recover", None)
         assert start.status == 0, start.detail
         self.steps, self.seconds, self.calm = calm.counts, calm.seconds, calm
         self.start_steps = start.counts[0]
         self.before = traces.tree(self.scene.seen)
-        assert self._problems(calm, set()) == []
+        assert self.problems(calm, set()) == []
 
     def _calm(self) -> Outcome:
         calm = self._run(None)
@@ -113,6 +113,7 @@ class Campaign:
         with which was not killed itself."""
         ids = traces.run_ids(self.scene.seen)
         outcome = self._run(point)
+        self.last = outcome
         self.tally.count(_kind(point, outcome))
         ids |= traces.run_ids(self.scene.seen)
         wrong = []
@@ -124,13 +125,13 @@ class Campaign:
             if outcome.error not in (_ENDINGS if endings is None else endings):
                 wrong.append(f"it ended with `{outcome.error}`: {outcome.detail}")
             if point.target is None or point.target.victim not in FAULTS:
-                wrong += [f"before the next start: {one}" for one in self._problems(outcome, ids)]
+                wrong += [f"before the next start: {one}" for one in self.problems(outcome, ids)]
         if point.again is not None:
-            self._subject("recover", Target(0, point.again))
-        start = self._subject("recover", None)
+            self.subject("recover", Target(0, point.again))
+        start = self.subject("recover", None)
         if start.status != 0:
             wrong.append(f"the next start ended with {start.status} {start.error}: {start.detail}")
-        wrong += self._problems(outcome, ids)
+        wrong += self.problems(outcome, ids)
         wrong = [f"{self.scene.name}: {point}: {one}" for one in wrong]
         self.tally.wrong += wrong
         return wrong
@@ -139,9 +140,10 @@ class Campaign:
 
     def _run(self, point: Point | None) -> Outcome:
         self.scene.before()
-        return self._subject("run", None if point is None else point.target, point.kill_after if point else None)
+        return self.subject("run", None if point is None else point.target, point.kill_after if point else None)
 
-    def _subject(self, work: str, target: Target | None, kill_after: float | None = None) -> Outcome:
+    def subject(self, work: str, target: Target | None, kill_after: float | None = None) -> Outcome:
+        """What becomes of one subject."""
         return self.server.subject(
             Subject(
                 work=work,
@@ -157,7 +159,8 @@ class Campaign:
             )
         )
 
-    def _problems(self, outcome: Outcome, ids: set[str]) -> list[str]:
+    def problems(self, outcome: Outcome, ids: set[str]) -> list[str]:
+        """What is left, touched or lost; ``ids`` are the runs that there were."""
         wrong = [f"it still runs: {one}" for one in self.server.settle()]
         wrong += traces.left(self.scene.seen, self.before, ids, named=self.scene.place)
         if self.scene.internet is not None:

@@ -37,7 +37,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """What a subject does: ``run`` the package, or only ``recover`` (a start that runs nothing), in the network
+    """What a subject does: ``run`` the package, or only ``recover`` or ``start`` (which run nothing), in the network
     namespace at ``network`` unless that is empty. It is given up after ``deadline`` seconds; ``kill_after`` kills it
     from outside. ``ballast`` is the file that fills the disk, and is taken away before a start that only recovers."""
 
@@ -100,6 +100,11 @@ class Server:
     def root(self) -> str:
         """The file system as the server sees it."""
         return f"/proc/{self._process.pid}/root"
+
+    @property
+    def mounts(self) -> str:
+        """Its mount namespace."""
+        return f"/proc/{self._process.pid}/ns/mnt"
 
     def subject(self, subject: Subject) -> Outcome:
         """Let a subject run to its end."""

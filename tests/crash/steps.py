@@ -7,6 +7,7 @@ program's start, or a call of sandbox.kernel.libc. Forked processes count for th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -207,6 +208,9 @@ def role(command: bytes) -> str:
     return "runsc" if b"run" in words and words[0].endswith(b"runsc") else ""
 
 
+_held: list[bytearray] = []
+
+
 def _fill(ballast: str) -> None:
     """Leave no room on the disk of this file."""
     fd = os.open(ballast, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -229,9 +233,13 @@ def _no_descriptors(ballast: str) -> None:
 
 
 def _no_memory(ballast: str) -> None:
-    """Take the address space that is in use for the most that may be."""
+    """Take the address space that is in use for the most that may be, and use up what of it is free."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE, resource.RLIM_INFINITY))
+    for size in (1 << 20, 1 << 14, 1 << 10):
+        with contextlib.suppress(MemoryError):
+            while True:
+                _held.append(bytearray(size))
 
 
 # What runs out in place of a kill: the disk, open files, memory.
