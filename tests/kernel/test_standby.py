@@ -1,0 +1,314 @@
+"""Instances that wait for their intent: used once, never reused, replaced, and gone with anything that they rest on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox import bundle, registry
+from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroupfs import Leaf
+from sandbox.registry import Entry
+from sandbox.serve import client
+from tests.kernel.conftest import leftovers
+from tests.kernel.revoking import manifest_of, next_root, revoke
+from tests.kernel.serving import Served, open_place
+from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
+
+PATIENCE = 30 * SLOWNESS
+# Says what it was told, and what it finds of whoever was here before it.
+ECHO = (
+    HEAD
+    + """
+mark = '/tmp/was-here'
+answer = {'text': intent['text'], 'used': os.path.exists(mark), 'run': os.environ['COVENANT_RUN_ID']}
+open(mark, 'w').close()
+if intent['text'] == 'fork' and not os.fork():
+    os.closerange(0, 3)
+    import time
+    time.sleep(60)
+    os._exit(0)
+if intent['text'] == 'stay':
+    import time
+    time.sleep(60)
+"""
+    + TAIL
+)
+
+
+@pytest.fixture(scope="module")
+def served(warm: Path) -> Iterator[Served]:
+    """One supervisor for all; each test has agent ids of its own."""
+    with open_place() as place:
+        world = World(place, warm=warm)
+        with Served(world) as one:
+            yield one
+        assert leftovers(world) == []
+
+
+def _package(
+    world: World, name: str, code: str = ECHO, *, standby: int = 1, resources: str = "", more: str = ""
+) -> Path:
+    package = world.package({"main.py": code}, name=name, id=name, memory_mb=64, resources=resources, more=more)
+    manifest = package / "agent.toml"
+    manifest.write_text(manifest.read_text().replace("[sandbox]\n", f"[sandbox]\nstandby = {standby}\n"))
+    return world.sign(package)
+
+
+def _ready(served: Served, agent_id: str) -> list[Entry]:
+    """The instances of an agent that can be given an intent."""
+    found = registry.live(served.world.state / "runs")
+    here = (one for one in found if one.agent_id == agent_id and bundle.STANDBY in one.label)
+    return [one for one in here if list(one.path.glob("standby-*"))]
+
+
+def _until(true: Callable[[], bool], served: Served) -> None:
+    until = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < until, served.log()
+        time.sleep(0.02)
+
+
+def _await(served: Served, agent_id: str, count: int = 1) -> list[Entry]:
+    _until(lambda: len(_ready(served, agent_id)) >= count, served)
+    return _ready(served, agent_id)
+
+
+def _warmed(served: Served, name: str, **package: object) -> tuple[Path, list[Entry]]:
+    """A package of which instances are ready, after its one cold run."""
+    path = _package(served.world, name, **package)  # type: ignore[arg-type]
+    first = served.run(path, "first")
+    assert first.error is None, first
+    return path, _await(served, name, int(package.get("standby", 1)))  # type: ignore[call-overload]
+
+
+def _said(answer: client.Answer) -> dict[str, object]:
+    assert answer.error is None, answer
+    assert answer.result is not None
+    said: dict[str, object] = json.loads(answer.result.text)
+    return said
+
+
+def _leaf(entry: Entry) -> Leaf:
+    leaf = Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf.adopt(entry.cgroups)
+    return leaf
+
+
+def _states(world: World, run_id: str) -> list[str]:
+    return [
+        row["kind"]["state"] for row in world.rows() if row["kind"].get("run_id") == run_id and "state" in row["kind"]
+    ]
+
+
+def test_an_instance_answers_once_and_the_next_is_another(served: Served) -> None:
+    path, _ = _warmed(served, "once")
+    seen = set()
+    for text in ("one", "two", "fork", "three"):
+        (instance,) = _await(served, "once")
+        answer = served.run(path, text)
+        said = _said(answer)
+        # The very process that waited, and nobody who was here before: not even one that a child outlived.
+        assert (said["text"], said["used"], said["run"]) == (text, False, instance.run_id)
+        assert answer.run_id == instance.run_id
+        assert instance.run_id not in seen
+        seen.add(instance.run_id)
+        assert not instance.path.exists()
+    rows = [row for row in served.world.rows() if row["kind"].get("run_id") == answer.run_id]
+    # The start is in the log before the agent is told anything, and long after it was made.
+    assert [row["kind"].get("state", row["kind"]["type"]) for row in rows] == [
+        "Provisioned", "Validated", "Isolated", "capability_check", "run_started", "Running",
+        "intent_dispatched", "Terminated", "Archived", "run_ended",
+    ]  # fmt: skip
+    assert {row["issuer"]["display"] for row in rows[:3]} == {"standby@local"}
+    assert {row["issuer"]["display"] for row in rows[3:]} == {"operator@local"}
+
+
+def test_what_is_frozen_takes_no_processor_and_what_somebody_thaws_is_not_used(served: Served) -> None:
+    path, (instance,) = _warmed(served, "frozen")
+    leaf = _leaf(instance)
+    assert leaf.frozen()
+
+    def used_us(seconds: float) -> int:
+        before = leaf.cpu_time_us()
+        time.sleep(seconds)
+        return leaf.cpu_time_us() - before
+
+    assert used_us(0.5) == 0
+    leaf.thaw()
+    assert used_us(0.5) > 0  # the control: an idle sandbox that is not frozen
+    assert _said(served.run(path, "after"))["run"] != instance.run_id
+    _until(lambda: not instance.path.exists(), served)
+
+
+def test_of_two_that_come_at_once_each_has_its_own(served: Served) -> None:
+    path, _ = _warmed(served, "race")
+    answers: list[client.Answer] = []
+    threads = [threading.Thread(target=lambda: answers.append(served.run(path, "now"))) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(PATIENCE)
+    said = [_said(one) for one in answers]
+    assert len({one["run"] for one in said}) == 3
+    assert not any(one["used"] for one in said)
+
+
+def test_a_new_package_of_the_same_agent_takes_the_place_of_the_old(served: Served) -> None:
+    path, (old,) = _warmed(served, "changed")
+    new = _package(served.world, "changed", ECHO + "\n# another\n")
+    assert new == path
+    assert _said(served.run(new, "new"))["run"] != old.run_id
+    _until(lambda: not old.path.exists(), served)
+    (fresh,) = _await(served, "changed")
+    assert fresh.payload_digest != old.payload_digest
+    assert _said(served.run(new, "again"))["run"] == fresh.run_id
+
+
+def test_a_granted_path_that_was_replaced_is_read_anew(served: Served) -> None:
+    granted = Path(f"/srv/covenant-standby-{os.getpid()}")
+    granted.mkdir(mode=0o755)
+    try:
+        (granted / "word").write_text("old")
+        reads = f"[permissions.filesystem]\nread = [{str(granted)!r}]"
+        code = HEAD + f"answer = open({str(granted / 'word')!r}).read()" + TAIL
+        path, (instance,) = _warmed(served, "granted", code=code, more=reads)
+        granted.rename(granted.with_suffix(".old"))
+        granted.mkdir(mode=0o755)
+        (granted / "word").write_text("new")
+        answer = served.run(path)
+        assert answer.run_id != instance.run_id
+        assert answer.result is not None
+        assert json.loads(answer.result.text) == "new"
+    finally:
+        for place in (granted, granted.with_suffix(".old")):
+            if place.exists():
+                (place / "word").unlink(missing_ok=True)
+                place.rmdir()
+
+
+def test_what_is_revoked_is_not_kept_and_a_new_root_ends_what_rests_on_the_old(served: Served) -> None:
+    """A revocation reaches into the kernel at once; any other root is seen when somebody asks, or by the clock."""
+    world = served.world
+    kept, (stays,) = _warmed(served, "kept")
+    gone, (goes,) = _warmed(served, "revoked")
+    digest = goes.payload_digest
+    assert [one.run_id for one in revoke(world, next_root(world, manifest_of(world, digest))).ended] == [goes.run_id]
+    _until(lambda: not goes.path.exists(), served)
+    with pytest.raises(errors.SignatureError):
+        served.run(gone)
+    assert _said(served.run(kept, "x"))["run"] != stays.run_id
+    _until(lambda: not stays.path.exists(), served)
+    (fresh,) = _await(served, "kept")
+    assert _said(served.run(kept, "y"))["run"] == fresh.run_id
+    # Nobody tries to make what is refused again and again: its author or its signer must act first.
+    rejected = [row for row in world.rows() if row["kind"].get("agent_id") == "revoked"]
+    time.sleep(1)
+    assert [row for row in world.rows() if row["kind"].get("agent_id") == "revoked"] == rejected
+    assert not _ready(served, "revoked")
+
+
+def test_a_loosened_limit_is_seen_before_the_agent_is_told(served: Served) -> None:
+    path, (instance,) = _warmed(served, "limits")
+    leaf = _leaf(instance)
+    (leaf.paths["pids"] / "pids.max").write_text("max")
+    assert _said(served.run(path, "x"))["run"] != instance.run_id
+    _until(lambda: not instance.path.exists(), served)
+
+
+@pytest.mark.parametrize("what", ["agent", "keeper"])
+def test_one_that_was_killed_while_it_waited_is_replaced_and_nobody_waits_for_it(served: Served, what: str) -> None:
+    path, (instance,) = _warmed(served, f"killed-{what}")
+    if what == "agent":
+        _leaf(instance).kill()
+    else:
+        os.kill(instance.keeper, signal.SIGKILL)
+    # At once: whoever asks meanwhile is answered, by another.
+    assert _said(served.run(path, "x"))["run"] != instance.run_id
+    _until(lambda: not instance.path.exists(), served)
+    (fresh,) = _await(served, f"killed-{what}")
+    assert _said(served.run(path, "y"))["run"] == fresh.run_id
+    assert "run_started" not in [
+        r["kind"]["type"] for r in served.world.rows() if r["kind"].get("run_id") == instance.run_id
+    ]
+
+
+def test_whoever_goes_away_ends_the_instance_that_worked_for_it(served: Served) -> None:
+    path, (instance,) = _warmed(served, "left")
+    with served.connected() as sock:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        asking = threading.Thread(target=_asked, args=(sock, directory))
+        asking.start()
+        _until(lambda: "Running" in _states(served.world, instance.run_id), served)
+        sock.shutdown(2)
+        asking.join(PATIENCE)
+        os.close(directory)
+    _until(lambda: not instance.path.exists(), served)
+    ended = [row["kind"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"]
+    assert next(row for row in ended if row["run_id"] == instance.run_id)["code"] == errors.KilledError.code
+
+
+def _asked(sock: object, directory: int) -> None:
+    with pytest.raises(errors.CovenantError):
+        client.run(sock, directory, "stay")  # type: ignore[arg-type]
+
+
+def test_who_speaks_without_an_intent_is_refused_also_when_it_was_made_ahead(served: Served) -> None:
+    impatient = """
+import os, threading, time
+begin = time.monotonic()
+late = threading.Timer(1, lambda: os.write(1, b'x'))
+late.start()
+"""
+    code = impatient + HEAD + "if time.monotonic() - begin < 1: late.cancel()\nanswer = 1\n" + TAIL
+    path, (instance,) = _warmed(served, "early", code=code)
+    time.sleep(1)
+    answer = served.run(path, "hi")
+    assert answer.run_id == instance.run_id
+    # Its word is on the pipe before the intent is, or beside the answer: no way round comes to a result.
+    assert isinstance(answer.error, errors.EarlyOutputError | errors.MalformedOutputError), answer
+
+
+def test_an_intent_that_no_agent_can_be_told_costs_no_instance(served: Served) -> None:
+    path, (instance,) = _warmed(served, "huge")
+    with pytest.raises(errors.UsageError):
+        served.run(path, "x" * (1 << 20))
+    assert [one.run_id for one in _ready(served, "huge")] == [instance.run_id]
+
+
+def test_instances_are_counted_among_the_live_and_hold_no_agent_id(served: Served) -> None:
+    path, ready = _warmed(served, "counted", standby=2)
+    assert len(ready) == 2
+    assert all(one.host_memory_mb > 64 for one in ready)
+    # The same package at another place is another owner of the id (rule 8), and idle instances of it are none.
+    other = served.world.base / "packages" / "elsewhere"
+    path.rename(other)
+    assert _said(served.run(other, "moved"))["text"] == "moved"
+
+
+def test_the_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -> None:
+    with open_place() as place:
+        world = World(place, warm=warm)
+        with Served(world) as one:
+            _, (instance,) = _warmed(one, "orphan")
+            one.kill()
+            _until(lambda: not instance.path.exists(), one)
+            assert leftovers(world) == []
+            # And the next one makes its own again, from the record.
+            one.start()
+            _await(one, "orphan")
+        assert leftovers(world) == []
+
+
+def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
+    answer = world.run(_package(world, "alone"))
+    assert answer.error is None
+    assert any(line.startswith("standby:") for line in answer.not_enforced)
