@@ -41,7 +41,8 @@ class Supervisor:
     """Holds COVENANT_STATE for one process. Use as a context manager.
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
-    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.pool).
+    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.pool); ``isolated``
+    that this process is in a network of its own.
 
     Raises:
         errors.PrivilegeError: not root.

@@ -71,7 +71,8 @@ def recover(supervisor: Supervisor, host_network: int) -> None:
 def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
     """Return to the host's network, where agents have an uplink there; without one nothing of it is needed."""
     if host_network >= 0:
-        if supervisor.config.uplink:
+        supervisor.isolated = not supervisor.config.uplink
+        if not supervisor.isolated:
             libc.setns(host_network, libc.CLONE_NEWNET)
         os.close(host_network)
 

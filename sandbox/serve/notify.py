@@ -19,7 +19,9 @@ def say(line: str) -> None:
     if not place.startswith(("/", "@")):
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.sendto(line.encode(), b"\0" + place[1:].encode() if place[0] == "@" else place.encode())
+        address = b"\0" + place[1:].encode() if place[0] == "@" else place.encode()
+        # Whoever listens may have stopped to: then nobody waits for them.
+        sock.sendto(line.encode(), socket.MSG_DONTWAIT, address)
 
 
 def watchdog_seconds() -> float:

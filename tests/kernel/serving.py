@@ -1,0 +1,206 @@
+"""A real supervisor process for tests: started on a world's state, asked over its socket, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sandbox.serve import client
+from tests.kernel.world import ROOT, SLOWNESS, World
+
+# A user of this machine's that no file belongs to, and who may ask.
+CALLER, STRANGER = 64_123, 64_124
+_MAIN = "import sys; from sandbox.serve import main; sys.exit(main.main(sys.argv[1:]))"
+START_SECONDS = 60 * SLOWNESS
+
+
+class Served:
+    """A supervisor of ``world``, whose socket ``CALLER`` reaches too. ``settings`` are its configuration's."""
+
+    def __init__(self, world: World, *, before: Sequence[str] = (), **settings: Any) -> None:
+        self.world = world
+        for place in (world.base, world.base / "packages"):
+            place.chmod(0o755)
+        self.path = world.base / "s.sock"
+        world.configure(**{"callers": [CALLER], "socket": str(self.path), **settings})
+        self._before = before
+        self.log_path = world.base / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(
+        self, *, environment: Mapping[str, str] | None = None, wait: bool = True, fds: Sequence[int] = ()
+    ) -> None:
+        """Start it, and wait until it answers."""
+        command = [*self._before, sys.executable, "-c", _MAIN, "--state", str(self.world.state)]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=fds,
+                env={**os.environ, **(environment or {})},
+            )
+        if wait:
+            self.await_socket()
+
+    def await_socket(self) -> None:
+        """Until somebody listens."""
+        assert self.process is not None
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self.process.poll() is None:
+            with client.connected(str(self.path)) as sock:
+                if sock is not None:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(self.log())
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[None]:
+        """It is stopped when the block ends, however that is."""
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the main process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return self.log_path.read_text()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        """One connection as root."""
+        with client.connected(str(self.path)) as sock:
+            assert sock is not None, self.log()
+            yield sock
+
+    def run(self, package: Path, text: str = "hi", **request: Any) -> client.Answer:
+        """Run a package as root."""
+        with self.connected() as sock, opened(package) as directory:
+            return client.run(sock, directory, text, **request)
+
+    def children(self) -> list[int]:
+        """Its keepers, and what else it has to reap."""
+        return children_of(self.pid)
+
+    def descriptors(self) -> int:
+        """How many its main process has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def quiet(self) -> None:
+        """Wait until no keeper is left."""
+        until = time.monotonic() + 60
+        while self.children():
+            assert time.monotonic() < until, [_command(pid) for pid in self.children()]
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def open_place() -> Iterator[Path]:
+    """A directory that every user may walk into, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="covenant-test-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A descriptor of a directory, as a client has it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has to reap."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def status(pid: int) -> dict[str, str]:
+    """The lines of a process's status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def covenant(
+    *arguments: str, served: Served, uid: int = 0, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command, as root with this world's home, or as another user who knows the socket alone."""
+    return subprocess.run(
+        covenant_command(*arguments), env=environment_of(served, uid, environment), capture_output=True, text=True,
+        timeout=120 * SLOWNESS, **identity(uid),
+    )  # fmt: skip
+
+
+def covenant_command(*arguments: str) -> list[str]:
+    """How a test calls the command: its interpreter is one that any user may read."""
+    code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from covenant.cli.main import entry; entry()"
+    return ["/usr/bin/python3", "-c", code, f"{ROOT}:{_packages()}", *arguments]
+
+
+def environment_of(served: Served, uid: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the command is told of where everything is."""
+    known = {"COVENANT_HOME": str(served.world.home)} if uid == 0 else {"HOME": "/nonexistent"}
+    return {"PATH": "/usr/bin:/bin", "COVENANT_SOCKET": str(served.path), **known, **(more or {})}
+
+
+def identity(uid: int) -> dict[str, Any]:
+    """For subprocess: who the child is."""
+    return {"user": uid, "group": uid, "extra_groups": []} if uid else {}
+
+
+def _packages() -> str:
+    import click
+
+    return str(Path(click.__file__).parents[1])
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    return "gone"

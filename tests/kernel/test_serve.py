@@ -1,0 +1,363 @@
+"""The supervisor as a process of its own: who may ask, what is answered, and what is left when either side dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from sandbox import registry
+from sandbox.serve import client, hardening
+from tests.kernel import internet, serving
+from tests.kernel.conftest import leftovers
+from tests.kernel.serving import CALLER, STRANGER, Served, covenant, opened
+from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
+
+# Says that it is there, and then works for a minute.
+LONG = HEAD + "print('here', file=sys.stderr, flush=True)\nimport time\ntime.sleep(60)\nanswer = 1\n" + TAIL
+
+
+@pytest.fixture(scope="module")
+def served(warm: Path) -> Iterator[Served]:
+    with serving.open_place() as base, Served(World(base, warm=warm)) as made:
+        world = made.world
+        yield made
+        made.quiet()
+        assert leftovers(world) == []
+
+
+@pytest.fixture(scope="module")
+def hello(served: Served) -> Path:
+    return served.world.sign(served.world.copy("hello"))
+
+
+@pytest.fixture(scope="module")
+def long(served: Served) -> Path:
+    return served.world.sign(served.world.package({"main.py": LONG}, name="long", id="long", cpu_ms=60000 * SLOWNESS))
+
+
+def eventually(look: Callable[[], Any], seconds: float = 60.0 * SLOWNESS) -> Any:
+    """What ``look`` gives once it is true."""
+    until = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return found
+
+
+def live(world: World, agent_id: str) -> list[registry.Entry]:
+    return [one for one in registry.live(world.state / "runs") if one.agent_id == agent_id]
+
+
+def ended(world: World, run_id: str) -> list[dict[str, Any]]:
+    kinds = [row["kind"] for row in world.rows()]
+    return [kind for kind in kinds if kind["type"] == "run_ended" and kind["run_id"] == run_id]
+
+
+def running(world: World, agent_id: str) -> registry.Entry:
+    """The run of this agent, once its process runs."""
+    entry: registry.Entry = eventually(lambda: live(world, agent_id))[0]
+    eventually(lambda: any(row["kind"].get("run_id") == entry.run_id and row["kind"]["type"] == "run_started"
+                           for row in world.rows()))  # fmt: skip
+    return entry
+
+
+def asked(served: Served, package: Path, text: str = "hi", **fields: Any) -> socket.socket:
+    """A request that was sent and is not waited for; whoever closes the socket goes away."""
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(str(served.path))
+    with opened(package) as directory:
+        from sandbox.serve import frames
+
+        frames.send(made, frames.encode({"kind": "run", "text": text, **fields}), until=None, fds=[directory])
+    return made
+
+
+def _answer(sock: socket.socket) -> dict[str, Any]:
+    """What comes after everything that is said on the way."""
+    while (document := client._next(sock))["kind"] == "state":
+        pass
+    return document
+
+
+def test_an_answer_comes_with_what_was_said_on_the_way(served: Served, hello: Path) -> None:
+    said: list[dict[str, Any]] = []
+    answer = served.run(hello, "there", said=lambda state: said.append(dict(state)))
+    assert answer.error is None
+    assert answer.result is not None
+    assert "there" in answer.result.text
+    assert said[0]["state"] == "accepted"
+    assert said[0]["trust_root"] == 1
+    assert answer.policy_digest
+    rows = [row for row in served.world.rows() if row["kind"].get("run_id") == answer.run_id]
+    started = next(row for row in rows if row["kind"]["type"] == "run_started")
+    assert started["kind"]["package"] == str(hello)
+    assert {row["issuer"]["display"] for row in rows} == {"operator@local"}
+    # The key of the log vouches for who asked, since no key of theirs does.
+    with World_ledger(served.world) as key:
+        assert {row["issuer"]["pubkey"] for row in rows} == {key}
+
+
+class World_ledger:  # noqa: N801 - reads as a context at its one use
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> str:
+        from policy import base58
+
+        raw = (self._world.state / "audit-head" / "ledger.pub").read_text().strip()
+        return base58.encode(bytes.fromhex(raw))
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def test_the_command_says_the_same_for_root_and_for_a_caller(served: Served, hello: Path) -> None:
+    answers = []
+    for uid in (0, CALLER):
+        done = covenant("run", str(hello), "you", "--json", served=served, uid=uid)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        assert f"supervisor of {served.world.state}" in done.stderr
+        answers.append(json.loads(done.stdout))
+    for answer in answers:
+        answer["run_id"] = answer["intent_id"] = ""
+    assert answers[0] == answers[1]
+    row = next(row for row in reversed(served.world.rows()) if row["kind"]["type"] == "run_started")
+    assert row["issuer"]["display"] == f"uid{CALLER}@local"
+
+
+def test_without_a_supervisor_the_command_does_it_itself(served: Served, hello: Path, tmp_path: Path) -> None:
+    """The control: the same home and state, and no socket where the command looks."""
+    environment = {"COVENANT_SOCKET": ""}
+    done = covenant("run", str(hello), "you", "--json", served=served, environment=environment)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "supervisor of" not in done.stderr
+    gone = covenant(
+        "run", str(hello), "you", "--json", served=served, environment={"COVENANT_SOCKET": str(tmp_path / "x")}
+    )
+    assert json.loads(gone.stdout)["code"] == "supervisor_silent"
+
+
+def test_who_is_no_caller_is_told_so_and_reaches_nothing(served: Served, hello: Path) -> None:
+    before = len(served.world.rows())
+    done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, "not_a_caller")
+    assert len(served.world.rows()) == before
+
+
+def test_a_refusal_says_what_it_says_in_process(served: Served) -> None:
+    unsigned = served.world.package({"main.py": "print(1)\n"}, name="unsigned", id="unsigned")
+    with pytest.raises(errors.UnsignedError) as told:
+        served.run(unsigned)
+    with pytest.raises(errors.UnsignedError) as here:
+        served.world.run(unsigned)
+    assert told.value.to_json() == here.value.to_json()
+    rows = [row["kind"] for row in served.world.rows() if row["kind"]["type"] == "manifest_rejected"]
+    assert [row["code"] for row in rows[-2:]] == ["unsigned", "unsigned"]
+
+
+def test_an_unsigned_package_is_for_root_alone_even_where_it_is_allowed(warm: Path) -> None:
+    with serving.open_place() as base, Served(World(base, warm=warm), allow_unsigned_trusted_local=True) as served:
+        world = served.world
+        package = world.package(
+            {"main.py": HEAD + "answer = os.getuid()\n" + TAIL}, required="false", backend="trusted-local"
+        )
+        answer = served.run(package)
+        assert answer.error is None, answer.error
+        done = covenant("run", str(package), "you", "--json", served=served, uid=CALLER)
+        assert json.loads(done.stdout)["code"] == "unsigned"
+        signed = world.sign(package)
+        named = covenant("run", str(signed), "you", "--json", "--as", "covenant-agent", served=served, uid=CALLER)
+        assert json.loads(named.stdout)["code"] == "not_a_caller"
+        # The supervisor is not in the host's network, and a run that has less than it was granted is no run.
+        open_ = world.package(
+            {"main.py": "print(1)\n"}, name="open", id="open", required="false", backend="trusted-local", network="full"
+        )
+        with pytest.raises(errors.NotEnforceableError, match="not in it"):
+            served.run(world.sign(open_))
+        served.quiet()
+        assert leftovers(world) == []
+
+
+def test_two_run_at_once(served: Served, long: Path, hello: Path) -> None:
+    with asked(served, long):
+        running(served.world, "long")
+        assert served.run(hello).error is None
+        assert live(served.world, "long")
+    eventually(lambda: not live(served.world, "long"))
+
+
+def test_a_run_ends_with_whoever_asked_for_it(served: Served, long: Path) -> None:
+    with asked(served, long):
+        entry = running(served.world, "long")
+    (row,) = eventually(lambda: ended(served.world, entry.run_id))
+    assert (row["status"], row["code"]) == ("failed", "stopped")
+    served.quiet()
+
+
+def test_a_detached_run_goes_on_without(served: Served) -> None:
+    code = HEAD + "import time\ntime.sleep(1)\nanswer = 'done'\n" + TAIL
+    package = served.world.sign(served.world.package({"main.py": code}, name="detached", id="detached"))
+    with asked(served, package, detach=True):
+        entry = running(served.world, "detached")
+    (row,) = eventually(lambda: ended(served.world, entry.run_id))
+    assert (row["status"], row["code"]) == ("ok", None)
+
+
+def test_an_interrupted_command_ends_its_run(served: Served, long: Path) -> None:
+    with subprocess.Popen(
+        serving.covenant_command("run", str(long), "x", "--json"),
+        env=serving.environment_of(served, CALLER), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        **serving.identity(CALLER),
+    ) as process:  # fmt: skip
+        entry = running(served.world, "long")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert json.loads(said)["code"] == "interrupted"
+    (row,) = eventually(lambda: ended(served.world, entry.run_id))
+    assert row["code"] == "stopped"
+    served.quiet()
+
+
+def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Served, long: Path, hello: Path) -> None:
+    with asked(served, long) as sock:
+        entry = running(served.world, "long")
+        (keeper,) = served.children()
+        os.kill(keeper, signal.SIGKILL)
+        (row,) = eventually(lambda: ended(served.world, entry.run_id))
+        assert row["code"] == "cut_off"
+        with pytest.raises(errors.ServiceError):
+            _answer(sock)
+    served.quiet()
+    assert leftovers(served.world) == []
+    assert served.run(hello).error is None
+
+
+def test_the_process_holds_what_runs_need_and_no_more(served: Served, long: Path) -> None:
+    kept = sum(1 << number for number in hardening.kept())
+    own = int(serving.status(os.getpid())["CapEff"], 16)
+    assert own & ~kept  # the control: root has more
+    with asked(served, long):
+        entry = running(served.world, "long")
+        (keeper,) = served.children()
+        (runsc, *_) = serving.children_of(keeper)
+        for pid in (served.pid, keeper, runsc):
+            held = serving.status(pid)
+            assert [int(held[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")] == [kept] * 3, pid
+            assert int(held["CapInh"], 16) == 0
+            assert held["Seccomp"] == "2"
+        spaces = {pid: os.readlink(f"/proc/{pid}/ns/net") for pid in (served.pid, keeper, os.getpid())}
+        assert spaces[served.pid] == spaces[keeper] != spaces[os.getpid()]
+        devices = Path(f"/proc/{served.pid}/net/dev").read_text().splitlines()[2:]
+        assert [line.split(":")[0].strip() for line in devices] in ([], ["lo"])
+        assert entry.run_id
+    served.quiet()
+
+
+def test_a_second_one_is_refused_and_the_first_goes_on(served: Served, hello: Path) -> None:
+    second = Served(served.world)
+    second.start(wait=False)
+    assert second.process is not None
+    assert second.process.wait(START) == 1
+    assert "already_served" in second.log()
+    assert served.run(hello).error is None
+
+
+START = serving.START_SECONDS
+
+
+def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
+    served.world.configure(callers=[CALLER, STRANGER], socket=str(served.path))
+    os.kill(served.pid, signal.SIGHUP)
+    served.run(hello)  # a turn later it has been read
+    done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
+    assert done.returncode == 0, done.stdout
+    (served.world.state / "config.toml").write_text("callers = 1\n")
+    os.kill(served.pid, signal.SIGHUP)
+    eventually(lambda: "stays as it was" in served.log())
+    served.world.configure(callers=[CALLER], socket=str(served.path))
+    os.kill(served.pid, signal.SIGHUP)
+    served.run(hello)
+    done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
+    assert json.loads(done.stdout)["code"] == "not_a_caller"
+
+
+@pytest.mark.parametrize("wanted", ["end", "continue"])
+def test_runs_end_with_a_killed_supervisor_or_go_on_as_the_operator_says(
+    wanted: str, tmp_path: Path, warm: Path
+) -> None:
+    world = World(tmp_path, warm=warm)
+    with Served(world, on_supervisor_exit=wanted) as served:
+        code = LONG.replace("sleep(60)", "sleep(6)")
+        package = world.sign(world.package({"main.py": code}, id="long", cpu_ms=60000 * SLOWNESS))
+        with asked(served, package) as sock:
+            entry = running(world, "long")
+            served.kill()
+            if wanted == "end":
+                (row,) = eventually(lambda: ended(world, entry.run_id))
+                assert row["code"] == "stopped"
+            # The socket of the dead one lies there, and whoever comes next takes its place.
+            assert served.path.is_socket()
+            served.start()
+            if wanted == "continue":
+                assert [one.run_id for one in live(world, "long")] == [entry.run_id]
+                assert client.answer_of(_answer(sock)).error is None
+        assert served.run(world.sign(world.copy("hello"))).error is None
+        assert served.stop() == 0
+        assert not served.path.exists()
+    assert leftovers(world) == []
+
+
+def test_systemd_gives_the_socket_and_is_told_that_it_is_ready(tmp_path: Path, warm: Path) -> None:
+    world = World(tmp_path, warm=warm)
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified,
+    ):
+        # Whoever listens for it passes the socket as 3, and says to whom (sd_listen_fds(3)).
+        activate = f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{listener.fileno()}'
+        served = Served(world, before=["bash", "-c", activate, "bash"])
+        listener.bind(str(served.path))
+        listener.listen()
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(START)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        served.start(environment=environment, wait=False, fds=[listener.fileno()])
+        said = set()
+        while not {b"READY=1", b"WATCHDOG=1"} <= said:
+            said.add(notified.recv(100))
+        with served.stopping():
+            assert served.run(world.sign(world.copy("hello"))).error is None
+        # Nobody reads what the watchdog is told by now, and nobody waits for that.
+        assert served.process is not None
+        assert served.process.returncode == 0
+        # Not its own to take away.
+        assert served.path.is_socket()
+    assert leftovers(world) == []
+
+
+def test_an_agent_with_a_network_reaches_the_uplink_of_the_host(tmp_path: Path, warm: Path) -> None:
+    with internet.made() as net:
+        world = internet.configured(internet.NetworkedWorld(tmp_path, warm=warm), net)
+        grants = internet.entries(("93.184.216.34", "[80]", "tcp"), ("api.example.com", "[80]", "tcp"))
+        probes = ["tcp('93.184.216.34', 80)", "tcp('api.example.com', 80, 10)", "tcp('9.9.9.9', 80)"]
+        code = HEAD + internet.probes(probes) + TAIL
+        package = world.sign(world.package({"main.py": code}, network="full", more=grants))
+        host = f"--net=/proc/{os.getpid()}/fd/{net.spaces['host']}"
+        settings = {"uplink": "eth0", "resolvers": [internet.RESOLVER]}
+        with Served(world, before=["nsenter", host], **settings) as served:
+            answer = served.run(package)
+            assert answer.result is not None, (answer.error, answer.stderr)
+            assert json.loads(answer.result.text) == ["connected", "connected", "ECONNREFUSED"]
+            served.quiet()
+            assert net.leftovers() == []
+        assert leftovers(world) == []
