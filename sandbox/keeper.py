@@ -105,6 +105,8 @@ def _child(work: Callable[[], None], keep: Collection[int]) -> NoReturn:
         gc.freeze()
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_IGN if number in _IGNORED else signal.SIG_DFL)
+        # The caller's loop is told of its signals over a descriptor that is about to be another's here.
+        signal.set_wakeup_fd(-1)
         os.setsid()
         _close_others(keep)
         with surroundings.own():

@@ -29,7 +29,9 @@ from tests.crash.server import Outcome, Server, Subject
 from tests.crash.steps import FAULTS, ROLES, Target
 
 # What may be said of a run below which something was killed; never `internal`, and never nothing at all.
-_ENDINGS = frozenset({"", "sandbox_crashed", "agent_failed", "gate_died", "kernel", "drift", "self_test_failed"})
+_ENDINGS = frozenset(
+    {"", "sandbox_crashed", "agent_failed", "gate_died", "kernel", "drift", "self_test_failed", "supervisor_silent"}
+)
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ class Campaign:
 
     def rows(self) -> Iterator[Point]:
         """Every step within the writing of each audit row, and the one after it."""
-        for _, _, first, last in self.calm.rows:
+        for _, _, slot, first, last in self.calm.rows:
             for step in range(first, last + 2):
-                yield Point(Target(0, step))
+                yield Point(Target(slot, step))
 
     def random(self, chance: random.Random) -> Point:
         """A point anywhere."""
@@ -140,7 +142,9 @@ class Campaign:
 
     def _run(self, point: Point | None) -> Outcome:
         self.scene.before()
-        return self.subject("run", None if point is None else point.target, point.kill_after if point else None)
+        return self.subject(
+            self.scene.work, None if point is None else point.target, point.kill_after if point else None
+        )
 
     def subject(self, work: str, target: Target | None, kill_after: float | None = None) -> Outcome:
         """What becomes of one subject."""
@@ -187,7 +191,7 @@ class Campaign:
         self._seen_bytes = len(raw)
         wrong += [f"run {name} has no end" for name, state in self._open.items() if state == "started"]
         self._open = {}
-        wrong += [f"row {kind} was acknowledged and is not there" for name, kind, _, _ in outcome.rows
+        wrong += [f"row {kind} was acknowledged and is not there" for name, kind, *_ in outcome.rows
                   if name not in self._written]  # fmt: skip
         return wrong
 

@@ -29,6 +29,7 @@ class Scene:
     package: Path
     internet: Internet | None = None
     user: str | None = None
+    work: str = "run"
     before: Callable[[], None] = lambda: None
     foreign: list[str] = field(default_factory=list)
     home: Path | None = None
@@ -65,6 +66,13 @@ def _tested(base: Path, warm: Path | None) -> Scene:
     return scene
 
 
+def _served(base: Path, warm: Path | None) -> Scene:
+    """By a supervisor that forks a keeper for it, and that goes on when the keeper does not."""
+    scene = _plain(base, warm)
+    scene.name, scene.work = "served", "serve"
+    return scene
+
+
 def _local(base: Path, warm: Path | None) -> Scene:
     world = World(base, warm=warm)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
@@ -93,7 +101,12 @@ def on_a_small_disk(scene: Scene, place: Path, *, megabytes: int = 400) -> Itera
 @contextlib.contextmanager
 def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Scene]]:
     """The scenes of these names, each in a folder of its own."""
-    makers: dict[str, Callable[[Path, Path | None], Scene]] = {"plain": _plain, "tested": _tested, "local": _local}
+    makers: dict[str, Callable[[Path, Path | None], Scene]] = {
+        "plain": _plain,
+        "served": _served,
+        "tested": _tested,
+        "local": _local,
+    }
     with contextlib.ExitStack() as stack:
         scenes = []
         for name in names:
@@ -106,4 +119,4 @@ def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Sce
         yield scenes
 
 
-NAMES = ("plain", "networked", "tested", "local")
+NAMES = ("plain", "networked", "served", "tested", "local")

@@ -17,6 +17,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +31,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a run imports, here once for all subjects.
 _PARTS = (
     "covenant.identity", "sandbox.canary_run", "sandbox.kernel.conntrack", "sandbox.kernel.nft", "sandbox.package",
-    "sandbox.kernel.seccomp_loader", "sandbox.runsc_probe", "sandbox.supervisor", "sandbox.trusted_local", "shutil",
-    "tests.crash.steps",
+    "sandbox.kernel.seccomp_loader", "sandbox.runsc_probe", "sandbox.serve.client", "sandbox.serve.main",
+    "sandbox.supervisor", "sandbox.trusted_local", "shutil", "tests.crash.steps",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a subject does: ``run`` the package, or only ``recover`` or ``start`` (which run nothing), in the network
-    namespace at ``network`` unless that is empty. It is given up after ``deadline`` seconds; ``kill_after`` kills it
-    from outside. ``ballast`` is the file that fills the disk, and is taken away before a start that only recovers."""
+    """What a subject does: ``run`` the package, ``serve`` until a client has had it run, or only ``recover`` or
+    ``start`` (which run nothing), in the network namespace at ``network`` unless that is empty. It is given up after
+    ``deadline`` seconds; ``kill_after`` kills it from outside. ``ballast`` is the file that fills the disk, and is taken away before a start that only recovers."""
 
     work: str
     state: str
@@ -57,13 +58,13 @@ class Subject:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a subject. ``status`` is its exit status or minus a signal, None when it hung and was killed;
-    ``rows`` the ids of the audit rows that were acknowledged to it, each with its kind and its first and last step;
-    ``error`` the code of what it ended with."""
+    ``rows`` the ids of the audit rows that were acknowledged to it, each with its kind, the process that
+    wrote it, and its first and last step there; ``error`` the code of what it ended with."""
 
     status: int | None
     fired: bool
     counts: list[int]
-    rows: list[tuple[str, str, int, int]] = field(default_factory=list)
+    rows: list[tuple[str, str, int, int, int]] = field(default_factory=list)
     error: str = ""
     detail: str = ""
     seconds: float = 0.0
@@ -138,12 +139,13 @@ def main() -> None:
     _warm()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        op = request.pop("op")
-        answer = _subject(Subject(**request)) if op == "subject" else {"alive": _settle(request["seconds"])}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    with tempfile.TemporaryDirectory(prefix="crash-told-") as folder:
+        for line in sys.stdin:
+            request = json.loads(line)
+            op = request.pop("op")
+            answer = _subject(Subject(**request), folder) if op == "subject" else {"alive": _settle(request["seconds"])}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
     _settle(0)
 
 
@@ -155,33 +157,28 @@ def _warm() -> None:
     gc.freeze()
 
 
-def _subject(subject: Subject) -> dict[str, Any]:
+def _subject(subject: Subject, folder: str) -> dict[str, Any]:
     from tests.crash.steps import Counter, Target, Trigger
 
     counter = Counter()
     began = time.monotonic()
-    read, write = os.pipe()
+    # It stays: a keeper that goes on without its supervisor has more to tell.
+    fd, told = tempfile.mkstemp(dir=folder)
+    os.close(fd)
     pid = os.fork()
     if pid == 0:
         status = 70
         try:
-            os.close(read)
             target = None if subject.target is None else Target(*subject.target)
-            _work(subject, Trigger(counter, target, subject.ballast), counter, write)
+            _work(subject, Trigger(counter, target, subject.ballast), counter, told)
             status = 0
         except BaseException as e:
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            found = errors.exhausted(e) or e
-            told = {"error": getattr(found, "code", type(e).__name__), "detail": traceback.format_exc()[-3000:]}
-            with contextlib.suppress(BaseException):
-                os.write(write, json.dumps(told).encode() + b"\n")
+            _tell_error(told, e)
             status = 1
         finally:
             os._exit(status)
-    os.close(write)
-    ended, raw = _await(pid, read, began, subject)
-    os.close(read)
-    lines = [json.loads(line) for line in raw.splitlines() if line.endswith((b"}", b"]"))]
+    ended = _await(pid, began, subject)
+    lines = [json.loads(line) for line in Path(told).read_bytes().splitlines() if line.endswith((b"}", b"]"))]
     ends = [one for one in lines if isinstance(one, dict)]
     return {
         "status": ended,
@@ -194,53 +191,47 @@ def _subject(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _await(pid: int, read: int, began: float, subject: Subject) -> tuple[int | None, bytes]:
-    """The subject's exit status, and what it told."""
-    told = b""
+def _tell_error(told: str, error: BaseException) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    found = errors.exhausted(error) or error
+    code = getattr(found, "code", type(error).__name__)
+    detail = "".join(traceback.format_exception(error))[-3000:]
+    with contextlib.suppress(BaseException):
+        _tell(told, json.dumps({"error": code, "detail": detail}))
+
+
+def _tell(told: str, *lines: str, calls: tuple[Any, ...] = (os.open, os.write, os.close)) -> None:
+    """Before anything is counted: the calls are those of the module as it was imported. By name, not by descriptor: a
+    keeper closes those that it does not know."""
+    fd = calls[0](told, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    calls[1](fd, "".join(f"{line}\n" for line in lines).encode())
+    calls[2](fd)
+
+
+def _await(pid: int, began: float, subject: Subject) -> int | None:
+    """The subject's exit status."""
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    poll.register(read, select.POLLIN)
-    killed = False
-    os.set_blocking(read, False)
     try:
-        while True:
-            limit = subject.deadline
-            if subject.kill_after is not None and not killed:
-                limit = min(limit, subject.kill_after)
-            ready = dict(poll.poll(max(0.0, began + limit - time.monotonic()) * 1000))
-            if read in ready:
-                data = _drained(read)
-                told += data
-                if not data:
-                    poll.unregister(read)
-            if pidfd in ready:
-                _, raw = os.waitpid(pid, 0)
-                return os.waitstatus_to_exitcode(raw), told + _drained(read)
-            if not ready and (killed or subject.kill_after is None or limit == subject.deadline):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return None, told
-            if not ready:
-                killed = True
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if subject.kill_after is not None and not poll.poll(subject.kill_after * 1000):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        hung = not poll.poll(max(0.0, began + subject.deadline - time.monotonic()) * 1000)
+        if hung:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _, raw = os.waitpid(pid, 0)
+        return None if hung else os.waitstatus_to_exitcode(raw)
     finally:
         os.close(pidfd)
 
 
-def _drained(fd: int) -> bytes:
-    data = b""
-    with contextlib.suppress(BlockingIOError):
-        while piece := os.read(fd, 65536):
-            data += piece
-    return data
-
-
-def _work(subject: Subject, trigger: Any, counter: Any, told: int) -> None:
+def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
     """In the subject."""
     from sandbox import package
     from sandbox.kernel import libc
     from sandbox.ledger import Ledger, Record
+    from sandbox.serve import main as service
     from sandbox.supervisor import Request, Supervisor
 
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 0)
@@ -250,17 +241,25 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: int) -> None:
         fd = os.open(subject.network, os.O_RDONLY)
         libc.setns(fd, libc.CLONE_NEWNET)
         os.close(fd)
-    say, append = os.write, Ledger.append_all
+    append = Ledger.append_all
 
     @functools.wraps(append)
     def acknowledged(log: Ledger, records: Sequence[Record], *, issuer: Mapping[str, str]) -> list[str]:
-        first = counter.get(0) + 1
+        slot = trigger.slot
+        first = counter.get(slot) + 1
         names = append(log, records, issuer=issuer)
-        rows = [[name, record.kind, first, counter.get(0)] for name, record in zip(names, records, strict=True)]
-        say(told, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        rows = [
+            [name, record.kind, slot, first, counter.get(slot)] for name, record in zip(names, records, strict=True)
+        ]
+        _tell(told, *map(json.dumps, rows))
         return names
 
     setattr(Ledger, "append_all", acknowledged)  # noqa: B010
+    if subject.work == "serve":
+        _client(subject, told)
+        trigger.install()
+        service.serve(Path(subject.state))
+        return
     trigger.install()
     with Supervisor(Path(subject.state), never_granted=(subject.home,)) as supervisor:
         if subject.work == "run":
@@ -274,6 +273,39 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: int) -> None:
             answer = supervisor.run(request)
             if answer.error is not None:
                 raise answer.error
+
+
+def _client(subject: Subject, told: str) -> None:
+    """Fork a client of the supervisor that this process is about to be: it asks for one run, and ends the supervisor
+    when nothing of that is left."""
+    from sandbox.serve import client, places
+
+    parent = os.getpid()
+    if os.fork() != 0:
+        return
+    path, until = places.socket_of(subject.state), time.monotonic() + subject.deadline
+    try:
+        directory = os.open(subject.package, os.O_RDONLY | os.O_DIRECTORY)
+        while time.monotonic() < until and os.getppid() == parent:
+            with client.connected(path) as sock:
+                if sock is None:
+                    time.sleep(0.005)
+                    continue
+                answer = client.run(sock, directory, "hi", user=subject.user)
+                if answer.error is not None:
+                    raise answer.error
+                break
+    except BaseException as e:
+        _tell_error(told, e)
+    finally:
+        state = Path(subject.state)
+        while time.monotonic() < until and os.getppid() == parent and (
+            any(p.is_dir() for p in (state / "runs").iterdir()) or any((state / "unended").glob("*-*"))
+        ):  # fmt: skip
+            time.sleep(0.01)
+        if os.getppid() == parent:
+            os.kill(parent, signal.SIGTERM)
+        os._exit(0)
 
 
 def _settle(seconds: float) -> list[str]:

@@ -102,6 +102,11 @@ class Trigger:
         for name in ("write_text", "write_bytes"):
             setattr(pathlib.Path, name, self._filled(getattr(pathlib.Path, name)))
 
+    @property
+    def slot(self) -> int:
+        """Which of the processes this is."""
+        return self._slot
+
     def tick(self) -> None:
         """One more step."""
         if self._busy:

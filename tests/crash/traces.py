@@ -15,7 +15,7 @@ from sandbox.kernel.delegation import BASE
 # which the next writer overwrites.
 _ALLOWED = re.compile(
     r"supervisor/(audit/events(\.chain)?\.jsonl\.aside-[0-9]+-[0-9a-f]{16}|uids/[0-9]+|archive/(\.[0-9a-f-]{36}\.json\.new|[0-9a-f-]{36}\.json)|"
-    r"((serials|audit|audit-head|closures|network|unended)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled)"
+    r"((serials|audit|audit-head|closures|network|unended)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|supervisor\.(lock|sock))"
 )
 
 

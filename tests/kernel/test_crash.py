@@ -46,6 +46,6 @@ def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
 
 def _around_each_row(campaign: Campaign) -> Iterator[Point]:
     """Just before the start's row is acknowledged and just after, and the same of the end's."""
-    for _, kind, _, last in campaign.calm.rows:
+    for _, kind, _, _, last in campaign.calm.rows:
         if kind in ("run_started", "run_ended"):
             yield from (Point(Target(0, last)), Point(Target(0, last + 1)), Point(Target(0, last + 3)))

@@ -75,7 +75,7 @@ def test_what_runs_out_at_any_moment_is_said_and_nothing_is_lost(small: Campaign
 
 
 def test_a_start_on_a_full_disk_ends_what_a_killed_run_left_before_it_says_so(small: Campaign) -> None:
-    (last,) = (last for _, kind, _, last in small.calm.rows if kind == "run_started")
+    (last,) = (last for _, kind, _, _, last in small.calm.rows if kind == "run_started")
     killed = small.subject("run", Target(0, last + 300))
     assert killed.status == -9
     ids = traces.run_ids(small.scene.seen)
