@@ -44,6 +44,15 @@ class Run(Request):
     user: Annotated[str, pydantic.Field(min_length=1, max_length=64)] | None = None
     detach: bool = False
 
+    @pydantic.field_validator("text")
+    @classmethod
+    def _is_unicode(cls, value: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("is not valid Unicode") from None
+        return value
+
     @property
     def descriptors(self) -> int:
         """The package's directory."""

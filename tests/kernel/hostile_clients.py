@@ -1,0 +1,230 @@
+"""What a client with bad intentions sends to the supervisor; run as another user, one JSON document of what came back.
+
+    python3 hostile_clients.py SOCKET PLACE
+
+PLACE is a directory of that user's with what the descriptors are of. Standard library alone: the user reads no clone.
+"""
+
+import array
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+SOCKET, PLACE = sys.argv[1:3]
+DEEP = b"[" * 200_000
+
+
+def connected():
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(60)
+    made.connect(SOCKET)
+    return made
+
+
+def framed(body):
+    return struct.pack(">I", len(body)) + body
+
+
+def rest(sock):
+    """What the other side said until it closed: a frame's code, or a word."""
+    raw = b""
+    try:
+        while part := sock.recv(65536):
+            raw += part
+    except ConnectionError:
+        raw += b""
+    said = []
+    while len(raw) >= 4:
+        (size,) = struct.unpack(">I", raw[:4])
+        document = json.loads(raw[4 : 4 + size])
+        raw = raw[4 + size :]
+        said.append(document)
+    told = [one for one in said if one["kind"] != "state"]
+    if not told:
+        return "closed"
+    return told[0].get("code") or told[0]["kind"], told[0].get("message", "")
+
+
+def sent(data, fds=(), end=False):
+    with connected() as sock:
+        try:
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sock.sendmsg([data], rights)
+            elif data:
+                sock.sendall(data)
+            if end:
+                sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it said no and closed before it had all
+        return rest(sock)
+
+
+def run(fds, **fields):
+    return sent(framed(json.dumps({"kind": "run", "text": "hi", **fields}).encode()), fds)
+
+
+def opened(name, flags=os.O_RDONLY):
+    return os.open(os.path.join(PLACE, name), flags)
+
+
+def frames():
+    """What is no request."""
+    body = json.dumps({"kind": "run", "text": "hi"}).encode()
+    return {
+        "nothing": sent(b"", end=True),
+        "half a length": sent(b"\0\0", end=True),
+        "half a body": sent(framed(body)[:-3], end=True),
+        "length of 4 GiB": sent(b"\xff\xff\xff\xff" + b"x" * 1000),
+        "length of nothing": sent(framed(b"")),
+        "no JSON": sent(framed(b"\x00\x01\x02")),
+        "no UTF-8": sent(framed(b'{"kind": "\xff"}')),
+        "no object": sent(framed(b"[]")),
+        "deep": sent(framed(DEEP)),
+        "deep in a field": sent(framed(b'{"kind": "run", "text": ' + DEEP + b"]" * len(DEEP) + b"}")),
+        "a key twice": sent(framed(b'{"kind": "ps", "kind": "run", "text": "hi"}')),
+        "an unknown kind": sent(framed(b'{"kind": "run\\u001b[31m"}')),
+        "a kind that is none": sent(framed(b'{"kind": 3}')),
+        "an unknown field": sent(framed(b'{"kind": "run", "text": "hi", "parent": "x"}')),
+        "an issuer of its own": sent(framed(b'{"kind": "run", "text": "hi", "issuer": {"display": "operator@local"}}')),
+        "a package by name": sent(framed(b'{"kind": "run", "text": "hi", "package": "/etc"}')),
+        "a float": sent(framed(b'{"kind": "run", "text": "hi", "timeout_ms": 1e9}')),
+        "NaN": sent(framed(b'{"kind": "run", "text": "hi", "timeout_ms": NaN}')),
+        "no time": sent(framed(b'{"kind": "run", "text": "hi", "timeout_ms": 0}')),
+        "an integer of a mile": sent(framed(b'{"kind": "run", "timeout_ms": ' + b"9" * 100_000 + b"}")),
+        "another type": sent(framed(b'{"kind": "run", "text": ["hi"]}')),
+        "a lone surrogate": sent(framed(b'{"kind": "run", "text": "\\ud800"}'), [opened(".")]),
+        "a request and more": sent(framed(body) + framed(body), [opened("package")]),
+    }
+
+
+def descriptors():
+    """What is no directory, or none that its holder may read."""
+    reader, _ = os.pipe()
+    gone = os.path.join(PLACE, "gone")
+    os.mkdir(gone)
+    deleted = os.open(gone, os.O_RDONLY)
+    os.rmdir(gone)
+    found = {
+        "none": run([]),
+        "two": run([opened("package"), opened("package")]),
+        "three": run([opened("package")] * 3),
+        "as many as there may be": run([opened("package")] * 253),
+        "a file": run([opened("package/main.py")]),
+        "a pipe": run([reader]),
+        "a socket": run([connected().detach()]),
+        "by path alone": run([opened("package", os.O_PATH)]),
+        "root's own by path": run([os.open("/root", os.O_PATH)]),
+        "one that is gone": run([deleted]),
+        "of the kernel": run([os.open("/proc/self", os.O_RDONLY)]),
+        "its own descriptors": run([os.open("/proc/self/fd", os.O_RDONLY)]),
+        "of everybody": run([os.open("/", os.O_RDONLY)]),
+        "what it may not read in it": run([opened("mixed")]),
+        "a link in it": run([opened("linked")]),
+        "a fifo in it": run([opened("fifo")]),
+        "with a request of another kind": sent(framed(b'{"kind": "ps"}'), [opened("package")]),
+        "who an agent becomes": run([opened("package")], user="root"),
+    }
+    with connected() as sock:
+        # Not with the first byte: the kernel drops what nobody asked it for.
+        request = framed(json.dumps({"kind": "run", "text": "hi"}).encode())
+        sock.sendall(request[:10])
+        time.sleep(0.1)
+        sock.sendmsg([request[10:]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [opened("package")]))])
+        found["late"] = rest(sock)
+    return found
+
+
+def moving():
+    """A package that changes while it is read: twelve times, and what was said each time."""
+    stop = threading.Event()
+    target = os.path.join(PLACE, "moving", "main.py")
+    other = os.path.join(PLACE, "moving-other")
+
+    def change():
+        while not stop.is_set():
+            with open(other, "wb") as file:
+                file.write(os.urandom(200_000))
+            os.replace(other, target)
+            os.unlink(target)
+            os.symlink("/etc/shadow", target)
+            os.unlink(target)
+            os.mkfifo(target)
+            os.unlink(target)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        return sorted({run([opened("moving")])[0] for _ in range(12)})
+    finally:
+        stop.set()
+        thread.join()
+
+
+def slow(seconds):
+    """A frame of which a byte comes now and then: what was said, and after how long."""
+    begin = time.monotonic()
+    with connected() as sock:
+        data = framed(json.dumps({"kind": "run", "text": "hi" * 1000}).encode())
+        for at in range(len(data)):
+            try:
+                sock.sendall(data[at : at + 1])
+            except OSError:
+                break
+            time.sleep(0.2)
+            if time.monotonic() - begin > seconds:
+                break
+        return rest(sock)[0]
+
+
+def flood(count):
+    """Connections that say nothing: what each was told, by how often."""
+    held, told = [], {}
+    for _ in range(count):
+        try:
+            held.append(connected())
+        except OSError as e:
+            told[type(e).__name__] = told.get(type(e).__name__, 0) + 1
+    time.sleep(0.5)
+    for sock in held:
+        sock.settimeout(30)
+        said = rest(sock)
+        word = said if isinstance(said, str) else said[0]
+        told[word] = told.get(word, 0) + 1
+        sock.close()
+    return told
+
+
+def deaf(count):
+    """Requests whose answers nobody reads, and half requests that nobody ends."""
+    held = []
+    for index in range(count):
+        sock = connected()
+        held.append(sock)
+        body = framed(json.dumps({"kind": "run", "text": "hi"}).encode())
+        try:
+            if index % 2:
+                sock.sendall(body[:20])
+            else:
+                sock.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [opened("package")]))])
+        except OSError:
+            pass
+    time.sleep(1)
+    return len(held)
+
+
+ACTS = {
+    "frames": frames,
+    "descriptors": descriptors,
+    "moving": moving,
+    "slow": lambda: slow(20),
+    "flood": lambda: flood(120),
+    "deaf": lambda: deaf(6),
+}
+
+if __name__ == "__main__":
+    print(json.dumps({name: ACTS[name]() for name in sys.argv[3:]}))

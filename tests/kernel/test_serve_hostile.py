@@ -1,0 +1,189 @@
+"""Clients of the supervisor that mean it no good: each gets an error, nobody else notices, and nothing stays open."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from sandbox.serve import client
+from tests.kernel import serving
+from tests.kernel.conftest import leftovers
+from tests.kernel.serving import CALLER, STRANGER, Served
+from tests.kernel.world import World
+
+OPEN, SECONDS = 8, 3
+CLIENTS = Path(__file__).with_name("hostile_clients.py")
+SECRET = "the-name-of-a-secret"
+
+
+@pytest.fixture(scope="module")
+def served(warm: Path) -> Iterator[Served]:
+    with (
+        serving.open_place() as base,
+        Served(World(base, warm=warm), caller_requests=OPEN, request_seconds=SECONDS) as made,
+    ):
+        _furnish(base / "place", made)
+        yield made
+        made.quiet()
+        assert leftovers(made.world) == []
+
+
+def _furnish(place: Path, served: Served) -> None:
+    """What the descriptors of the hostile client are of; of everything but two things it is the owner."""
+    place.mkdir()
+    for name in ("package", "moving", "mixed", "linked", "fifo"):
+        (place / name).mkdir()
+        (place / name / "agent.toml").write_text("no = 1\n")
+        (place / name / "main.py").write_text("print(1)\n")
+    (place / "linked" / "shadow").symlink_to("/etc/shadow")
+    os.mkfifo(place / "fifo" / "pipe")
+    for path in (place, *place.rglob("*")):
+        os.chown(path, CALLER, CALLER, follow_symlinks=False)
+    others = place / "mixed" / "others"
+    others.mkdir(mode=0o700)
+    (others / SECRET).write_text("of root alone")
+
+
+def attacked(served: Served, *acts: str, uid: int = CALLER, seconds: float = 120) -> dict[str, Any]:
+    """What the hostile client heard."""
+    source = served.world.base / "hostile_clients.py"
+    source.write_text(CLIENTS.read_text())
+    done = subprocess.run(
+        ["/usr/bin/python3", str(source), str(served.path), str(served.world.base / "place"), *acts],
+        env={"PATH": "/usr/bin:/bin"}, cwd="/", capture_output=True, text=True, timeout=seconds,
+        **serving.identity(uid),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def unharmed(served: Served) -> Iterator[None]:
+    """Afterwards the supervisor has as many descriptors as before, no keeper, and serves."""
+    served.quiet()
+    before, pid = served.descriptors(), served.pid
+    yield
+    served.quiet()
+    until = time.monotonic() + 10
+    while served.descriptors() != before:
+        assert time.monotonic() < until, sorted(os.listdir(f"/proc/{pid}/fd"))
+        time.sleep(0.05)
+    with served.connected() as sock:
+        assert client.ask(sock, "ps")["kind"] == "runs"
+    assert leftovers(served.world) == []
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_what_is_no_request_is_refused_by_name(served: Served) -> None:
+    rows = len(served.world.rows())
+    heard = attacked(served, "frames")["frames"]
+    assert heard.pop("nothing") == "closed"
+    # Read with the package: the manifest of this one is none.
+    assert heard.pop("a request and more")[0] != "answer"
+    assert heard.pop("a lone surrogate")[0] == "bad_request"
+    assert {name: said[0] for name, said in heard.items()} == dict.fromkeys(heard, "bad_request")
+    assert all(said[1].isprintable() and len(said[1]) < 300 for said in heard.values())
+    # What is no request leaves nothing in the log: it would be for anybody to fill.
+    assert len(served.world.rows()) <= rows + 2
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_descriptors_are_taken_for_what_their_holder_may_read(served: Served) -> None:
+    time.sleep(2)  # the rate of one user
+    heard = attacked(served, "descriptors")["descriptors"]
+    wrong = ("none", "two", "three", "as many as there may be", "a file", "a pipe", "a socket", "by path alone",
+             "root's own by path", "with a request of another kind", "late")  # fmt: skip
+    assert {name: heard[name][0] for name in wrong} == dict.fromkeys(wrong, "bad_request")
+    assert heard["who an agent becomes"][0] == "not_a_caller"
+    # Whatever came of the rest, nothing of it ran, and no name that its holder cannot see was said.
+    assert "answer" not in {said[0] for said in heard.values()}
+    assert SECRET not in json.dumps(heard)
+    assert "`others` cannot be read" in heard["what it may not read in it"][1]
+    assert "Permission denied" in heard["what it may not read in it"][1]
+    assert "shadow" in heard["a link in it"][1]
+    # The control: root's own request may read it, and says so.
+    place = served.world.base / "place" / "mixed"
+    with pytest.raises(errors.CovenantError) as told:
+        served.run(place)
+    assert "Permission denied" not in str(told.value)
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_package_that_changes_while_it_is_read_is_refused(served: Served) -> None:
+    time.sleep(2)
+    assert set(attacked(served, "moving")["moving"]) <= {
+        "package_invalid", "package", "unsigned", "digest_mismatch", "manifest_invalid", "package_unreadable",
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_frame_that_does_not_come_is_not_waited_for(served: Served) -> None:
+    begin = time.monotonic()
+    assert attacked(served, "slow")["slow"] == "bad_request"
+    assert time.monotonic() - begin > SECONDS - 1
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_flood_of_one_user_stops_no_other(served: Served) -> None:
+    heard: dict[str, Any] = {}
+    thread = threading.Thread(target=lambda: heard.update(attacked(served, "flood")["flood"]))
+    thread.start()
+    answered = 0
+    try:
+        while thread.is_alive():
+            with served.connected() as sock:
+                answered += client.ask(sock, "ps")["kind"] == "runs"
+    finally:
+        thread.join()
+    assert answered
+    # As many as may be open wait until their time is over; the rest are told at once.
+    assert heard["too_many_requests"] >= 120 - 2 * OPEN
+    assert heard["bad_request"] >= OPEN
+    assert set(heard) == {"too_many_requests", "bad_request"}
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_stranger_gets_one_word_whatever_they_send(served: Served) -> None:
+    rows = len(served.world.rows())
+    heard = attacked(served, "frames", "flood", uid=STRANGER)
+    assert {said[0] for said in heard["frames"].values()} == {"not_a_caller"}
+    assert heard["flood"] == {"not_a_caller": 120}
+    assert len(served.world.rows()) == rows
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_who_does_not_listen_costs_nothing_that_stays(served: Served) -> None:
+    time.sleep(2)
+    assert attacked(served, "deaf") == {"deaf": 6}
+
+
+def test_whoever_listens_is_root_or_is_told_nothing(served: Served) -> None:
+    """Another user's socket, where a client was told that one is: the client sends nothing there."""
+    code = (
+        "import os, socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); s.listen()\n"
+        "print('up', flush=True)\n"
+        "c, _ = s.accept(); c.settimeout(20); print(len(c.recv(100)), flush=True)\n"
+    )
+    place = served.world.base / "place" / "false.sock"
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-c", code, str(place)], stdout=subprocess.PIPE, text=True, **serving.identity(CALLER)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        done = serving.covenant(
+            "run", str(served.world.base / "place" / "package"), "x", "--json",
+            served=served, environment={"COVENANT_SOCKET": str(place)},
+        )  # fmt: skip
+        assert json.loads(done.stdout)["code"] == "supervisor_untrusted"
+        assert process.stdout.readline() == "0\n"

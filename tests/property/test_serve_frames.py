@@ -1,0 +1,121 @@
+"""Frames of the supervisor's socket: whatever comes in whatever pieces, a frame or a refusal, and no descriptor left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy import errors
+from sandbox.serve import frames, protocol
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def _heard(pieces: list[bytes], *, max_bytes: int, fds: list[int] | None = None) -> bytes | None:
+    """What ``receive`` makes of these pieces, sent one after the other before the end of file."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                for piece in pieces:
+                    theirs.sendall(piece)
+            with contextlib.suppress(OSError):
+                theirs.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            return frames.receive(ours, max_bytes=max_bytes, until=time.monotonic() + 20, fds=fds)
+        finally:
+            ours.close()
+            thread.join()
+
+
+def _cut(data: bytes, places: list[int]) -> list[bytes]:
+    at = sorted({place % (len(data) + 1) for place in places})
+    return [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True) if a < b]
+
+
+@given(document=st.dictionaries(st.text(max_size=8), _JSON, max_size=5), places=st.lists(st.integers(0), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_a_frame_in_any_pieces_is_the_frame(document: dict[str, Any], places: list[int]) -> None:
+    frame = frames.encode(document)
+    heard = _heard(_cut(frame, places), max_bytes=len(frame))
+    assert heard is not None
+    assert json.loads(heard) == document
+
+
+@given(data=st.binary(max_size=64), places=st.lists(st.integers(0), max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_a_frame_or_refused(data: bytes, places: list[int]) -> None:
+    refusal = ""
+    heard = None
+    try:
+        heard = _heard(_cut(data, places), max_bytes=32)
+    except frames.FrameError as e:
+        refusal = str(e)
+    assert refusal.isprintable()
+    if not refusal:
+        assert heard is None if not data else heard is not None and len(heard) <= 32
+        if heard is not None:
+            assert data[4 : 4 + len(heard)] == heard
+
+
+@given(data=st.binary(max_size=200))
+def test_any_body_is_a_request_or_refused(data: bytes) -> None:
+    _parse(data)
+
+
+@given(kind=st.sampled_from(sorted(protocol.KINDS)), fields=st.dictionaries(
+    st.sampled_from(["text", "timeout_ms", "user", "detach", "run", "x"]), _JSON, max_size=5))  # fmt: skip
+def test_any_fields_are_those_of_the_kind_or_refused(kind: str, fields: dict[str, Any]) -> None:
+    asked = _parse(json.dumps({"kind": kind, **fields}).encode())
+    if asked is not None:
+        assert asked.kind == kind
+        assert "x" not in fields
+        assert 0 <= asked.descriptors <= frames.DESCRIPTORS
+
+
+def _parse(raw: bytes) -> protocol.Request | None:
+    try:
+        return protocol.parse(raw)
+    except errors.RequestError as e:
+        refusal = e.message
+    assert refusal.isprintable()
+    assert len(refusal) < 400
+    return None
+
+
+@given(count=st.integers(0, 12), size=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_descriptors_are_handed_on_or_closed(count: int, size: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    frame = frames.encode({"kind": "x" * size})
+    ours, theirs = socket.socketpair()
+    given_fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
+    fds: list[int] = []
+    with ours, theirs:
+        socket.send_fds(theirs, [frame], given_fds) if count else theirs.sendall(frame)
+        try:
+            frames.receive(ours, max_bytes=100, until=time.monotonic() + 20, fds=fds)
+            assert len(fds) == count <= frames.DESCRIPTORS
+            assert not any(os.get_inheritable(fd) for fd in fds)
+        except frames.FrameError:
+            assert count > frames.DESCRIPTORS
+            assert fds == []
+    for fd in [*given_fds, *fds]:
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
