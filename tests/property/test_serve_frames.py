@@ -1,4 +1,4 @@
-"""Frames of the supervisor's socket: whatever comes in whatever pieces, a frame or a refusal, and no descriptor left."""
+"""Frames of the socket: whatever comes in whatever pieces, a frame or a refusal, and no descriptor left open."""
 
 from __future__ import annotations
 
