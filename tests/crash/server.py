@@ -40,7 +40,8 @@ _PARTS = (
 class Subject:
     """What a subject does: ``run`` the package, ``serve`` until a client has had it run, or only ``recover`` or
     ``start`` (which run nothing), in the network namespace at ``network`` unless that is empty. It is given up after
-    ``deadline`` seconds; ``kill_after`` kills it from outside. ``ballast`` is the file that fills the disk, and is taken away before a start that only recovers."""
+    ``deadline`` seconds; ``kill_after`` kills it from outside. ``ballast`` is the file that fills the disk, and is
+    taken away before a start that only recovers."""
 
     work: str
     state: str
