@@ -130,6 +130,12 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer |
     return None
 
 
+def ready(runs: Path, package: Package) -> int:
+    """How many instances wait for an intent to this very package."""
+    name = _name(package)
+    return sum(os.path.lexists(runs / run_id / name) for run_id in os.listdir(runs) if run_id != ".gate")
+
+
 def end(runs: Path, run_id: str, reason: str) -> None:
     """Ask an instance to end, and wait for nothing: one that was given an intent at the same moment goes on."""
     for name in _sockets(runs / run_id):

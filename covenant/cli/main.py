@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "denials": ("covenant.cli.denials", "denials", "Explain what was refused to an agent, with the line to add."),
     "vault": ("covenant.cli.vault", "vault", "Keep the secrets that agents are granted by name."),
     "audit": ("covenant.cli.audit", "audit", "Read and verify the audit log."),
+    "bench": ("covenant.cli.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.doctor", "doctor", "Say what this host can enforce, and the mend for the rest."),
     "help": ("covenant.cli.help", "help_code", "Explain an error code."),
 }

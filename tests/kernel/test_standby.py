@@ -111,18 +111,20 @@ def _states(world: World, run_id: str) -> list[str]:
 
 def test_an_instance_answers_once_and_the_next_is_another(served: Served) -> None:
     path, _ = _warmed(served, "once")
-    seen = set()
+    seen: set[str] = set()
+    run_id = ""
     for text in ("one", "two", "fork", "three"):
         (instance,) = _await(served, "once")
         answer = served.run(path, text)
         said = _said(answer)
         # The very process that waited, and nobody who was here before: not even one that a child outlived.
         assert (said["text"], said["used"], said["run"]) == (text, False, instance.run_id)
-        assert answer.run_id == instance.run_id
-        assert instance.run_id not in seen
+        run_id = answer.run_id
+        assert run_id == instance.run_id
+        assert run_id not in seen
         seen.add(instance.run_id)
         assert not instance.path.exists()
-    rows = [row for row in served.world.rows() if row["kind"].get("run_id") == answer.run_id]
+    rows = [row for row in served.world.rows() if row["kind"].get("run_id") == run_id]
     # The start is in the log before the agent is told anything, and long after it was made.
     assert [row["kind"].get("state", row["kind"]["type"]) for row in rows] == [
         "Provisioned", "Validated", "Isolated", "capability_check", "run_started", "Running",
