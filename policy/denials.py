@@ -45,6 +45,12 @@ _ID = re.compile(r"d-[0-9a-f]{12}")
 NOT_GRANTED: Final = "not_granted"
 # A call that is granted, and was refused with these arguments, which nobody tells.
 ARGUMENTS: Final = "arguments"
+# A path that is there and may not be written; scratch space that is used up; one process or thread too many.
+READ_ONLY: Final = "read_only"
+FULL: Final = "full"
+TOO_MANY: Final = "too_many"
+# The second wall around processes, of the host's own tasks.
+HOST_TASKS: Final = "host_tasks"
 # The target of a start of a program whose path nobody tells.
 EXECVE: Final = "execve"
 # The key of agent.toml that would have allowed it, by layer and code; what is not here no line of a manifest allows.
@@ -57,6 +63,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("packet", NOT_GRANTED): "permissions.network",
     ("syscall", NOT_GRANTED): "permissions.syscalls",
     ("path", NOT_GRANTED): "permissions.filesystem",
+    ("path", READ_ONLY): "permissions.filesystem",
     ("exec", NOT_GRANTED): "permissions.executables",
     ("credential", NOT_GRANTED): "permissions.credentials",
 }

@@ -52,7 +52,8 @@ class Made:
 
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
     file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
-    ``tells_calls`` says whether runsc writes what its filter refuses; ``arguments`` start a self-test, not the agent.
+    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end; ``arguments``
+    start a self-test, not the agent.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class Made:
     package: str
     network: Network | None = None
     tells_calls: bool = True
+    traced: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> None:
@@ -88,6 +90,7 @@ class Made:
             mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
             network=None if network is None else Network.from_json(network),
             arguments=tuple(found.pop("arguments")),
+            traced=tuple(found.pop("traced")),
             **found,
         )
 
@@ -97,7 +100,7 @@ class Made:
         places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
         if self.tells_calls:
             # The last is what runsc itself makes of the log for its children.
-            places |= {**sentry_log.flags(Path(self.directory) / "trace"), "--debug-log-fd": "3"}
+            places |= {**sentry_log.flags(Path(self.directory) / "trace", self.traced), "--debug-log-fd": "3"}
         return places
 
 

@@ -30,8 +30,12 @@ _OWN: Final = {
     _GOFER: ("ipc", "mnt", "net", "pid", "user", "uts"),
     _SANDBOX: ("ipc", "mnt", "net", "user", "uts"),
 }
-# Of the flags before the sub-command, those that say where this run's files lie, and not what it may.
-_PLACES: Final = ("--root", "--pod-init-config", "--debug", "--debug-log", "--debug-log-fd")
+# Of the flags before the sub-command, those that say where this run's files lie and what is written there, and not what
+# it may.
+_PLACES: Final = frozenset({
+    *("--root", "--pod-init-config", "--debug", "--debug-log", "--debug-log-fd"),
+    *("--strace", "--strace-syscalls", "--strace-log-size"),
+})  # fmt: skip
 # A flag of the sub-command: --pass-fd=OUTSIDE:INSIDE, once for each descriptor.
 _PASSED: Final = "--pass-fd="
 _COMMANDS: Final = {_GOFER: "gofer", _SANDBOX: "boot"}

@@ -47,7 +47,8 @@ class Config(pydantic.BaseModel):
     ``host`` is the audience that envelopes are signed for. ``uid_first`` and ``uid_count`` are the range that live
     runs take their uids from. ``path_owners`` are the uids, besides 0, whose directories may be granted: those of
     people who may sign anyway. Without ``self_test`` no policy is tried before its first run of a day, which every run
-    then says. By ``tell_calls`` the system calls that the filter refused are told as well.
+    then says. By ``tell_calls`` the system calls that the filter refused are told as well, by ``tell_files`` also the
+    paths that were not there or not to be written, and a full scratch.
     ``attest_seconds`` is the period of attestation; by ``on_drift`` drift ends the run, or is told only. ``resolvers``
     are the addresses that the DNS gate asks; without any it asks those of the host's resolv.conf. ``uplink`` is the
     interface by which agents reach the world; while it is empty none does.
@@ -83,6 +84,7 @@ class Config(pydantic.BaseModel):
     trusted_local_user: str = "covenant-agent"
     path_owners: tuple[int, ...] = ()
     tell_calls: bool = True
+    tell_files: bool = False
     self_test: bool = True
     resolvers: tuple[str, ...] = ()
     uplink: str = ""

@@ -10,16 +10,36 @@ different things at once holds up nothing.
 
 from __future__ import annotations
 
+import errno
+import posixpath
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Final
 
-from policy import denials, errors
+from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
+from sandbox.kernel import sentry_log
 from sandbox.network.tokens import Tokens
 from sandbox.runner import Outcome, Round
 
 _STARTS = frozenset({"execve", "execveat"})
+# Calls of which a failure is told. Each of the first costs far more than its line in the log; those of the second are
+# told where the operator says so (tell_files), since an open costs half as much again.
+TRACED: Final = ("clone", "fork", "vfork", "execve", "execveat")
+TRACED_FILES: Final = (
+    *("open", "openat", "creat", "write", "pwrite64", "writev", "pwritev", "ftruncate", "fallocate"),
+    *("sendfile", "copy_file_range", "mkdir", "mkdirat", "unlink", "unlinkat", "rename", "renameat", "renameat2"),
+)
+_FORKS, _OPENS = frozenset(TRACED[:3]), frozenset({"open", "openat", "creat"})
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+# What nobody could be granted, or has anyway: the package's own files, and what gVisor itself mounts.
+_NO_GRANT = ("/workspace/", "/proc/", "/sys/", "/dev/", "/tmp/")  # noqa: S108 - the sandbox's own
+# A path as gVisor writes it, behind where it lies in memory; before that what it is relative to, where the call has it.
+_PATH = re.compile(r"0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
+_PATH_AT = re.compile(r"(?:AT_FDCWD|0x[0-9a-f]+) (?P<at>[^,]*), 0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
+_WRITING = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC)")
 # Half of the second that a summary is for: it is written at most so much later.
 _LOOK_SECONDS = 0.5
 # Rows that are written in one go, how many a second beyond them, and how soon the next when some wait.
@@ -30,6 +50,10 @@ _LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
     errors.DeadlineError: ("time", ""),
     errors.CpuTimeError: ("time", ""),
 }
+
+
+# What the tries of a run make a file of (sandbox.prelude).
+PRELUDE_FILE: Final = "/.covenant-prelude-file"
 
 
 class Denials:
@@ -88,6 +112,42 @@ class Denials:
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
+
+
+def traced(*, files: bool, arch: str) -> tuple[str, ...]:
+    """The calls of this machine that are traced."""
+    known = data.syscalls(arch).numbers
+    return tuple(name for name in (*TRACED, *(TRACED_FILES if files else ())) if name in known)
+
+
+def failed_calls(told: denials.Told) -> Callable[[sentry_log.Failed, int], None]:
+    """What to do when a traced call has failed so often; most failures are no refusal."""
+
+    def tell(failed: sentry_log.Failed, count: int) -> None:
+        denial = _of_failed(failed)
+        if denial is not None:
+            told(denial, count=count)
+
+    return tell
+
+
+def _of_failed(failed: sentry_log.Failed) -> denials.Denial | None:
+    if failed.call in _FORKS:
+        return denials.Denial("pids", "pids_max", denials.TOO_MANY) if failed.errno == errno.EAGAIN else None
+    if failed.errno in _FULL:
+        return denials.Denial("disk", "disk_mb", denials.FULL)
+    found = (_PATH_AT if failed.call.endswith("at") else _PATH).fullmatch(failed.arguments)
+    if found is None:
+        return None
+    path = posixpath.normpath(posixpath.join("/", found.groupdict().get("at", ""), found["path"]))
+    if failed.call in _STARTS:
+        is_refused = failed.errno in (errno.EACCES, errno.ENOENT)
+        return denials.Denial("exec", path, denials.NOT_GRANTED) if is_refused else None
+    if failed.call not in _OPENS or path == PRELUDE_FILE or path.startswith(_NO_GRANT):
+        return None
+    if failed.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and _WRITING.search(found["how"]):
+        return denials.Denial("path", path, denials.READ_ONLY)
+    return denials.Denial("path", path, denials.NOT_GRANTED) if failed.errno == errno.ENOENT else None
 
 
 def refused_calls(artefacts: Artefacts, told: denials.Told) -> Callable[[str, int], None]:

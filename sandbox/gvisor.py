@@ -22,7 +22,7 @@ from sandbox import attest, attest_network, host, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
-from sandbox.denials import refused_calls
+from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
@@ -127,7 +127,10 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
         calls = _refused_calls(job, directory, stack, heard)
-        places = {"--pod-init-config": str(started.config), **(sentry_log.flags(directory.trace) if calls else {})}
+        places = {
+            "--pod-init-config": str(started.config),
+            **(sentry_log.flags(directory.trace, _traced(job)) if calls else {}),
+        }
         child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate, broker)))
         # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
         stack.callback(leaf.kill)
@@ -151,6 +154,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         exchange.run()
         status = child.reap()
         leaf.kill()
+        if refused := leaf.pids_refused():
+            job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
         revoked = revocation.verdict(directory.path)
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
         if not cut_short and (fault := begun.fault(status)) is not None:
@@ -258,14 +263,15 @@ def _refused_calls(
     if not job.config.tell_calls and heard is None:
         return None
     names = {number: name for name, number in data.syscalls(host.architecture()).numbers.items()}
-    told = refused_calls(job.artefacts, job.denied) if job.config.tell_calls else _untold
+    denied = job.denied if job.config.tell_calls or heard is None else heard.quietly
+    told, failed = refused_calls(job.artefacts, denied), failed_calls(denied)
     awaited = None if heard is None else heard.calls
-    calls = sentry_log.RefusedCalls(directory.trace, names, told, awaited=awaited)
+    calls = sentry_log.RefusedCalls(directory.trace, names, told, awaited=awaited, failed=failed)
     return stack.enter_context(contextlib.closing(calls))
 
 
-def _untold(name: str, count: int) -> None:
-    """For an operator who does without."""
+def _traced(job: Job) -> tuple[str, ...]:
+    return traced(files=job.config.tell_files, arch=host.architecture())
 
 
 def _launch(
@@ -338,6 +344,7 @@ def _attestor(
         arguments=tuple(job.arguments),
         network=network,
         tells_calls=job.config.tell_calls or job.tries is not None,
+        traced=_traced(job),
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)

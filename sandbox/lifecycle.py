@@ -40,6 +40,7 @@ from sandbox import (
     delegation,
     gvisor,
     host,
+    prelude,
     preparation,
     registry,
     revocation,
@@ -62,6 +63,7 @@ _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = a
 # What it says of an agent that asks for standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
+_NO_TRIES = "the tries inside the interpreter: none on this architecture"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
 
@@ -228,6 +230,8 @@ class Run:
             advisory = _ALARM if means.config.on_drift == "alarm" else ()
             if means.config.self_test:
                 self._try_canaries(decision, facts, job)
+                if job.tries is None and manifest.agent.runtime in prelude.RUNTIMES:
+                    advisory = (*advisory, _NO_TRIES)
             else:
                 advisory = (*advisory, _NO_SELF_TEST)
             advisory = (*advisory, *self._stands_by(decision))

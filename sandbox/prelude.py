@@ -27,6 +27,7 @@ from policy.decompile import read as reading
 from policy.host import Closure, ClosureFile
 from sandbox import canary, prelude_object
 from sandbox.canary_program import Argument, Bytes, Call, Result
+from sandbox.denials import PRELUDE_FILE
 from sandbox.kernel import sentry_log, trace
 from sandbox.network import addresses
 from sandbox.prelude_object import Step
@@ -37,6 +38,7 @@ _AT_FDCWD, _O_CREATE = -100, 0o301  # O_WRONLY | O_CREAT | O_EXCL
 _AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
 _EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
 _DNS_HEAD, _ANSWER_BYTES = 12, 512
+_NO_PROGRAM: Final = "/workspace/agent.toml"
 # Refused by every filter (policy/data/deny.toml), and the last that is tried: once it is heard of, all were tried.
 _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 
@@ -86,8 +88,11 @@ def tries(artefacts: Artefacts) -> Tries:
     """
     found = reading.read(artefacts.files)
     made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
-    made.call("openat", _AT_FDCWD, Bytes(b"/.covenant-prelude-file\0"), _O_CREATE, 0o600)
-    made.call("execve", Bytes(b"/workspace/agent.toml\0"), 0, 0)
+    made.call("openat", _AT_FDCWD, Bytes(PRELUDE_FILE.encode() + b"\0"), _O_CREATE, 0o600)
+    made.call("execve", Bytes(_NO_PROGRAM.encode() + b"\0"), 0, 0)
+    if "execve" in made.allowed:
+        # Not refused by the filter, and so told by its failure.
+        made.told.add(denials.Denial("exec", _NO_PROGRAM, denials.NOT_GRANTED))
     networked = found.reached.mode != "off"
     port = gates.read(artefacts.files).dns_port if networked else None
     _name(made, networked, port, canary.refused_name(found))
@@ -148,12 +153,19 @@ class Heard:
 
     def denied(self, denial: denials.Denial, *, count: int = 1) -> None:
         """Pass on what is not one of the tries."""
-        if denial in self._told:
-            self._told.discard(denial)
-            os.eventfd_write(self._event, 1)
-            count -= 1
-        if count:
+        if count := self._taken(denial, count):
             self._denied(denial, count=count)
+
+    def quietly(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Pass on nothing, for what an operator will not have told."""
+        self._taken(denial, count)
+
+    def _taken(self, denial: denials.Denial, count: int) -> int:
+        if denial not in self._told:
+            return count
+        self._told.discard(denial)
+        os.eventfd_write(self._event, 1)
+        return count - 1
 
     def fileno(self) -> int:
         """Readable once one of the denials was told."""

@@ -189,6 +189,15 @@ class Leaf:
                     return int(value)
         return 0
 
+    def pids_refused(self) -> int:
+        """How often the kernel refused a task to this leaf. Read after the exit."""
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            for line in (self.paths["pids"] / "pids.events").read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "max":
+                    return int(value)
+        return 0
+
     def memory_bytes(self) -> int:
         """What everything in the leaf takes of memory now; 0 where there is no such leaf."""
         name = "memory.usage_in_bytes" if self.hierarchies.version == 1 else "memory.current"

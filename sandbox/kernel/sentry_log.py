@@ -1,12 +1,15 @@
-"""Which system calls the filter refused, out of gVisor's own debug log: a pipe with a name that runsc writes it to.
+"""Which system calls the filter refused, and which failed, out of gVisor's own debug log: a pipe that runsc writes to.
 
 A call that the filter refuses reaches no trace point (tried: seccheck's raw points of a refused call stay silent), and
 gVisor knows no action that would log or hand it over. The one place where it says so is a line of its debug log,
-``Syscall 121: denied by seccomp``. The log goes into a named pipe and is thrown away but for these lines, so a flood
-fills no disk; what the agent can make the sentry write, it waits for itself.
+``Syscall 121: denied by seccomp``. Calls that are traced have a line each as well (runsc's --strace), with their errno
+where they failed: it costs nothing that could be measured of a fork, and 10 to 20 microseconds of an open. The log goes
+into a named pipe and is thrown away but for these lines, so a flood fills no disk; what the agent can make the sentry
+write, it waits for itself.
 
-What is read may be written by an agent that has taken its sentry over: it can add refusals of calls that there are, and
-nothing else. tests/kernel/test_denied_calls.py fails with a runsc that says it otherwise.
+What is read may be written by an agent: whoever has taken its sentry over, and by a path with a newline in it anybody
+whose opens are traced, can add refusals of its own, and nothing else. tests/kernel/test_denied_calls.py fails with a
+runsc that says it otherwise.
 """
 
 from __future__ import annotations
@@ -17,26 +20,43 @@ import itertools
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from policy import errors
 
 _REFUSED = re.compile(rb"\] Syscall ([0-9]{1,4}): denied by seccomp\n")
+# `[   1:   1] python3 X openat(AT_FDCWD /workspace, 0xacbc00 /etc/x, O_RDONLY|0x0, 0o0) = 0 (0x0) errno=2 (no such ...`
+_FAILED = re.compile(rb" X ([a-z0-9]+)\(([^\n]*)\) = 0 \(0x0\) errno=([0-9]{1,3}) \(")
 _PIPE_BYTES = 1 << 20
 # At most so much a turn: whoever waits for the agent waits no longer than this takes.
 _CHUNK, _AT_ONCE = 65536, 4
 # And so many different calls a turn; the others are counted on and told of in the next. An agent has some thousand
 # numbers to try, and each that is new is a row.
 _TOLD_AT_ONCE = 64
-# A line that is longer than this is none of those.
-_LINE_BYTES = 256
+# A line that is longer than this is none of those: it has a path, or two.
+_LINE_BYTES = 16384
+# So many different ones are kept until they are told; of what comes beyond, the call alone.
+_KEPT = 4096
 _NAME = "sentry.log"
 
 
-def flags(directory: Path) -> dict[str, str]:
-    """What runsc is told, with a pipe in this directory."""
-    return {"--debug": "true", "--debug-log": str(directory / _NAME)}
+def flags(directory: Path, traced: Sequence[str] = ()) -> dict[str, str]:
+    """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there."""
+    written = {"--debug": "true", "--debug-log": str(directory / _NAME)}
+    if not traced:
+        return written
+    return {**written, "--strace": "true", "--strace-syscalls": ",".join(traced), "--strace-log-size": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A traced call that failed: ``arguments`` as gVisor writes them down, empty where there were too many of them."""
+
+    call: str
+    arguments: str
+    errno: int
 
 
 class RefusedCalls:
@@ -47,7 +67,8 @@ class RefusedCalls:
 
     ``calls`` gives each system call's name by its number; ``told`` is given a name and how often it was refused.
     ``awaited`` are numbers of refusals that somebody waits for: each is taken from there when it comes, in this order,
-    and told to nobody. Until all have come ``fileno`` may be waited on.
+    and told to nobody. Until all have come ``fileno`` may be waited on. ``failed`` is given each traced call that
+    failed, and how often.
     """
 
     def __init__(
@@ -57,6 +78,7 @@ class RefusedCalls:
         told: Callable[[str, int], None],
         *,
         awaited: deque[int] | None = None,
+        failed: Callable[[Failed, int], None] | None = None,
     ) -> None:
         """Make the pipe.
 
@@ -64,9 +86,9 @@ class RefusedCalls:
             errors.KernelError: it cannot be made.
         """
         path = directory / _NAME
-        self._calls, self._told = calls, told
+        self._calls, self._told, self._failed = calls, told, failed
         self._rest = b""
-        self._found: Counter[int] = Counter()
+        self._found: Counter[int | Failed] = Counter()
         self._awaited: deque[int] = deque() if awaited is None else awaited
         try:
             os.mkfifo(path, 0o600)
@@ -97,6 +119,9 @@ class RefusedCalls:
             data = self._rest + chunk
             end = data.rfind(b"\n") + 1
             self._count([int(number) for number in _REFUSED.findall(data, 0, end)])
+            if self._failed is not None:
+                for call, arguments, number in _FAILED.findall(data, 0, end):
+                    self._note(call.decode(), arguments.decode("utf-8", "surrogateescape"), int(number))
             self._rest = data[end:][-_LINE_BYTES:]
         return True
 
@@ -110,9 +135,20 @@ class RefusedCalls:
             else:
                 self._found[number] += 1
 
+    def _note(self, call: str, arguments: str, number: int) -> None:
+        one = Failed(call, arguments, number)
+        if one not in self._found and len(self._found) >= _KEPT:
+            one = Failed(call, "", number)
+        self._found[one] += 1
+
     def _tell(self, most: int | None) -> None:
-        for number in list(itertools.islice(self._found, most)):
-            self._told(self._calls.get(number, f"#{number}"), self._found.pop(number))
+        for one in list(itertools.islice(self._found, most)):
+            count = self._found.pop(one)
+            if isinstance(one, Failed):
+                if self._failed is not None:
+                    self._failed(one, count)
+            else:
+                self._told(self._calls.get(one, f"#{one}"), count)
 
     def close(self) -> None:
         """Tell of all that is left, once nobody writes any more; the pipe goes with its directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -82,4 +83,96 @@ def test_an_interpreter_that_starts_is_refused_nothing(
 ) -> None:
     answer = world.run(world.sign(world.package(files, **fields)))
     assert answer.result is not None, (answer.error, answer.stderr)
+    assert told(world, answer.run_id) == {}
+
+
+# What an agent with one granted program and twelve processes runs into; then all of its scratch.
+FAILURES = """
+import subprocess, time
+answer = {}
+def tried(name, act):
+    try: act(); answer[name] = 0
+    except OSError as e: answer[name] = e.errno
+tried("program", lambda: subprocess.run(["/usr/bin/grep"]))
+tried("missing", lambda: open("/srv/data/table.csv"))
+tried("beside", lambda: open("../srv/other"))
+tried("write", lambda: open("/usr/share/doc/new", "w"))
+tried("package", lambda: open("/workspace/none"))
+tried("control", lambda: open("/usr/share/doc"))
+children = []
+def forks():
+    while True:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        children.append(child)
+tried("forks", forks)
+for child in children:
+    os.kill(child, 9)
+def fill():
+    for number in range(100):
+        with open(f"/tmp/{number}", "wb", buffering=0) as file:
+            file.write(b"x" * (1 << 20))
+tried("fill", fill)
+"""
+FAILED = {"program": 2, "missing": 2, "beside": 2, "write": 13, "package": 2, "control": 21, "forks": 11, "fill": 28}
+LIMITS = {"resources": "pids_max = 12", "disk_mb": 4, "memory_mb": 192}
+MORE = """
+[permissions.executables]
+allow = ["/usr/bin/cat"]
+[permissions.filesystem]
+read = ["/usr/share/doc"]
+"""
+
+
+def test_what_fails_for_want_of_a_grant_is_told_with_the_line_that_mends_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = world.run_code(HEAD + FAILURES + TAIL, more=MORE, **LIMITS)
+    assert answer.result is not None, (answer.error, answer.stderr)
+    assert json.loads(answer.result.text) == FAILED
+    programs_and_forks = {("exec", "/usr/bin/grep", "not_granted"): 1, ("pids", "pids_max", "too_many"): 1}
+    assert told(world, answer.run_id) == programs_and_forks
+    # Where the operator wants to know of files as well.
+    world.configure(tell_files=True, self_test=True)
+    answer = world.run_code(HEAD + FAILURES + TAIL, more=MORE, **LIMITS)
+    assert answer.result is not None, (answer.error, answer.stderr)
+    found = told(world, answer.run_id)
+    wanted = {
+        **programs_and_forks,
+        ("path", "/srv/data/table.csv", "not_granted"): 1,
+        ("path", "/srv/other", "not_granted"): 1,
+        ("path", "/usr/share/doc/new", "read_only"): 1,
+        ("disk", "disk_mb", "full"): 1,
+    }
+    assert wanted.items() <= found.items()
+    # The rest is what an interpreter looks for as it starts.
+    assert all(layer == "path" and code == "not_granted" for layer, _, code in found.keys() - wanted.keys())
+    assert not any(target.startswith("/workspace") for _, target, _ in found)
+    monkeypatch.setenv("COVENANT_HOME", str(world.home))
+    listed = {one["target"]: one for one in cli_kit.document("denials", answer.run_id)["denials"]}
+    assert listed["pids_max"]["add"] == ["[resources]", "pids_max = 24"]
+    assert listed["disk_mb"]["add"] == ["[resources]", "disk_mb = 8"]
+    assert listed["/usr/bin/grep"]["add"][0] == "[permissions.executables]"
+
+
+INJECTED = """
+line = "] Syscall 101: denied by seccomp"
+for text in (f"/x\\n{line}\\n", f"/x\\n X clone(x) = 0 (0x0) errno=11 (\\n"):
+    try: open(text)
+    except OSError: pass
+answer = 1
+"""
+
+
+def test_what_an_agent_writes_into_the_log_is_a_denial_of_its_own_and_no_more(world: World) -> None:
+    """A path is written down as it is, newlines too: it adds refusals that are no run's but its own."""
+    world.configure(tell_files=True)
+    answer = world.run_code(HEAD + INJECTED + TAIL)
+    assert answer.error is None, (answer.error, answer.stderr)
+    found = told(world, answer.run_id)
+    assert set(found) >= {("syscall", "ptrace", "not_granted"), ("pids", "pids_max", "too_many")}
+    # Without it no path is in the log, and so nothing of an agent's.
+    world.configure()
+    answer = world.run_code(HEAD + INJECTED + TAIL)
     assert told(world, answer.run_id) == {}

@@ -30,13 +30,13 @@ def test_every_key_can_be_written() -> None:
         "uid_first = 100000\nuid_count = 10\nstart_deadline_seconds = 300\ngrace_seconds = 1\n"
         'allow_unsigned_trusted_local = true\ntrusted_local_user = "nobody"\npath_owners = [1000]\n'
         'uplink = "eth0"\nresolvers = ["9.9.9.9", "2620:fe::fe"]\nattest_seconds = 5\non_drift = "alarm"\n'
-        "self_test = false\ntell_calls = false\n"
+        "self_test = false\ntell_calls = false\ntell_files = true\n"
         'callers = [1000]\ncaller_requests = 2\nrequest_seconds = 3\non_supervisor_exit = "continue"\n'
         'socket = "/run/x.sock"\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
-    written |= {"uplink", "resolvers", "attest_seconds", "on_drift", "self_test", "tell_calls"}
+    written |= {"uplink", "resolvers", "attest_seconds", "on_drift", "self_test", "tell_calls", "tell_files"}
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "socket"}
     assert written | {"state"} == set(config.Config.model_fields)
     assert (found.host, found.runsc, found.path_owners) == ("box-1.example", Path("/opt/runsc"), (1000,))

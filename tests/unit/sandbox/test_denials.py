@@ -6,7 +6,8 @@ import pytest
 
 from policy import denials, errors
 from policy.denials import Denial, Row
-from sandbox.denials import Denials, refused_calls
+from sandbox.denials import Denials, failed_calls, refused_calls, traced
+from sandbox.kernel import sentry_log
 from tests.unit.policy.compile import sample
 
 NAME = Denial("dns", "api.example.com", "not_granted")
@@ -117,3 +118,42 @@ def test_a_run_that_ends_in_a_flood_writes_what_waits() -> None:
         log.denials.told(Denial("dns", f"{number}.example.com", "name_not_granted"))
     log.denials.wind_up()
     assert [row.denial.target for row in log.rows] == [f"{number}.example.com" for number in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "number", "denial"),
+    [
+        ("clone", "CLONE_CHILD_CLEARTID|0x11, 0x0, 0x0, 0x7e, 0x0", 11, ("pids", "pids_max", "too_many")),
+        ("clone", "CLONE_CHILD_CLEARTID|0x11, 0x0, 0x0, 0x7e, 0x0", 12, None),
+        (
+            "execve",
+            '0x7f /usr/bin/grep, 0x7f ["/usr/bin/grep", "a, b"], 0x0',
+            2,
+            ("exec", "/usr/bin/grep", "not_granted"),
+        ),
+        ("execveat", "0x3 /usr/bin, 0x7f grep, 0x7f [], 0x0, 0x0", 13, ("exec", "/usr/bin/grep", "not_granted")),
+        ("execve", '0x7f /usr/bin/grep, 0x7f ["x"], 0x0', 8, None),
+        ("openat", "AT_FDCWD /workspace, 0xac /srv/x, O_RDONLY|O_CLOEXEC, 0o0", 2, ("path", "/srv/x", "not_granted")),
+        ("openat", "AT_FDCWD /workspace, 0xac ../srv/y, O_RDONLY|0x0, 0o0", 2, ("path", "/srv/y", "not_granted")),
+        ("open", "0xac /srv/x, O_WRONLY|O_CREAT, 0o644", 30, ("path", "/srv/x", "read_only")),
+        ("open", "0xac /srv/x, O_RDONLY, 0o0", 13, None),
+        ("openat", "AT_FDCWD /workspace, 0xac mine.txt, O_RDONLY, 0o0", 2, None),
+        ("openat", "AT_FDCWD /workspace, 0xac /.covenant-prelude-file, O_WRONLY|O_CREAT, 0o600", 13, None),
+        ("write", '0x3 /tmp/x, 0xbb "x"..., 0xf4240', 28, ("disk", "disk_mb", "full")),
+        ("write", '0x3 /tmp/x, 0xbb "x"..., 0xf4240', 27, ("disk", "disk_mb", "full")),
+        ("openat", "whatever an agent\udcff wrote", 2, None),
+        ("openat", "", 2, None),
+    ],
+)
+def test_a_failed_call_is_one_of_its_kind(
+    call: str, arguments: str, number: int, denial: tuple[str, str, str] | None
+) -> None:
+    log = Log()
+    failed_calls(log.denials.told)(sentry_log.Failed(call, arguments, number), 3)
+    assert log.rows == ([] if denial is None else [Row(Denial(*denial), 3)])
+
+
+def test_what_is_traced_are_calls_of_the_machine() -> None:
+    assert traced(files=False, arch="x86_64") == ("clone", "fork", "vfork", "execve", "execveat")
+    assert "fork" not in traced(files=False, arch="aarch64")
+    assert {"openat", "write"} <= set(traced(files=True, arch="aarch64"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,3 +60,18 @@ def test_a_line_in_two_parts_is_one_and_no_line_of_another_is_any(tmp_path: Path
     calls.ready()
     calls.close()
     assert told == [("execve", 1)]
+
+
+def test_what_is_awaited_is_taken_once_and_in_its_order(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    awaited = deque([59, 41, 41, 161])
+    calls = RefusedCalls(tmp_path, {}, lambda name, count: told.append((name, count)), awaited=awaited)
+    fd = os.open(tmp_path / "sentry.log", os.O_WRONLY | os.O_NONBLOCK)
+    for number in (41, 59, 41, 309, 41, 161, 161, 59):
+        os.write(fd, LINE % number)
+    os.close(fd)
+    calls.ready()
+    assert not awaited
+    calls.close()
+    # The first 41 came before its turn, and whatever comes after the last is another's.
+    assert dict(told) == {"#41": 1, "#309": 1, "#161": 1, "#59": 1}
