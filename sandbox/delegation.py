@@ -105,8 +105,10 @@ def broker(
     grace_seconds: float,
     start: Start | None,
     keep: Collection[int],
+    alive: int | None = None,
 ) -> Broker | None:
-    """The agent's broker with what it may be asked for; None where the policy has none."""
+    """The agent's broker with what it may be asked for; None where the policy has none. ``alive`` is at its end of file
+    when the run's own parent is gone."""
     if runsc.BROKER_FLAG not in decision.artefacts.json("runtime.json")["flags"]:
         return None
     made = Broker()
@@ -118,11 +120,17 @@ def broker(
             denied=denied,
             grace_seconds=grace_seconds,
             keep=keep,
+            ending=functools.partial(_ending, alive, decision.effective.spawning.on_parent_exit),
         )
         spawner.served_by(made)
         begin = functools.partial(spawner.started, deadline.milliseconds / 1000)
         made.add(spawner.table, begin=begin, close=spawner.close)
     return made
+
+
+def _ending(alive: int | None, fate: str) -> bool:
+    """Whether the run winds down."""
+    return alive is not None and fate != "adopt" and spawning.gone(alive)
 
 
 def _use(directory: Path, overhead_mb: int) -> Drawn:

@@ -284,7 +284,7 @@ class Exchange:
     def _watch(self, look: Callable[[], Outcome]) -> None:
         error = look()
         if error is not None and self.error is None:
-            self._end(error, gently=False)
+            self._end(error, gently=bool(error.details.get("gently")))
 
     def _out_of_memory(self) -> Outcome:
         # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).

@@ -75,7 +75,7 @@ class Spawner:
     """Starts the children of one run. ``member`` is that run; ``start`` does (3) and (4) in the child's keeper, and
     ``keep`` are descriptors that it needs; ``use`` says what the run takes itself just now.
 
-    ``denied`` is told of every child that was refused.
+    ``denied`` is told of every child that was refused. While the run is ``ending`` it starts no more.
     """
 
     def __init__(
@@ -87,10 +87,11 @@ class Spawner:
         denied: denials.Told,
         grace_seconds: float,
         keep: Collection[int] = (),
+        ending: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._member, self._start, self._use, self._denied = member, start, use, denied
-        self._grace, self._keep, self._clock = grace_seconds, tuple(keep), clock
+        self._grace, self._keep, self._ending, self._clock = grace_seconds, tuple(keep), ending, clock
         self._rate = Tokens(PER_SECOND, BURST, clock())
         self._broker: Broker | None = None
         self._children: dict[str, _Child] = {}
@@ -124,7 +125,7 @@ class Spawner:
         except _FieldError as e:
             call.refuse("malformed_request", str(e))
             return
-        if self._deadline_ms is None or self._closing:
+        if self._deadline_ms is None or self._closing or self._ending():
             call.refuse("no_task", "children are started while the agent has a task, and at no other time")
             return
         if not self._rate.take(self._clock()):

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from world import HEAD, TAIL, World
+from tests.kernel.world import HEAD, TAIL, World
 
 # What an agent knows of its broker: `ask` sends a request and gives its answer, `child` does both halves of one.
 KIT = """
@@ -48,7 +48,7 @@ def reads(*paths: str) -> str:
 def member(world: World, name: str, code: str, **fields: Any) -> Path:
     """A signed python agent of this id; ``code`` sets `answer`, and has the kit."""
     text = HEAD + KIT + textwrap.dedent(code) + TAIL
-    return world.sign(world.package({"main.py": text}, name=name, **{"id": name, **fields}))
+    return world.sign(world.package({"main.py": text}, name=name, **{"id": name, "cpu_ms": 250_000, **fields}))
 
 
 def answered(world: World, path: Path, text: str = "hi", **request: Any) -> Any:
@@ -59,5 +59,5 @@ def answered(world: World, path: Path, text: str = "hi", **request: Any) -> Any:
     return json.loads(answer.result.text)
 
 
-BIG = {"memory_mb": 2048, "resources": "pids_max = 512\ncpu_millis = 2000\n"}
-SMALL = {"memory_mb": 64, "resources": "pids_max = 16\ncpu_millis = 100\n"}
+BIG: dict[str, Any] = {"memory_mb": 2048, "resources": "pids_max = 512\ncpu_millis = 2000\n"}
+SMALL: dict[str, Any] = {"memory_mb": 64, "resources": "pids_max = 16\ncpu_millis = 100\n"}
