@@ -39,6 +39,7 @@ from sandbox.vault.choice import configured
 # A program asks for what it needs once or twice; more is no use of a secret but a search for one.
 PER_SECOND, BURST, MOST_GRANTS = 10, 20, 1_000
 LAYER: Final = "credential"
+GRANT: Final = "permissions.credentials.grants"
 NO_NAME: Final = ""
 _TOKEN_BYTES = 32
 _REFUSED = ("credential_refused", "this credential is not available")
@@ -218,20 +219,27 @@ def serve(
         return
     if is_dev:
         raise errors.VaultError(
-            "what `covenant dev` signed is given no secret", hint="have an operator sign the package, and run it"
+            "what `covenant dev` signed is given no secret",
+            hint="have an operator sign the package, and run it",
+            grant=GRANT,
         )
-    source: Source
+    try:
+        served = Credentials(scope, _source(broker, scope, config, stack), tell)
+    except errors.VaultError as e:
+        e.details["grant"] = GRANT
+        raise
+    broker.add(served.table, begin=served.begin)
+
+
+def _source(broker: Broker, scope: Scope, config: Config, stack: contextlib.ExitStack) -> Source:
+    """The configured vault, once it has answered a question."""
     if config.vault.backend == "file":
         vault = configured(config)
         with vault.opened(scope.agent_id, NO_NAME):
-            pass
-        source = Near(vault)
-    else:
-        seconds = 2.0 * config.vault.timeout_seconds
-        fetcher = stack.enter_context(Fetcher(lambda: configured(config), scope.agent_id, seconds=seconds))
-        source = _Far(config.vault.backend, fetcher, broker)
-    served = Credentials(scope, source, tell)
-    broker.add(served.table, begin=served.begin)
+            return Near(vault)
+    seconds = 2.0 * config.vault.timeout_seconds
+    fetcher = stack.enter_context(Fetcher(lambda: configured(config), scope.agent_id, seconds=seconds))
+    return _Far(config.vault.backend, fetcher, broker)
 
 
 def json_text(value: memoryview) -> Locked:

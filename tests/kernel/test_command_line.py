@@ -253,7 +253,7 @@ def test_a_refusal_is_in_the_log_with_rule_grant_and_place(world: World) -> None
         ("dev", fifo, ("package_invalid", None, None, "pipe")),
         ("dev", spelt, ("manifest_invalid", 1, None, "agent.toml:1:2")),
         ("run", network, ("not_enforceable", None, "resources.network", "agent.toml:11")),
-        ("run", vault, ("not_yet_enforceable", None, "permissions.credentials.grants[0]", "agent.toml:18")),
+        ("run", vault, ("vault_unusable", None, "permissions.credentials.grants", f"{world.state}/vault")),
         ("run", denied, ("rule_7_deny_list", 7, "permissions.syscalls.allow[0]", "agent.toml:18")),
     ]
     for verb, path, expected in cases:

@@ -5,16 +5,24 @@ What is refused has its control beside it: the same request, with the name or th
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from policy import errors
+from sandbox import registry
+from sandbox.vault.openbao import OpenBao
+from tests.kernel import openbao_server
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, ROOT, TAIL, World
 
@@ -113,3 +121,188 @@ answer = {
     assert denied == {
         ("", "token"), ("db", "token"), ("other", "not_granted"), ("missing", "absent"), ("", "malformed"),
     }  # fmt: skip
+
+
+# --- where a secret is not --------------------------------------------------------------------------------------
+
+# Asks until the secret is another, so that whoever watches says when it may end; then answers with what it had.
+UNTIL_ROTATED = """
+import time
+token = ask(kind="token")["ok"]["token"]
+answer = [ask(kind="credential", name="db", token=token)]
+print("on stderr there is no secret", file=sys.stderr)
+while answer[-1] == answer[0]:
+    time.sleep(0.3)
+    answer.append(ask(kind="credential", name="db", token=token))
+    del answer[1:-1]
+"""
+
+
+@contextlib.contextmanager
+def running(world: World, code: str, **fields: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """``covenant run`` in a process of its own, once its agent has been given a secret."""
+    path = world.sign(world.package({"main.py": HEAD + ASK + code + TAIL}, **fields))
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    before = len(granted(world))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        until = time.monotonic() + 60
+        while len(granted(world)) == before:
+            assert child.poll() is None, child.communicate()
+            assert time.monotonic() < until, "nothing was granted"
+            time.sleep(0.02)
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def granted(world: World) -> list[dict[str, Any]]:
+    return [row["kind"] for row in world.rows() if row["kind"]["type"] == "credential_granted"]
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += family(int(child))
+    return found
+
+
+def words(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline", "status"))
+    return b""
+
+
+def memory(pid: int) -> Iterator[bytes]:
+    """What a process could write to in its memory, region by region."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as stream:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, rights, *_ = line.split()
+            begin, end = (int(part, 16) for part in place.split("-"))
+            if rights.startswith("rw"):
+                with contextlib.suppress(OSError):
+                    stream.seek(begin)
+                    yield stream.read(end - begin)
+
+
+def lying(base: Path, needles: Sequence[bytes]) -> list[str]:
+    """The files below a directory that hold one of these."""
+    found = []
+    for path in base.rglob("*"):
+        if path.is_file() and not path.is_symlink() and not path.is_relative_to(base / "supervisor/rootfs"):
+            content = path.read_bytes()
+            found += [str(path) for needle in needles if needle in content]
+    return found
+
+
+def test_a_secret_is_with_the_agent_and_nowhere_else(keyed: World) -> None:
+    secret = f"planted-{os.urandom(12).hex()}"
+    vault(keyed, "put", "seen", "db", secret=secret)
+    needles = [secret.encode(), secret.encode().hex().encode(), base64.b64encode(secret.encode())]
+    with running(keyed, UNTIL_ROTATED, id="seen", name="seen", more=GRANTS) as child:
+        everything = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        told = [pid for pid in everything if any(needle in words(pid) for needle in needles)]
+        assert told == []
+        assert lying(keyed.base, needles) == []
+        (keeper,) = [entry.keeper for entry in registry.live(keyed.state / "runs")]
+        others = [pid for pid in family(child.pid) if pid != keeper]
+        # The control: a memory in which it is, read by the same means.
+        assert any(secret.encode() in region for pid in others for region in memory(pid)), "nobody has it"
+        assert [needle for region in memory(keeper) for needle in needles if needle in region] == []
+        limits = Path(f"/proc/{keeper}/limits").read_text()
+        assert [line.split()[4:6] for line in limits.splitlines() if line.startswith("Max core")] == [["0", "0"]]
+        vault(keyed, "rotate", "seen", "db", secret="go on")
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, (out, err)
+    document = json.loads(out)
+    first, last = json.loads(document["text"])
+    assert (first["ok"], last["ok"]) == ({"version": 1, "value": secret}, {"version": 2, "value": "go on"})
+    assert b"on stderr there is no secret" in err
+    assert lying(keyed.base, needles) == []
+    assert secret.encode() not in err
+
+
+def test_what_is_removed_is_refused_at_once(keyed: World) -> None:
+    vault(keyed, "put", "cut", "db", secret="first")
+    with running(keyed, UNTIL_ROTATED, id="cut", name="cut", more=GRANTS) as child:
+        vault(keyed, "rm", "cut", "db")
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, (out, err)
+    first, last = json.loads(json.loads(out)["text"])
+    assert (first["ok"]["value"], last["error"]["code"]) == ("first", "credential_refused")
+    assert [row for row in keyed.rows() if row["kind"].get("code") == "absent" and row["kind"]["agent_id"] == "cut"]
+
+
+def test_a_run_without_a_grant_has_no_broker_and_one_by_dev_no_secret(keyed: World) -> None:
+    found, _ = run(keyed, "answer = 'unreached'", more=GRANTS)
+    assert found == "unreached"
+    code = """
+try:
+    os.fstat(3)
+    answer = "there"
+except OSError as e:
+    answer = e.errno
+"""
+    assert keyed.ask(code) == errno.EBADF
+    path = keyed.package({"main.py": HEAD + TAIL}, name="dev", id="probe", more=GRANTS)
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(keyed.home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "covenant", "dev", str(path), "hi", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert "given no secret" in json.loads(done.stdout)["message"]
+
+
+def test_a_vault_that_cannot_be_opened_starts_nothing(keyed: World) -> None:
+    key = keyed.base / "vault.key"
+    key.chmod(0o640)
+    try:
+        with pytest.raises(errors.VaultKeyError, match="is not private"):
+            keyed.run_code(HEAD + TAIL, more=GRANTS)
+    finally:
+        key.chmod(0o400)
+    row = keyed.rows()[-1]["kind"]
+    assert (row["type"], row["code"], row["grant"]) == (
+        "manifest_rejected", "vault_locked", "permissions.credentials.grants",
+    )  # fmt: skip
+
+
+# --- the second backend ------------------------------------------------------------------------------------------
+
+
+def test_openbao_gives_an_agent_its_secrets_and_never_hears_of_it(keyed: World, tmp_path: Path) -> None:
+    """The agent has no network at all; the supervisor's token may only read."""
+    text = (keyed.state / "config.toml").read_text()
+    with openbao_server.running(tmp_path) as server:
+        settings = server.settings
+        token = server.token("reads", openbao_server.READ_ONLY)
+        lines = (
+            'backend = "openbao"',
+            f'address = "{settings.address}"',
+            f'token = "{token}"',
+            f'ca = "{settings.ca}"',
+        )
+        (keyed.state / "config.toml").write_text(text.partition("[vault]")[0] + "[vault]\n" + "\n".join(lines) + "\n")
+        try:
+            OpenBao(settings).put("probe", "db", memoryview(PLANTED.encode()), before=lambda change: None)
+            code = """
+token = ask(kind="token")["ok"]["token"]
+answer = [ask(kind="credential", name=name, token=token) for name in ("db", "missing", "other")]
+answer.append([line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]])
+"""
+            (db, missing, other, devices), rows = run(keyed, code)
+            assert db == {"ok": {"version": 1, "value": PLANTED}}
+            assert missing == other == {"error": {"code": "credential_refused", "message": missing["error"]["message"]}}
+            assert devices == ["lo"]
+            assert [row["backend"] for row in rows if row["type"] == "credential_granted"] == ["openbao"]
+            server.stop()
+            with pytest.raises(errors.VaultError, match="cannot be used"):
+                keyed.run_code(HEAD + TAIL, more=GRANTS)
+        finally:
+            (keyed.state / "config.toml").write_text(text)

@@ -24,7 +24,8 @@ HOST = dataclasses.replace(
     runtimes={"python3": sample.closure("python3", "/usr/bin/python3")},
     granted={"/srv/docs": GrantedPath("/srv/docs", "dir")},
 )
-FULL = kit.text(('network = "off"', 'network = "full"'), more='\n[permissions.credentials]\ngrants = ["db"]\n')
+SKILL = '"matrix://tool/mcp/fs/read@1.0"'
+FULL = kit.text(('network = "off"', 'network = "full"'), more=f"\n[permissions.skills]\nallow = [{SKILL}]\n")
 
 
 def trusted(document: str = kit.MANIFEST) -> trust.TrustedPackage:
@@ -112,7 +113,7 @@ def test_a_look_is_told_what_a_run_is_refused() -> None:
     decision = decide.compile_unsigned(package, manifest, host=HOST)
     assert decision.trusted is None
     assert [(type(e), e.details["grant"]) for e in decision.refusals] == [
-        (errors.NotYetEnforceableError, "permissions.credentials.grants[0]"),
+        (errors.NotYetEnforceableError, "permissions.skills.allow[0]"),
         (errors.NotEnforceableError, "resources.network"),
     ]
     prove.prove(decision.effective, decision.artefacts)

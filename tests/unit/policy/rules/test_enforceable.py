@@ -23,9 +23,6 @@ def limit(line: str) -> str:
 
 IO_HOST = dataclasses.replace(kit.HOST, cgroup=CgroupFacts(2, frozenset({"cpu", "io", "memory", "pids"})))
 NOT_YET = {
-    "credential": (
-        kit.text(more='\n[permissions.credentials]\ngrants = ["db"]\n'), "permissions.credentials.grants[0]", "grants",
-    ),
     "skill": (
         kit.text(more='\n[permissions.skills]\nallow = ["matrix://tool/mcp/fs/read@1.0"]\n'),
         "permissions.skills.allow[0]", "allow",
