@@ -53,7 +53,7 @@ class Subject:
     target: tuple[int, int, str] | None = None
     kill_after: float | None = None
     ballast: str = ""
-    deadline: float = 60.0
+    deadline: float = 300.0
 
 
 @dataclass(frozen=True)
