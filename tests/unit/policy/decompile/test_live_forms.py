@@ -240,11 +240,12 @@ def test_the_room_of_a_written_path_is_a_whole_number_from_one_on(mb: Any) -> No
 
 def test_a_resolver_is_there_exactly_where_names_are_resolved() -> None:
     def taken_away(documents: Documents) -> None:
-        for file in ("mounts.json", "config.json"):
-            listed = documents[file]["mounts"]
-            listed[:] = [one for one in listed if one["destination"] != mounts.RESOLVER]
-        points = documents["mounts.json"]["root"]["mount_points"]
-        points[:] = [one for one in points if one["path"] != mounts.RESOLVER]
+        plan, config = documents["mounts.json"], documents["config.json"]
+        at = [one["destination"] for one in plan["mounts"]].index(mounts.RESOLVER)
+        del plan["mounts"][at], config["mounts"][at], plan["root"]["mount_points"][at]
+        for index, one in enumerate(config["mounts"]):
+            if one["type"] == "bind":  # the place that it is attached to is its number
+                one["source"] = f"{one['source'].rpartition('/')[0]}/{index}"
 
     with pytest.raises(errors.ArtefactError, match="resolver"):
         decompile.read(compiled("network").falsified(taken_away).files)
