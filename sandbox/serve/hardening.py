@@ -37,7 +37,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "net_admin": "links, addresses, routes and rules of the gateways",
     "net_raw": "gVisor's network stack writes frames to its device",
     "sys_chroot": "the roots of sandboxes and gates",
-    "sys_ptrace": "gVisor's stub processes; reading back what confines a run",
+    "sys_ptrace": "gVisor's stubs where a machine restricts ptrace (Yama); reading back processes of other users",
     "sys_admin": "namespaces, mounts, filters without no-new-privs",
     "setfcap": "user namespaces that map the owner of a written path",
 }

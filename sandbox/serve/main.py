@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.serve import hardening, notify, places
+from sandbox.serve import hardening, notify, places, warm
 from sandbox.serve.server import Server
 from sandbox.supervisor import Supervisor
 
@@ -59,6 +59,7 @@ def serve(state: Path) -> None:
         supervisor.keeps_standby = True
         stack.enter_context(only_one(state))
         listener = stack.enter_context(listening(supervisor))
+        warm.up(supervisor)
         network = hardening.apply(supervisor)
         # What is there now is shared with every keeper, and no collection writes to it.
         gc.collect()
@@ -66,7 +67,7 @@ def serve(state: Path) -> None:
         gc.freeze()
         version = supervisor.state.root_version()
         root = f"trust root version {version}" if version else "no trust root"
-        sys.stderr.write(f"covenant-supervisor: serves {state} ({root}) at {listener.getsockname()}\n")
+        sys.stderr.write(f"covenant-supervisor: serves {state} ({root})\n")
         Server(supervisor, listener, network).serve()
 
 

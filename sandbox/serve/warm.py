@@ -1,0 +1,59 @@
+"""What every run needs is read once, before the first keeper is forked, and shared with all of them page by page.
+
+An agent of each runtime is compiled and thrown away. What that found of this host (closures, programs, tables) stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from policy import decide, errors
+from policy.package import Package
+from sandbox import host, trusted_local
+from sandbox.network import cutting, dns_gate, tls_gate
+from sandbox.supervisor import Supervisor
+
+# Modules that the code imports when it first needs them.
+_MODULES: Final = (trusted_local, cutting, dns_gate, tls_gate)
+_MANIFEST: Final = """\
+[agent]
+id = "covenant.warm"
+name = "none"
+version = "1.0.0"
+runtime = "{runtime}"
+entry = "main"
+[resources]
+network = "{network}"
+[sandbox]
+required = true
+backend = "linux-gvisor"
+filesystem = "ephemeral"
+"""
+_GRANTS: Final = """\
+[[permissions.network]]
+host = "example.com"
+ports = [443]
+protocol = "tls"
+"""
+
+
+def up(supervisor: Supervisor) -> None:
+    """Compile what no agent has; a runtime that this machine lacks is left out."""
+    for runtime in ("python3", "node"):
+        for network, grants in (("off", ""), ("full", _GRANTS)):
+            with contextlib.suppress(errors.CovenantError):
+                _compile(supervisor, _MANIFEST.format(runtime=runtime, network=network) + grants)
+
+
+def _compile(supervisor: Supervisor, text: str) -> None:
+    package = Package({"agent.toml": text.encode(), "main": b"pass\n"}, None)
+    manifest = decide.manifest_of(package)
+    facts = host.for_manifest(
+        host.probe(supervisor.config),
+        manifest,
+        config=supervisor.config,
+        package=package.files,
+        extra_never=supervisor.never_granted,
+    )
+    decide.compile_unsigned(package, manifest, host=facts)
