@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from policy import errors
 from policy.lifecycle import State
-from sandbox import archive, control, registry
+from sandbox import archive, control, metrics, registry
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
@@ -40,6 +40,14 @@ def listed(state: Path, asker: Asker) -> list[dict[str, Any]]:
     entries = _seen(state, asker)
     below = {entry.run_id: registry.subtree(entries, entry.run_id) for entry in entries if not _above(entry, entries)}
     return [_shown(entry) for tree in below.values() for entry in tree]
+
+
+def used(state: Path, asker: Asker) -> list[dict[str, Any]]:
+    """The live runs that the asker may see, parents before children, each as ``top --json`` shows it."""
+    counted = metrics.tally(state, whole=False)
+    for _ in counted.read():
+        pass
+    return [seen.to_json() for seen in metrics.used(_seen(state, asker), counted)]
 
 
 def act(

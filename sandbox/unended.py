@@ -56,8 +56,7 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
         # INVARIANT: the marks first. A run that ends after this look still counts as live; one that had no mark then
         # has written its end, which the log shows now, or never will.
         marks = {name: _held(place / name) for name in os.listdir(place) if not name.startswith(".")}
-        settled = (memo.read(place / _SETTLED) or {}).get("events_bytes")
-        begin = settled if type(settled) is int and settled >= 0 else 0
+        begin = settled(ledger.place.parent)
         started: dict[str, tuple[int, dict[str, Any]]] = {}
         end = begin
         for offset, line in ledger.lines(begin):
@@ -79,6 +78,12 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
         end = min([end, *(offset for run_id, (offset, _) in started.items() if marks.get(run_id))])
         if end >= begin + _STEP_BYTES:
             memo.write(place / _SETTLED, {"events_bytes": end})
+
+
+def settled(state: Path) -> int:
+    """The byte of the log of COVENANT_STATE before which every run that was started has its end."""
+    found = (memo.read(state / "unended" / _SETTLED) or {}).get("events_bytes")
+    return found if type(found) is int and found >= 0 else 0
 
 
 def _place(ledger: Ledger) -> Path:

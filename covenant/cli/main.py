@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "kill": ("covenant.cli.runs", "kill", "End a run now."),
     "logs": ("covenant.cli.runs", "logs", "Show what a run's agent wrote to stderr."),
     "wait": ("covenant.cli.runs", "wait", "Wait for a run's end, and end as it did."),
+    "top": ("covenant.cli.top", "top", "Show what the live runs use, as a tree."),
+    "metrics": ("covenant.cli.top", "metrics", "Print every number once, as Prometheus reads it."),
     "attest": ("covenant.cli.attest", "attest", "Read the kernel back: is a running agent held to its manifest."),
     "denials": ("covenant.cli.denials", "denials", "Explain what was refused to an agent, with the line to add."),
     "vault": ("covenant.cli.vault", "vault", "Keep the secrets that agents are granted by name."),

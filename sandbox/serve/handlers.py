@@ -10,6 +10,7 @@ from sandbox.serve.conversation import Conversation
 
 HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {
     "ps": oversee.ps,
+    "top": oversee.top,
     "operate": oversee.operate,
     "logs": oversee.logs,
     "wait": oversee.wait,

@@ -17,6 +17,11 @@ def ps(talk: Conversation, asked: protocol.Ps) -> None:
     talk.answer({"kind": "runs", "runs": oversight.listed(talk.supervisor.path, _asker(talk))})
 
 
+def top(talk: Conversation, asked: protocol.Top) -> None:
+    """The live runs that the caller may see, and what each uses."""
+    talk.answer({"kind": "top", "runs": oversight.used(talk.supervisor.path, _asker(talk))})
+
+
 def operate(talk: Conversation, asked: protocol.Operate) -> None:
     """Suspend, resume or end a run; the answer comes when it is done.
 

@@ -68,6 +68,12 @@ class Ps(Request):
     kind: Literal["ps"]
 
 
+class Top(Request):
+    """The live runs and what each uses."""
+
+    kind: Literal["top"]
+
+
 class Operate(Request):
     """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well."""
 
@@ -93,7 +99,14 @@ class Wait(Request):
     run: RunId
 
 
-KINDS: Final[Mapping[str, type[Request]]] = {"ps": Ps, "operate": Operate, "logs": Logs, "wait": Wait, "run": Run}
+KINDS: Final[Mapping[str, type[Request]]] = {
+    "ps": Ps,
+    "top": Top,
+    "operate": Operate,
+    "logs": Logs,
+    "wait": Wait,
+    "run": Run,
+}
 
 
 def parse(raw: bytes) -> Request:
