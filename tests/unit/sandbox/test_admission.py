@@ -1,0 +1,171 @@
+"""A run's place among those that are live: of two hundred that want the last places at once, as many get one as there
+are, on every ancestor and in every sum; and a place is free again when its holder ends or is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from policy.compile.artefacts import NAMES, Artefacts
+from policy.grants.effective import Effective
+from policy.grants.resources import Resources
+from policy.grants.spawning import Spawning
+from policy.manifest import parse
+from policy.package import Package
+from policy.rules.case import Unsigned
+from policy.rules.parent import Drawn
+from sandbox import bundle, registry
+from sandbox.admission import Above, Claim, Lineage, Member
+
+MANIFEST = b"""\
+[agent]
+id = "child"
+name = "Child"
+version = "1.0.0"
+runtime = "python3"
+entry = "main.py"
+[resources]
+network = "off"
+[sandbox]
+required = true
+backend = "linux-gvisor"
+"""
+ISSUER = {"display": "operator@local", "pubkey": "p"}
+LARGE = Resources(memory_mb=100_000, pids_max=100_000, cpu_millis=100_000)
+
+
+def member(run_id: str, *line: Above, resources: Resources = LARGE) -> Member:
+    effective = replace(Effective.bottom(), resources=resources, spawning=line[-1].spawning)
+    artefacts = Artefacts(dict.fromkeys(NAMES, b"{}"))
+    return Member(run_id, "i", run_id, "d", effective, artefacts, line, ISSUER, frozenset())
+
+
+def claim(parent: Member | None, *, own: Drawn = Drawn(), **wants: int) -> Claim:  # noqa: B008 - it is frozen
+    resources = Resources(**{"memory_mb": 1, "pids_max": 1, "cpu_millis": 1, **wants})
+    effective = replace(Effective.bottom(), resources=resources)
+    lineage = None if parent is None else Lineage(parent, int(time.time() * 1000) + 60_000, own, "reject")
+    manifest = parse.parse(MANIFEST, file="agent.toml")
+    unsigned = Unsigned(Package({"agent.toml": MANIFEST}, None), allowed=True)
+    return Claim(manifest, unsigned, effective, "p", lineage)
+
+
+@contextlib.contextmanager
+def admitted(runs: Path, run_id: str, asked: Claim) -> Iterator[None]:
+    """As the runner does it: behind the gate, then visible."""
+    label = asked.label(issuer=ISSUER, operator=None, signers=(), now_ms=1)
+    with bundle.RunDirectory(runs / run_id, label, claim=lambda: asked.settle(runs)):
+        yield
+
+
+def _race(runs: Path, number: int, asked: Claim, begin: Any, said: SimpleQueue[str], over: Any) -> None:
+    begin.wait()
+    try:
+        with admitted(runs, f"racer-{number}", asked):
+            said.put("admitted")
+            over.wait()
+    except errors.SpawnBudgetViolation as e:
+        said.put(e.grant)
+    except BaseException as e:
+        said.put(repr(e))
+
+
+def race(runs: Path, asked: Mapping[int, Claim]) -> list[str]:
+    """All at once, each in a process of its own; those that are admitted live until all have been told."""
+    fork = multiprocessing.get_context("fork")
+    said: SimpleQueue[str] = fork.SimpleQueue()
+    begin, over = fork.Event(), fork.Event()
+    jobs = [fork.Process(target=_race, args=(runs, n, one, begin, said, over)) for n, one in asked.items()]
+    for job in jobs:
+        job.start()
+    begin.set()
+    answers = [said.get() for _ in jobs]
+    over.set()
+    for job in jobs:
+        job.join()
+    return answers
+
+
+def root_run(runs: Path, run_id: str) -> contextlib.AbstractContextManager[object]:
+    label = {"agent_id": run_id, "display": "operator@local", "pubkey": "p"}
+    return bundle.RunDirectory(runs / run_id, label)
+
+
+def test_of_two_hundred_at_once_as_many_are_admitted_as_there_are_places(tmp_path: Path) -> None:
+    """Half of them are children of the root, half of its child: the root's eight places are for all of them."""
+    root = member("root", Above("root", "root", 0, Spawning(3, 8)))
+    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)))
+    with root_run(tmp_path, "root"), admitted(tmp_path, "middle", claim(root)):
+        answers = race(tmp_path, {n: claim(root if n % 2 else middle) for n in range(200)})
+        # The middle one has a place of the root's as well.
+        assert answers.count("admitted") == 7
+        assert set(answers) - {"admitted"} == {"spawn.max_descendants"}
+        assert [one.run_id for one in registry.live(tmp_path)] == ["root", "middle"]
+        assert race(tmp_path, {0: claim(root)}) == ["admitted"]
+    assert [path.name for path in tmp_path.iterdir()] == [".gate"]
+
+
+@pytest.mark.parametrize("name", ["memory_mb", "pids_max", "cpu_millis"])
+def test_of_many_at_once_no_more_fit_a_sum(tmp_path: Path, name: str) -> None:
+    """Ten of 30 beside 15 that the parent takes itself, of 100: two fit."""
+    limited = member("root", Above("root", "root", 0, Spawning(1, 100)), resources=replace(LARGE, **{name: 100}))
+    asked = claim(limited, own=Drawn(**{name: 15}), **{name: 30})
+    with root_run(tmp_path, "root"):
+        answers = race(tmp_path, dict.fromkeys(range(10), asked))
+        assert (answers.count("admitted"), answers.count(f"resources.{name}")) == (2, 8)
+
+
+def test_a_place_is_free_when_its_holders_keeper_was_killed(tmp_path: Path) -> None:
+    one_place = member("root", Above("root", "root", 0, Spawning(1, 1)))
+    with root_run(tmp_path, "root"):
+        ready, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException), admitted(tmp_path, "held", claim(one_place)):
+                os.write(write, b"!")
+                signal.pause()
+            os._exit(1)
+        os.close(write)
+        assert os.read(ready, 1) == b"!"
+        os.close(ready)
+        with pytest.raises(errors.SpawnBudgetViolation), admitted(tmp_path, "second", claim(one_place)):
+            pass
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        with admitted(tmp_path, "second", claim(one_place)):
+            assert (tmp_path / "held").is_dir()
+
+
+def test_a_child_of_a_run_that_has_ended_is_refused(tmp_path: Path) -> None:
+    gone = member("root", Above("root", "root", 0, Spawning(1, 1)))
+    with pytest.raises(errors.ParentEndedError), admitted(tmp_path, "late", claim(gone)):
+        pass
+    with root_run(tmp_path, "root"), admitted(tmp_path, "in time", claim(gone)):
+        pass
+
+
+def test_a_label_says_where_a_run_stands() -> None:
+    root = member("root", Above("root", "root", 0, Spawning(3, 8)))
+    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)))
+    label = claim(middle).label(issuer=ISSUER, operator="o", signers=(), now_ms=7)
+    assert (label["parent"], label["ancestors"], label["depth"]) == ("middle", "root middle", "2")
+    assert (label["started_ms"], label["operator"], label["on_parent_exit"]) == ("7", "o", "terminate")
+
+
+def test_depth_is_counted_from_each_ancestor(tmp_path: Path) -> None:
+    root = member("root", Above("root", "root", 0, Spawning(1, 8)))
+    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(5, 5)))
+    with root_run(tmp_path, "root"), admitted(tmp_path, "middle", claim(root)):
+        with pytest.raises(errors.SpawnBudgetViolation) as refusal, admitted(tmp_path, "leaf", claim(middle)):
+            pass
+        assert refusal.value.grant == "spawn.max_depth"
