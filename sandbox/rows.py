@@ -5,9 +5,10 @@ Every row of a run carries its id and the operator who answers for it, once that
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ class Rows:
         self.state: State | None = None
         self._place: Path | None = None
         self._waiting: list[Record] = []
+        self._together = False
         self._about: dict[str, Any] = {}
         self._refused = 0
         # Why its record is not in the archive, when it is not: what ended is answered for all the same.
@@ -42,6 +44,16 @@ class Rows:
     def asked_by(self, issuer: Mapping[str, str]) -> None:
         """From here on the rows are about what this one asked for: an instance is given its intent."""
         self._issuer = issuer
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Rows that are durable only at the end of the block, all at once: nothing in it has an effect by itself."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+        self._flush()
 
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
@@ -260,10 +272,13 @@ class Rows:
     def _append(self, kind: str, *, waits: bool = False, **fields: Any) -> None:
         fields |= {"run_id": self._run_id, "operator": self.operator}
         self._waiting.append(Record(kind, fields, int(time.time() * 1000)))
-        if not waits:
-            # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
-            records, self._waiting = self._waiting, []
-            self._ledger.append_all(records, issuer=self._issuer)
+        if not waits and not self._together:
+            self._flush()
+
+    def _flush(self) -> None:
+        # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
+        records, self._waiting = self._waiting, []
+        self._ledger.append_all(records, issuer=self._issuer)
 
 
 def cut_off(ledger: Ledger) -> None:

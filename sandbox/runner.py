@@ -64,11 +64,15 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an agent that waited is told at last, the clocks that count from then on, and who else may end it."""
+    """What an agent that waited is told at last, the clocks that count from then on, and who else may end it.
+
+    ``release`` lets it go on. That comes last: until its intent lies in the pipe it can say nothing.
+    """
 
     intent: bytes
     limits: Limits
     watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
 
 class Later(Protocol):
@@ -93,7 +97,7 @@ class Later(Protocol):
         """Readable when somebody comes with an intent."""
 
     def take(self) -> Given | errors.RunError | None:
-        """The intent, with the agent let go again; an error ends the child; None goes on waiting."""
+        """The intent; an error ends the child; None goes on waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,9 +375,10 @@ class Exchange:
             self._listen(taken.watches)
             self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
             self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
-            # What it said on its way from being held to here it said before its intent.
+            # What it said on its way to being held it said before its intent.
             if not (_readable(self.channel.stdout, 0) and self._peek_early()):
                 self._give()
+                taken.release()
         elif isinstance(taken, errors.RunError):
             self._watch(lambda: taken)
 

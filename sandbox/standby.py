@@ -180,14 +180,15 @@ class Instance(lifecycle.Run):
             )
             bundle.relabel(started.directory, label, claim)
             self._rows.asked_by(request.issuer)
-            super()._begin(
-                trusted,
-                manifest,
-                deadline,
-                policy_digest=self._decision.policy_digest,
-                not_enforced=self._not_enforced,
-            )
-            started.leaf.thaw()
+            with self._rows.together():
+                super()._begin(
+                    trusted,
+                    manifest,
+                    deadline,
+                    policy_digest=self._decision.policy_digest,
+                    not_enforced=self._not_enforced,
+                )
+                self._rows.to(State.RUNNING, "it is given its intent")
         except errors.CovenantError as e:
             # The run that is started cold instead says it as ever: in its own row, to whoever asked.
             standby_wire.send(connection, {"cold": e.message})
@@ -198,7 +199,7 @@ class Instance(lifecycle.Run):
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
         if self._means.config.on_supervisor_exit == "end":
             watches[self._alive] = self.supervisor_gone
-        return Given(self._line, self._limits(deadline), watches)
+        return Given(self._line, self._limits(deadline), watches, started.leaf.thaw)
 
     def _asker_gone(self) -> Outcome:
         return errors.KilledError("whoever asked for it went away")

@@ -86,7 +86,8 @@ class Steering:
     # --- the run's own transitions --------------------------------------------------------------------------
 
     def _giving(self) -> None:
-        self._rows.to(State.RUNNING, "it is given its intent")
+        if self._rows.state is not State.RUNNING:  # that of an instance is written with its start (sandbox.standby)
+            self._rows.to(State.RUNNING, "it is given its intent")
         self._given_at = time.monotonic()
 
     def _ending(self, error: errors.RunError) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
+import select
+import signal
+import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from policy import errors
-from sandbox.runner import Exchange, Given, Limits, Round
+from sandbox.runner import Channel, Exchange, Given, Limits, Round
 from tests.unit.sandbox.test_runner import READ, child
 
 START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)
@@ -94,35 +100,55 @@ def test_who_speaks_before_its_intent_is_refused_as_ever(after: int) -> None:
     assert isinstance(done.error, errors.EarlyOutputError)
 
 
-def test_who_speaks_as_soon_as_it_is_let_go_is_refused_before_it_is_told() -> None:
-    """The word comes with the intent at once: what was said in between was said without it."""
-    read, write = os.pipe()
+def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
+    """The word is in the pipe when somebody comes with the intent, in the same turn."""
+    released: list[str] = []
 
-    class Thawing(Scripted):
+    class Late(Scripted):
         def take(self) -> Given | errors.RunError | None:
-            taken = super().take()
-            os.write(write, b"go")
-            os.set_blocking(said, True)
-            assert os.read(said, 4) == b"said"
-            return taken
+            code_says.wait_for_word()
+            return super().take()
 
-    ready, said_w = os.pipe()
-    said = ready
-    for fd in (read, said_w):
-        os.set_inheritable(fd, True)
-    code = (
-        f"import os, sys\nos.read({read}, 2)\nprint('now', flush=True)\nos.write({said_w}, b'said')\n"
-        "print(len(sys.stdin.readline()))"
-    )
-    try:
-        with child(code, pass_fds=(read, said_w)) as channel:
-            exchange = Exchange(channel, b"", START, later=Thawing([Given(b"hi\n", TASK)]))
-            exchange.run()
-    finally:
-        for fd in (read, write, ready, said_w):
-            os.close(fd)
+    class Word:
+        def wait_for_word(self) -> None:
+            select.select([exchange.channel.stdout], [], [])
+
+    code_says = Word()
+    with child("print('now', flush=True)\n" + READ + "print(len(line))") as channel:
+        given = Given(b"hi\n", TASK, release=lambda: released.append("released"))
+        exchange = Exchange(channel, b"", START, later=Late([given], after=0))
+        exchange.run()
     assert isinstance(exchange.error, errors.EarlyOutputError)
-    assert bytes(exchange.stdout) == b"now\n"
+    assert not released
+
+
+def test_it_is_let_go_only_when_its_intent_is_there() -> None:
+    with child(READ + "print(line.strip())") as channel:
+        os.kill(pid_of(channel), signal.SIGSTOP)
+        there: list[int] = []
+
+        def release() -> None:
+            there.append(pending(pid_of(channel)))
+            os.kill(pid_of(channel), signal.SIGCONT)
+
+        exchange = Exchange(channel, b"", START, later=Scripted([Given(b"hi\n", TASK, release=release)]))
+        exchange.run()
+    assert there == [3]
+    assert bytes(exchange.stdout) == b"hi\n"
+
+
+def pid_of(channel: Channel) -> int:
+    """The process behind a pidfd."""
+    lines = Path(f"/proc/self/fdinfo/{channel.pidfd}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def pending(pid: int) -> int:
+    """How many bytes lie in the pipe that is a process's stdin."""
+    held = array.array("i", [0])
+    with open(f"/proc/{pid}/fd/0", "rb", buffering=0) as pipe:
+        fcntl.ioctl(pipe, termios.FIONREAD, held)
+    return held[0]
 
 
 def test_one_that_dies_while_it_is_held_ends_the_exchange_untold() -> None:
