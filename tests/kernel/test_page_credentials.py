@@ -1,4 +1,4 @@
-"""docs/credentials.md, from its first command to its last, as an operator types it; then its agent as it stands there."""
+"""docs/credentials.md, from its first command to its last, as it is typed; then its agent as it stands there."""
 
 from __future__ import annotations
 
