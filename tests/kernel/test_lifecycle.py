@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -291,6 +292,6 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
         goes_on(one)
         assert "cannot be suspended" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-6:] == ["Suspended", "Running", "Suspended", "Running", "Terminated", "Archived"]
-    assert set(zip(states(one), states(one)[1:], strict=False)) <= {
+    assert set(itertools.pairwise(states(one))) <= {
         (move.source, move.target) for move in lifecycle.TRANSITIONS
     }
