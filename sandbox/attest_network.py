@@ -53,7 +53,8 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What was made for one run. ``thread`` is the supervisor's that made it, in whose namespace the way out lies."""
+    """What was made for one run. ``thread`` is the supervisor's that made it, in whose namespace the way out lies;
+    ``device`` is the index of the run's own there, and ``device_lines`` what that had."""
 
     supervisor: Name
     thread: int
@@ -61,10 +62,12 @@ class Network:
     gateway: Space
     uplink: str
     nft: str
+    device: int = 0
+    device_lines: tuple[str, ...] = ()
 
     @classmethod
-    def made(cls, found: netns.Spaces, *, device: str, nft: Path) -> Network:
-        """What there is now, before the agent is.
+    def made(cls, found: netns.Spaces, *, device: str, nft: Path, own: str = "") -> Network:
+        """What there is now, before the agent is. ``own`` is the run's device in this thread's namespace.
 
         Raises:
             errors.KernelError: the kernel does not say.
@@ -75,7 +78,9 @@ class Network:
             Space(fd, os.fstat(fd).st_ino, *spaces.within(fd, functools.partial(_there, forwards=forwards)))
             for fd, forwards in ((found.agent, False), (found.gateway, True))
         )
-        return cls(supervisor, threading.get_native_id(), agent, gateway, device, str(nft))
+        index = readback_net.index_of(own) if own else 0
+        there = tuple(sorted(readback_net.device_lines(index))) if own else ()
+        return cls(supervisor, threading.get_native_id(), agent, gateway, device, str(nft), index, there)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Network:
@@ -84,7 +89,8 @@ class Network:
             Space(**{**found.pop(name), "lines": tuple(found[f"{name}_lines"])}) for name in ("agent", "gateway")
         )
         supervisor = Name(**found["supervisor"])
-        return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"])
+        device = found["device"], tuple(found["device_lines"])
+        return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *device)
 
     def to_json(self) -> dict[str, Any]:
         """For the run's directory."""
@@ -112,11 +118,12 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was found: in the gateway's namespace, in the agent's, and of the host's own table."""
+    """What was found: in the gateway's namespace, in the agent's, and of the host's own table and the run's device."""
 
     gateway: Inside
     agent: Inside
     host: bytes
+    device: frozenset[str] = frozenset()
 
 
 def view(made: Network, seen: Seen) -> View:
@@ -137,11 +144,11 @@ def view(made: Network, seen: Seen) -> View:
         listing = _listed(made, seen, "agent", "ruleset") if moved else b""
         return Inside(listing, readback_net.lines(), _read(netns.SETTINGS))
 
-    return View(
-        _in(made, made.gateway, gateway),
-        _in(made, made.agent, agent),
-        _in_host(made, lambda: _listed(made, seen, "host", "table", "inet", uplink.TABLE)),
-    )
+    def host() -> tuple[bytes, frozenset[str]]:
+        listing = _listed(made, seen, "host", "table", "inet", uplink.TABLE)
+        return listing, readback_net.device_lines(made.device) if made.device else frozenset()
+
+    return View(_in(made, made.gateway, gateway), _in(made, made.agent, agent), *_in_host(made, host))
 
 
 def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Iterator[Layer]:
@@ -266,6 +273,11 @@ def _things(made: Network, found: View) -> Iterator[Layer]:
             yield Layer("network", Standing.WIDER, f"in the namespace of the {name} what was made there", more[0])
         if less and whole:
             yield Layer("network", Standing.WIDER, f"in the namespace of the {name} {less[0]}", "it is gone")
+    # The host's end of the way out. Of the host's own namespace nothing else is ours to look at.
+    if more := sorted(found.device - set(made.device_lines)):
+        yield Layer("network", Standing.WIDER, "at the run's device of the host what was made there", more[0])
+    if less := sorted(set(made.device_lines) - found.device):
+        yield Layer("network", Standing.WIDER, f"at the run's device of the host {less[0]}", "it is gone")
 
 
 def _settings(found: View) -> Iterator[Layer]:

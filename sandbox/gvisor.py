@@ -26,7 +26,7 @@ from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
-from sandbox.network import gateway, uplink
+from sandbox.network import addresses, gateway, uplink
 from sandbox.runner import Channel, Exchange, Finished, Later, Limits, Round, out_of_memory
 from sandbox.steering import Steering
 from sandbox.uids import UidLease
@@ -305,7 +305,8 @@ def _launch(
 
 
 def _network(job: Job, gate: gateway.Gateway) -> attest_network.Network:
-    return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=trusted_binary(job.config.nft))
+    nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
+    return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=nft, own=own)
 
 
 def _attestor(

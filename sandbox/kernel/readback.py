@@ -115,7 +115,11 @@ def process(pid: int) -> Process | None:
         fields = _stat(pid)
         if fields is None or fields[0] in (b"Z", b"X"):
             return None
-        status = dict(line.split(":\t", 1) for line in _read(pid, "status").decode().splitlines() if ":\t" in line)
+        status = dict(
+            line.split(":\t", 1)
+            for line in _read(pid, "status").decode("utf-8", "surrogateescape").split("\n")
+            if ":\t" in line
+        )
         info = os.stat(f"/proc/{pid}/exe")
         arguments = _read(pid, "cmdline").decode("utf-8", "surrogateescape").split("\0")[:-1]
         return Process(

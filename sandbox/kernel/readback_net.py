@@ -1,4 +1,5 @@
-"""What a network namespace holds, as the kernel dumps it: devices, addresses, routes, rules, neighbours, queues.
+"""What a network namespace holds, as the kernel dumps it: devices with their settings, addresses, routes and what they
+lead by, rules, neighbours, queues, transformations (xfrm), and the tables of the older iptables.
 
 Each thing is one line of text, so that two dumps are compared as sets of lines. What changes by itself (counts, ages,
 neighbours that were learned) is left out. Everything is of the calling thread's namespace.
@@ -6,23 +7,36 @@ neighbours that were learned) is left out. Everything is of the calling thread's
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import ipaddress
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from policy import errors
 from sandbox.kernel import libc
-from sandbox.kernel.netlink_wire import HEADER, attributes, messages
+from sandbox.kernel.netlink_wire import HEADER, attribute, attributes, messages
 
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
-# linux/rtnetlink.h: GETLINK, GETADDR, GETROUTE, GETNEIGH, GETRULE, GETQDISC
-_LINK, _ADDRESS, _ROUTE, _NEIGHBOUR, _RULE, _QUEUE = 18, 22, 26, 30, 34, 38
-# ifinfomsg, ifaddrmsg, rtmsg, ndmsg, fib_rule_hdr, tcmsg
-_HEAD_BYTES: Final = {_LINK: 16, _ADDRESS: 8, _ROUTE: 12, _NEIGHBOUR: 12, _RULE: 12, _QUEUE: 20}
+# linux/rtnetlink.h: GETLINK, GETADDR, GETROUTE, GETNEIGH, GETRULE, GETQDISC, GETNETCONF, GETNEXTHOP
+_LINK, _ADDRESS, _ROUTE, _NEIGHBOUR, _RULE, _QUEUE, _SETTINGS, _NEXT_HOP = 18, 22, 26, 30, 34, 38, 82, 106
+# linux/xfrm.h: XFRM_MSG_GETSA, XFRM_MSG_GETPOLICY
+_NETLINK_XFRM: Final = 6
+_XFRM: Final = {18: "association", 21: "policy"}
+# A question for the neighbours that are answered for: NTF_PROXY in ndm_flags.
+_PROXIES: Final = struct.pack("=BBHiHBB", 0, 0, 0, 0, 0, 8, 0)
 _NUD_PERMANENT, _TABLE_LOCAL = 0x80, 255
+# SOL_NETLINK, NETLINK_GET_STRICT_CHK: what is asked about one device is answered about that one alone.
+_STRICT: Final = (270, 12)
+_NDA_IFINDEX, _RTA_OIF = 8, 4
+# net/ip_tables.h and its like: tables that no listing of nftables has.
+_OLD_TABLES: Final = ("ip_tables_names", "ip6_tables_names", "arp_tables_names")
 # linux/netfilter/nf_tables.h
 _GETGEN: Final = (10 << 8) | 16
 _GEN_ID = 1
@@ -41,12 +55,54 @@ def lines() -> frozenset[str]:
     Raises:
         errors.KernelError: the kernel does not say.
     """
-    found: set[str] = set()
+    found = {*_transformations(), *_old_tables()}
     with _socket(socket.NETLINK_ROUTE) as sock:
-        for number, (kind, say) in enumerate(_TABLE.items(), 1):
-            for body in _dump(sock, kind, number):
+        for number, (kind, head, say) in enumerate(_TABLE, 1):
+            for body in _dump(sock, kind, number, head):
                 found.update(say(body))
     return frozenset(found)
+
+
+def device_lines(index: int) -> frozenset[str]:
+    """What one device of the namespace has, a line each; empty when it is gone. Whether it forwards is left out: that
+    follows a setting of the whole namespace, which is others' here.
+
+    Raises:
+        errors.KernelError: the kernel does not say.
+    """
+    found: set[str] = set()
+    by_device, by_way = (attribute(key, struct.pack("=i", index)) for key in (_NDA_IFINDEX, _RTA_OIF))
+    asked: tuple[tuple[int, bytes, Callable[[bytes], Iterator[str]]], ...] = (
+        (_ADDRESS, struct.pack("=BBBBi", 0, 0, 0, 0, index), _address),
+        (_NEIGHBOUR, bytes(12) + by_device, _neighbour),
+        (_NEIGHBOUR, _PROXIES + by_device, _proxy),
+        *((_ROUTE, bytes([family]) + bytes(11) + by_way, _route) for family in _IP),
+        (_QUEUE, bytes(20), _queue),
+    )
+    mine = re.compile(rf"\bdevice {index}\b")
+    with _socket(socket.NETLINK_ROUTE) as sock:
+        sock.setsockopt(*_STRICT, 1)
+        for body in _one(sock, _LINK, struct.pack("=BxHiII", 0, 0, index, 0, 0)):
+            found.update(_link(body, forwards=False))
+        if not found:
+            return frozenset()
+        for number, (kind, head, say) in enumerate(asked, 2):
+            for body in _dump(sock, kind, number, head):
+                # Not every kind can be asked about one device.
+                found.update(line for line in say(body) if mine.search(line))
+    return frozenset(found)
+
+
+def index_of(device: str) -> int:
+    """The index of the namespace's device of this name.
+
+    Raises:
+        errors.KernelError: there is none.
+    """
+    try:
+        return socket.if_nametoindex(device)
+    except OSError as e:
+        raise errors.KernelError(f"device `{device}`: {e.strerror}") from e
 
 
 def generation() -> int:
@@ -77,11 +133,23 @@ def _socket(protocol: int) -> socket.socket:
     return sock
 
 
-def _dump(sock: socket.socket, kind: int, number: int) -> Iterator[bytes]:
+def _one(sock: socket.socket, kind: int, head: bytes) -> Iterator[bytes]:
+    """The one thing that is asked for; nothing where there is none."""
     try:
-        # The head of its kind with nothing asked for, to the byte: the kernel logs what is left over.
-        size = _HEAD_BYTES[kind]
-        sock.send(HEADER.pack(HEADER.size + size, kind, _REQUEST | _DUMP, number, 0) + bytes(size))
+        sock.send(HEADER.pack(HEADER.size + len(head), kind, _REQUEST, 1, 0) + head)
+        for what, body in messages(sock.recv(1 << 18)):
+            if what == _ERROR and -struct.unpack_from("=i", body)[0] not in (0, errno.ENODEV):
+                raise errors.KernelError(f"rtnetlink: {kind} fails with errno {-struct.unpack_from('=i', body)[0]}")
+            if what not in (_ERROR, _DONE):
+                yield body
+    except OSError as e:
+        raise errors.KernelError(f"rtnetlink: {e.strerror or e}") from e
+
+
+def _dump(sock: socket.socket, kind: int, number: int, head: bytes) -> Iterator[bytes]:
+    try:
+        # The head of its kind, to the byte: the kernel logs what is left over.
+        sock.send(HEADER.pack(HEADER.size + len(head), kind, _REQUEST | _DUMP, number, 0) + head)
         while True:
             for what, body in messages(sock.recv(1 << 18)):
                 if what == _DONE:
@@ -94,7 +162,57 @@ def _dump(sock: socket.socket, kind: int, number: int) -> Iterator[bytes]:
         raise errors.KernelError(f"rtnetlink: {e.strerror or e}") from e
 
 
-def _link(body: bytes) -> Iterator[str]:
+def _transformations() -> Iterator[str]:
+    """Packets that would be wrapped, or let by: what the kernel has of IPsec; nothing on one that has none."""
+    try:
+        sock = _socket(_NETLINK_XFRM)
+    except errors.KernelError:
+        return
+    with sock:
+        for number, (kind, name) in enumerate(_XFRM.items(), 1):
+            for body in _dump(sock, kind, number, b""):
+                yield f"transformation {name} {hashlib.sha256(body[:64]).hexdigest()[:16]}"
+
+
+def _old_tables() -> Iterator[str]:
+    for name in _OLD_TABLES:
+        with contextlib.suppress(FileNotFoundError):
+            for table in Path("/proc/thread-self/net", name).read_text().split():
+                yield f"old table {table} of {name.partition('_')[0]}"
+
+
+def _next_hop(body: bytes) -> Iterator[str]:
+    # Its number, and everything that is said of it.
+    rest = ",".join(f"{key}={value.hex()}" for key, value in sorted(attributes(body[8:]).items()))
+    yield f"next hop {body[0]} {rest}"
+
+
+def _proxy(body: bytes) -> Iterator[str]:
+    family, _, _, index, _, flags, _ = struct.unpack_from("=BBHiHBB", body)
+    if flags & 8:
+        yield f"neighbour {_ip(attributes(body[12:]).get(1), family)} answered for at device {index}"
+
+
+def _setting(body: bytes) -> Iterator[str]:
+    # What one device, `all` (-1) or `default` (-2) may forward and answer for (linux/netconf.h).
+    found = attributes(body[4:])
+    index = struct.unpack("=i", found.get(1, bytes(4)))[0]
+    rest = ",".join(f"{key}={value.hex()}" for key, value in sorted(found.items()) if key != 1)
+    yield f"forwarding {body[0]} of {index}: {rest}"
+
+
+def _settings(index: int, found: bytes, *, forwards: bool) -> Iterator[str]:
+    """The values below /proc/sys/net/*/conf/DEVICE, in the kernel's order, of which forwarding is the first."""
+    families = attributes(found)
+    for family, key in ((socket.AF_INET, 1), (socket.AF_INET6, 2)):
+        held = attributes(families.get(family, b"")).get(key, b"")
+        values = list(struct.unpack(f"={len(held) // 4}i", held[: len(held) // 4 * 4]))
+        if values and not forwards:
+            values[0] = 0
+        yield f"settings of device {index} {family}: {','.join(map(str, values))}"
+
+
+def _link(body: bytes, *, forwards: bool = True) -> Iterator[str]:
     index, flags = struct.unpack_from("=iI", body, 4)
     found = attributes(body[16:])
     kind = attributes(found.get(18, b"")).get(1, b"").rstrip(b"\0").decode("ascii", "replace")
@@ -104,6 +222,7 @@ def _link(body: bytes) -> Iterator[str]:
     xdp = " xdp" if attributes(found.get(43, b"")).get(2, b"\0") != b"\0" else ""
     mtu = _number(found.get(4, bytes(4)))
     yield f"device {index} {name} {kind} {found.get(1, b'').hex(':')} mtu {mtu} up {flags & 1}{master}{xdp}"
+    yield from _settings(index, found.get(26, b""), forwards=forwards)
     for place, number in _PROGRAMS.items():
         if count := libc.attached_programs(index, number):
             yield f"program at {place} of device {index}: {count}"
@@ -151,14 +270,19 @@ def _queue(body: bytes) -> Iterator[str]:
     yield f"queue {name} at device {index} below {parent:x}"
 
 
-_TABLE: Final[Mapping[int, Callable[[bytes], Iterator[str]]]] = {
-    _LINK: _link,
-    _ADDRESS: _address,
-    _ROUTE: _route,
-    _NEIGHBOUR: _neighbour,
-    _RULE: _rule,
-    _QUEUE: _queue,
-}
+_IP: Final = (socket.AF_INET, socket.AF_INET6)
+# Each with a head that asks for all: ifinfomsg, ifaddrmsg, rtmsg, ndmsg, fib_rule_hdr, tcmsg, netconfmsg, nhmsg.
+_TABLE: Final[tuple[tuple[int, bytes, Callable[[bytes], Iterator[str]]], ...]] = (
+    (_LINK, bytes(16), _link),
+    (_ADDRESS, bytes(8), _address),
+    (_ROUTE, bytes(12), _route),
+    (_NEIGHBOUR, bytes(12), _neighbour),
+    (_NEIGHBOUR, _PROXIES, _proxy),
+    (_RULE, bytes(12), _rule),
+    (_QUEUE, bytes(20), _queue),
+    *((_SETTINGS, bytes([family, 0, 0, 0]), _setting) for family in _IP),
+    (_NEXT_HOP, bytes(8), _next_hop),
+)
 
 
 def _number(value: bytes) -> int:

@@ -6,8 +6,11 @@ One run whose operator is only told. Every change is made inside of the run's ow
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import itertools
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ import pytest
 
 from policy import errors
 from sandbox import attest_network
-from sandbox.kernel import netlink, netns
+from sandbox.kernel import netlink, netns, readback_net
 from sandbox.network import addresses
 from sandbox.network import netns as run_netns
 from tests.kernel import internet
@@ -184,6 +187,52 @@ TAMPERS: dict[str, tuple[Tamper, str, str]] = {
 }  # fmt: skip
 
 
+def _at_the_device(make: str, undo: str, program: str = IP) -> Tamper:
+    """At the run's own device of the host."""
+
+    def tamper(hand: Hand) -> contextlib.AbstractContextManager[None]:
+        name = addresses.host_device(hand.one.made.run_id)
+        return hand.both("host", program, make.format(name), undo.format(name))
+
+    return tamper
+
+
+# Those that are looked for from outside alone: what lets packets by beside the rules, or changes them on their way.
+FURTHER: dict[str, tuple[Tamper, str]] = {
+    "a setting of one device": (
+        lambda h: h.both("gateway", SYSCTL, "-q -w net.ipv4.conf.agent0.accept_local=1",
+                         "-q -w net.ipv4.conf.agent0.accept_local=0"),
+        "settings of device",
+    ),
+    "a setting of one device for IPv6": (
+        lambda h: h.both("gateway", SYSCTL, "-q -w net.ipv6.conf.agent0.accept_source_route=1",
+                         "-q -w net.ipv6.conf.agent0.accept_source_route=-1"),
+        "settings of device",
+    ),
+    "an address that the gateway answers for": (
+        lambda h: h.both("gateway", IP, "neigh add proxy 9.9.9.9 dev agent0", "neigh del proxy 9.9.9.9 dev agent0"),
+        "9.9.9.9 answered for",
+    ),
+    "a next hop": (lambda h: h.both("gateway", IP, "nexthop add id 7 blackhole", "nexthop del id 7"), "next hop"),
+    "a queue at the host's device": (
+        _at_the_device("qdisc add dev {} root pfifo", "qdisc del dev {} root", "/usr/sbin/tc"), "queue pfifo",
+    ),
+    "an address at the host's device": (
+        _at_the_device("address add 10.77.0.1/32 dev {}", "address del 10.77.0.1/32 dev {}"), "10.77.0.1",
+    ),
+    "a route by the host's device": (
+        _at_the_device("route add 10.78.0.0/24 dev {}", "route del 10.78.0.0/24 dev {}"), "10.78.0.0",
+    ),
+    "a setting of the host's device": (
+        lambda h: h.both(
+            "host", SYSCTL, f"-q -w net.ipv4.conf.{addresses.host_device(h.one.made.run_id)}.rp_filter=2",
+            f"-q -w net.ipv4.conf.{addresses.host_device(h.one.made.run_id)}.rp_filter=1",
+        ),
+        "settings of device",
+    ),
+}  # fmt: skip
+
+
 def _in_turn() -> list[str]:
     """Names of tampers so that two that the log says in the same words do not follow on each other: what is undone and
     done again within one period is one drift."""
@@ -213,6 +262,12 @@ def test_every_tamper_with_the_network_is_found_and_told(tmp_path: Path, warm: P
                 found = one.drift_after(before)
                 assert found[0][0] == layer, (name, found)
                 assert says in found[0][1], (name, found)
+            assert one.report().holds, name
+        for name, (tamper, says) in FURTHER.items():
+            with tamper(hand):
+                found_now = [found for found in one.report().layers if not found.holds]
+                assert [found.name for found in found_now] == ["network"], (name, found_now)
+                assert says in found_now[0].found, (name, found_now)
             assert one.report().holds, name
         assert not one.answers, "an alarm ends nothing"
     assert net.leftovers() == []
@@ -257,3 +312,30 @@ def test_what_was_made_is_put_down_when_the_kernel_has_settled() -> None:
     finally:
         os.close(fd)
     assert len(found) == 1
+
+
+def test_what_no_listing_of_rules_shows_is_read_as_well() -> None:
+    """IPsec and the tables of the older iptables, in a namespace of the test's own: neither can be undone there."""
+    (fd,) = netns.make()
+    try:
+        before = netns.within(fd, readback_net.lines)
+        for words in ("state allocspi src 192.0.0.2 dst 9.9.9.9 proto esp reqid 1 mode tunnel",
+                      "policy add src 192.0.0.2/32 dst 9.9.9.9/32 dir fwd action block"):  # fmt: skip
+            command = ["/usr/sbin/ip", "xfrm", *words.split()]
+            run = functools.partial(subprocess.run, command, check=True, capture_output=True, timeout=60)
+            netns.within(fd, run)
+        netns.within(fd, _old_table)
+        more = sorted(netns.within(fd, readback_net.lines) - before)
+    finally:
+        os.close(fd)
+    assert [line.rpartition(" ")[0] for line in more[1:]] == ["transformation association", "transformation policy"]
+    assert more[0] == "old table filter of ip"
+
+
+def _old_table() -> None:
+    # Whoever asks about a table makes it: struct ipt_getinfo, IPT_SO_GET_INFO (linux/netfilter_ipv4/ip_tables.h).
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
+        libc = ctypes.CDLL(None, use_errno=True)
+        info, size = ctypes.create_string_buffer(b"filter", 84), ctypes.c_uint32(84)
+        if libc.getsockopt(sock.fileno(), socket.IPPROTO_IP, 64, info, ctypes.byref(size)):
+            raise OSError(ctypes.get_errno(), "the kernel has no such table")

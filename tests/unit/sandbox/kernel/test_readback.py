@@ -97,3 +97,27 @@ def test_a_mount_is_its_place_its_own_flags_and_what_it_shows() -> None:
         Mount("/", ("ro", "nosuid", "nodev"), "254:0", "/a b/root", "ext4"),
         Mount("/tmp\\x", ("rw", "noexec", "nosymfollow", "idmapped"), "0:42", "/", "tmpfs"),
     )
+
+
+NAMED = """
+import sys
+for line in sys.stdin:
+    with open("/proc/self/comm", "wb", buffering=0) as file:
+        file.write(bytes.fromhex(line))
+    print("named", flush=True)
+"""
+
+
+def test_a_process_with_a_name_of_any_bytes_is_read() -> None:
+    """A name is its process's own to choose, and the other lines of its status are not."""
+    with subprocess.Popen([sys.executable, "-c", NAMED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdin is not None
+        assert one.stdout is not None
+        for name in (b"\xff\xfe\xc3(", b"\nUid:\t0\t0\t0\t0", b"\rSeccomp:\t2", b"\x85Uid:\t0\t"):
+            one.stdin.write(name.hex().encode() + b"\n")
+            one.stdin.flush()
+            assert one.stdout.readline() == b"named\n"
+            found = readback.process(one.pid)
+            assert found is not None
+            assert (found.uid, found.seccomp) == (os.getuid(), 0)
+        one.stdin.close()
