@@ -21,16 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sandbox import gvisor, package  # noqa: E402
 from sandbox.bundle import RunDirectory  # noqa: E402
-from sandbox.kernel import cgroupfs, libc, process, runsc  # noqa: E402
-from sandbox.network.gateway import Gateway  # noqa: E402
+from sandbox.kernel import libc, process, runsc  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
@@ -41,16 +41,9 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
     kept: dict[str, Path] = {}
     original = gvisor._launch  # noqa: SLF001 - the bundle exists only while the run does
 
-    def keep(
-        job: gvisor.Job,
-        directory: RunDirectory,
-        leaf: cgroupfs.Leaf,
-        mounts: Sequence[process.Attach],
-        places: Mapping[str, str],
-        gate: Gateway | None = None,
-    ) -> process.Launch:
+    def keep(job: gvisor.Job, directory: RunDirectory, *rest: Any) -> process.Launch:
         if kept:
-            return original(job, directory, leaf, mounts, places, gate)
+            return original(job, directory, *rest)
         bundle = world.base / "raw"
         shutil.copytree(directory.bundle, bundle)
         kept["bundle"] = bundle
@@ -59,9 +52,9 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
             if mount["type"] == "bind":
                 kept[f"mounts/{index}"] = Path(os.readlink(f"/proc/self/fd/{job.sources[mount['destination']]}"))
         flags.update(job.artefacts.json("runtime.json")["flags"])
-        return original(job, directory, leaf, mounts, places, gate)
+        return original(job, directory, *rest)
 
-    gvisor._launch = keep  # noqa: SLF001
+    gvisor._launch = keep  # type: ignore[assignment]  # noqa: SLF001
     try:
         yield kept
     finally:

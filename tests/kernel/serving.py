@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox.serve import client
+from sandbox.serve import client, frames
 from tests.kernel.world import ROOT, SLOWNESS, World
 
 # A user of this machine's that no file belongs to, and who may ask.
@@ -154,6 +154,16 @@ def opened(directory: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def asked(path: Path, package: Path, text: str = "hi", **fields: Any) -> socket.socket:
+    """A request that was sent and is not waited for; whoever closes the socket goes away."""
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(str(path))
+    with opened(package) as directory:
+        frame = frames.encode({"kind": "run", "text": text, **fields})
+        frames.send(made, frame, until=None, fds=[directory])
+    return made
 
 
 def children_of(pid: int) -> list[int]:

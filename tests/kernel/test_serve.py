@@ -19,7 +19,7 @@ from sandbox import registry
 from sandbox.serve import client, hardening
 from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
-from tests.kernel.serving import CALLER, STRANGER, Served, covenant, opened
+from tests.kernel.serving import CALLER, STRANGER, Served, covenant
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 
 # Says that it is there, and then works for a minute.
@@ -69,17 +69,6 @@ def running(world: World, agent_id: str) -> registry.Entry:
     eventually(lambda: any(row["kind"].get("run_id") == entry.run_id and row["kind"]["type"] == "run_started"
                            for row in world.rows()))  # fmt: skip
     return entry
-
-
-def asked(served: Served, package: Path, text: str = "hi", **fields: Any) -> socket.socket:
-    """A request that was sent and is not waited for; whoever closes the socket goes away."""
-    made = socket.socket(socket.AF_UNIX)
-    made.connect(str(served.path))
-    with opened(package) as directory:
-        from sandbox.serve import frames
-
-        frames.send(made, frames.encode({"kind": "run", "text": text, **fields}), until=None, fds=[directory])
-    return made
 
 
 def _answer(sock: socket.socket) -> dict[str, Any]:
@@ -189,7 +178,7 @@ def test_an_unsigned_package_is_for_root_alone_even_where_it_is_allowed(warm: Pa
 
 
 def test_two_run_at_once(served: Served, long: Path, hello: Path) -> None:
-    with asked(served, long):
+    with serving.asked(served.path, long):
         running(served.world, "long")
         assert served.run(hello).error is None
         assert live(served.world, "long")
@@ -197,7 +186,7 @@ def test_two_run_at_once(served: Served, long: Path, hello: Path) -> None:
 
 
 def test_a_run_ends_with_whoever_asked_for_it(served: Served, long: Path) -> None:
-    with asked(served, long):
+    with serving.asked(served.path, long):
         entry = running(served.world, "long")
     (row,) = eventually(lambda: ended(served.world, entry.run_id))
     assert (row["status"], row["code"]) == ("failed", "stopped")
@@ -207,7 +196,7 @@ def test_a_run_ends_with_whoever_asked_for_it(served: Served, long: Path) -> Non
 def test_a_detached_run_goes_on_without(served: Served) -> None:
     code = HEAD + "import time\ntime.sleep(1)\nanswer = 'done'\n" + TAIL
     package = served.world.sign(served.world.package({"main.py": code}, name="detached", id="detached"))
-    with asked(served, package, detach=True):
+    with serving.asked(served.path, package, detach=True):
         entry = running(served.world, "detached")
     (row,) = eventually(lambda: ended(served.world, entry.run_id))
     assert (row["status"], row["code"]) == ("ok", None)
@@ -229,7 +218,7 @@ def test_an_interrupted_command_ends_its_run(served: Served, long: Path) -> None
 
 
 def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Served, long: Path, hello: Path) -> None:
-    with asked(served, long) as sock:
+    with serving.asked(served.path, long) as sock:
         entry = running(served.world, "long")
         (keeper,) = served.children()
         os.kill(keeper, signal.SIGKILL)
@@ -246,7 +235,7 @@ def test_the_process_holds_what_runs_need_and_no_more(served: Served, long: Path
     kept = sum(1 << number for number in hardening.kept())
     own = int(serving.status(os.getpid())["CapEff"], 16)
     assert own & ~kept  # the control: root has more
-    with asked(served, long):
+    with serving.asked(served.path, long):
         entry = running(served.world, "long")
         (keeper,) = served.children()
         (runsc, *_) = serving.children_of(keeper)
@@ -299,7 +288,7 @@ def test_runs_end_with_a_killed_supervisor_or_go_on_as_the_operator_says(
     with Served(world, on_supervisor_exit=wanted) as served:
         code = LONG.replace("sleep(60)", "sleep(6)")
         package = world.sign(world.package({"main.py": code}, id="long", cpu_ms=60000 * SLOWNESS))
-        with asked(served, package) as sock:
+        with serving.asked(served.path, package) as sock:
             entry = running(world, "long")
             served.kill()
             if wanted == "end":
@@ -332,7 +321,7 @@ def test_systemd_gives_the_socket_and_is_told_that_it_is_ready(tmp_path: Path, w
         notified.settimeout(START)
         environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         served.start(environment=environment, wait=False, fds=[listener.fileno()])
-        said = set()
+        said: set[bytes] = set()
         while not {b"READY=1", b"WATCHDOG=1"} <= said:
             said.add(notified.recv(100))
         with served.stopping():
