@@ -7,7 +7,7 @@ on others is asked once more when the gate is held and no other label can appear
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,19 +49,23 @@ class Member:
     issuer: Mapping[str, str]
     capabilities: frozenset[str]
 
-    def lineage(self, *, deadline_ms: int, own: Drawn, on_excess: OnExcess) -> Lineage:
+    def lineage(
+        self, *, deadline_ms: int, own: Drawn, on_excess: OnExcess = "reject", only: Effective | None = None
+    ) -> Lineage:
         """What a child of it is told; ``own`` is what it takes of its ceilings itself."""
-        return Lineage(self, deadline_ms, own, on_excess)
+        return Lineage(self, deadline_ms, own, on_excess, only)
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where a child comes from. ``deadline_ms`` (Unix time) is when its parent ends at the latest."""
+    """Where a child comes from. ``deadline_ms`` (Unix time) is when its parent ends at the latest; ``only`` is what its
+    parent's agent leaves of the child's manifest, None for all of it."""
 
     parent: Member
     deadline_ms: int
     own: Drawn
     on_excess: OnExcess
+    only: Effective | None = None
 
     @property
     def depth(self) -> int:
@@ -118,6 +122,8 @@ class Claim:
     trusted: trust.TrustedPackage | Unsigned
     effective: Effective
     package_name: str
+    capacity_mb: int
+    overcommit: float = 1.0
     lineage: Lineage | None = None
 
     def label(
@@ -125,12 +131,11 @@ class Claim:
     ) -> dict[str, str]:
         """What others may need to know of this run while it lives, and the next start if it is cut off."""
         resources, spawning = self.effective.resources, self.effective.spawning
-        gvisor = self.manifest.sandbox.backend == "linux-gvisor"
         numbers = {
             "depth": 0 if self.lineage is None else self.lineage.depth,
             "started_ms": now_ms,
             **{name: getattr(resources, name) or 0 for name in ("memory_mb", "pids_max", "cpu_millis")},
-            "host_memory_mb": budget.host_memory_mb(self.effective, gvisor=gvisor),
+            "host_memory_mb": self._host_memory_mb,
             "max_depth": spawning.max_depth or 0,
             "max_descendants": spawning.max_descendants or 0,
         }
@@ -151,10 +156,19 @@ class Claim:
         """Behind the gate, before the label can be seen: ask again what depends on other live runs.
 
         Raises:
-            errors.RuleViolation: rule 8: another package has the agent id now; rule 5: an ancestor has no place left.
+            errors.RuleViolation: as ``check``.
             errors.ParentEndedError: the run that asked for it has ended.
         """
-        entries = registry.seen(runs)
+        self.check(registry.seen(runs))
+
+    def check(self, entries: Sequence[registry.Entry]) -> None:
+        """What depends on the runs that are live.
+
+        Raises:
+            errors.RuleViolation: rule 8: another package has the agent id; rule 5: an ancestor has no place left; rule
+                6: this machine has promised too much already.
+            errors.ParentEndedError: the run that asked for it has ended.
+        """
         agent_id = self.manifest.agent.id
         nine.refuse_other_owners(
             owners(entries).get(agent_id, ()),
@@ -165,6 +179,17 @@ class Claim:
         )
         if self.lineage is not None:
             budget.within_budget(self.lineage.present(entries), self.effective.resources, self.manifest.where)
+        budget.within_host(
+            self._host_memory_mb,
+            int(self.capacity_mb * self.overcommit),
+            [budget.Promised(one.run_id, one.agent_id, one.host_memory_mb) for one in entries],
+            self.manifest.where,
+            share="" if self.overcommit == 1.0 else f" (overcommit {self.overcommit:g})",
+        )
+
+    @property
+    def _host_memory_mb(self) -> int:
+        return budget.host_memory_mb(self.effective, gvisor=self.manifest.sandbox.backend == "linux-gvisor")
 
     @property
     def _payload_digest(self) -> str:

@@ -142,14 +142,16 @@ def _use(directory: Path, overhead_mb: int) -> Drawn:
 
 
 def narrowed(lineage: Lineage, manifest: Manifest, runs: Path) -> Effective | None:
-    """What is left of a child's wishes under its parent, by which the host is looked at; None where it takes no less.
+    """What is left of a child's wishes under its parent, by which the host is looked at; None where nothing is taken.
 
     Raises:
         errors.ParentEndedError: the run that asked for it has ended.
     """
-    if lineage.on_excess == "reject":
+    if lineage.on_excess == "reject" and lineage.only is None:
         return None
     wishes = nine.requested(manifest, roles=data.roles())
+    if lineage.only is not None:
+        wishes = wishes.meet(lineage.only)
     return delegate(lineage.present(registry.live(runs)), wishes).granted
 
 

@@ -170,6 +170,31 @@ def runsc_facts(config: Config) -> RunscFacts:
     return RunscFacts(str(path), version, digest)
 
 
+def capacity_mb(hierarchies: cgroupfs.Hierarchies | None = None) -> int:
+    """The memory that runs may be promised in all: what the machine has, or what the cgroup in which this process lives
+    leaves of it, in MiB."""
+    bounds = [_meminfo()["MemTotal"] // 1024]
+    found = hierarchies or cgroupfs.Hierarchies.read()
+    name = "memory.limit_in_bytes" if found.version == 1 else "memory.max"
+    place = found.mounts.get("memory")
+    own = next((one for one in _own_cgroups() if one[0] in ("memory", "")), None)
+    if place is not None and own is not None:
+        for part in (own[1], *Path(own[1]).parents):
+            # The root of a hierarchy has no such file, and no limit.
+            with contextlib.suppress(OSError, ValueError):
+                bounds.append(int((place / str(part).lstrip("/") / name).read_text()) // _MIB)
+    return min(bounds)
+
+
+def _own_cgroups() -> list[tuple[str, str]]:
+    """Controller and path of each cgroup of this process (cgroups(7)); version 2 has no controller's name."""
+    out = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        out += [(name, path) for name in controllers.split(",")]
+    return out
+
+
 def disk_free_mb(path: Path) -> int:
     """Free MiB where ``path`` is or would be made."""
     while not path.exists():

@@ -25,6 +25,7 @@ from typing import Any
 
 from policy import clocks, contract, decide, denials, errors
 from policy import lifecycle as life
+from policy.grants.effective import Effective
 from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
@@ -200,7 +201,9 @@ class Run:
     def _case(self) -> dict[str, Any]:
         """What the rules look at beside the package and the host."""
         entries, lineage = registry.live(self._means.path / "runs"), self._lineage
-        above = {} if lineage is None else {"parent": lineage.present(entries), "on_excess": lineage.on_excess}
+        above: dict[str, Any] = {}
+        if lineage is not None:
+            above = {"parent": lineage.present(entries), "on_excess": lineage.on_excess, "wanted": lineage.only}
         return {
             **above,
             "now_ms": self._now_ms,
@@ -325,7 +328,7 @@ class Run:
         deadline = self._deadline(trusted, manifest)
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
         steering = self._steering(verdict.effective.lifetime)
-        label, claim = self._claim(admission.Claim(manifest, trusted, verdict.effective, request.package_name))
+        label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
         # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
         with (
             bundle.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim) as directory,
@@ -383,9 +386,7 @@ class Run:
         stack: contextlib.ExitStack,
     ) -> gvisor.Job:
         means, manifest = self._means, decision.manifest
-        label, claim = self._claim(
-            admission.Claim(manifest, trusted, decision.effective, self._request.package_name, self._lineage)
-        )
+        label, claim = self._claim(self._asked(trusted, manifest, decision.effective))
         order = preparation.Order(
             run_id=self.run_id,
             package=self._request.package,
@@ -410,6 +411,23 @@ class Run:
             never_granted=means.never_granted,
             stack=stack,
         )
+
+    def _asked(
+        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
+    ) -> admission.Claim:
+        """The place that the run asks for: looked at now, and again when it is taken."""
+        config = self._means.config
+        claim = admission.Claim(
+            manifest,
+            trusted,
+            effective,
+            self._request.package_name,
+            host.capacity_mb(),
+            config.overcommit,
+            self._lineage,
+        )
+        claim.check(registry.live(self._means.path / "runs"))
+        return claim
 
     def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
         """The label of the run, and what is asked behind the gate before others can see it."""

@@ -14,6 +14,7 @@ the parent is gone, however it went, and the child does what its ``on_parent_exi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -26,7 +27,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from policy import denials, errors
+from policy.grants.effective import Effective
+from policy.grants.paths import PathSet
 from policy.rules.parent import Drawn, OnExcess
+from policy.signing import strict_json
 from sandbox import keeper
 from sandbox.admission import Lineage, Member
 from sandbox.broker import Broker, Call, Handler
@@ -35,7 +39,7 @@ from sandbox.runner import Outcome
 
 # A child costs its machine a process and the reading of a package before any rule says no.
 PER_SECOND, BURST = 8.0, 64.0
-TEXT_BYTES = 512 * 1024
+TEXT_BYTES, MOST_PATHS = 512 * 1024, 256
 # Results that nobody has asked for yet, in number and in bytes.
 UNREAD, UNREAD_BYTES = 1024, 64 << 20
 # How long a child that ends with its parent may take beyond the grace, and then after it was told to end.
@@ -116,7 +120,7 @@ class Spawner:
     def spawn(self, call: Call) -> None:
         """``spawn``: start a child. Answered with its run id when it is admitted, else with the refusal."""
         try:
-            agent_id, text, on_excess, timeout_ms = _request(call.fields)
+            asked = _request(call.fields)
             self._check()
         except errors.CovenantError as e:
             self._refused(str(call.fields.get("agent", "")), e.code)
@@ -129,11 +133,11 @@ class Spawner:
             call.refuse("no_task", "children are started while the agent has a task, and at no other time")
             return
         if not self._rate.take(self._clock()):
-            self._refused(agent_id, "too_many_requests")
+            self._refused(asked.agent_id, "too_many_requests")
             call.refuse("too_many_requests", f"{PER_SECOND:g} children a second are started at most")
             return
         try:
-            self._fork(call, agent_id, text, on_excess, timeout_ms)
+            self._fork(call, asked)
         except (OSError, errors.KernelError) as e:
             call.refuse("kernel_error", f"no process can be started for it: {e}")
 
@@ -198,14 +202,16 @@ class Spawner:
                 hint="wait until one of them has ended",
             )
 
-    def _fork(self, call: Call, agent_id: str, text: str, on_excess: OnExcess, timeout_ms: int | None) -> None:
+    def _fork(self, call: Call, asked: _Asked) -> None:
         assert self._broker is not None
         assert self._deadline_ms is not None
         if self._alive is None:
             self._alive = os.pipe2(os.O_CLOEXEC)
         run_id = str(uuid.uuid4())
-        lineage = self._member.lineage(deadline_ms=self._deadline_ms, own=self._use(), on_excess=on_excess)
-        errand = Errand(run_id, agent_id, text, timeout_ms, lineage, self._alive[0])
+        lineage = self._member.lineage(
+            deadline_ms=self._deadline_ms, own=self._use(), on_excess=asked.on_excess, only=asked.only
+        )
+        errand = Errand(run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0])
         with contextlib.ExitStack() as undo:
             read, write = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, read)
@@ -216,7 +222,7 @@ class Spawner:
                 os.close(write)
             undo.pop_all()
         os.set_blocking(read, False)
-        child = _Child(run_id, agent_id, started, read, call)
+        child = _Child(run_id, asked.agent_id, started, read, call)
         self._children[run_id] = child
         self._broker.watch(read, functools.partial(self._hear, child))
 
@@ -284,10 +290,17 @@ class _FieldError(ValueError):
     """A request that is none."""
 
 
-def _request(fields: Mapping[str, Any]) -> tuple[str, str, OnExcess, int | None]:
-    odd = sorted(set(fields) - {"agent", "text", "on_excess", "timeout_ms"})
-    if odd:
-        raise _FieldError(f"`spawn` takes no `{odd[0][:64]}`")
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    agent_id: str
+    text: str
+    on_excess: OnExcess
+    timeout_ms: int | None
+    only: Effective | None
+
+
+def _request(fields: Mapping[str, Any]) -> _Asked:
+    _closed("spawn", fields, ("agent", "text", "on_excess", "timeout_ms", "only"))
     agent_id, text = fields.get("agent"), fields.get("text")
     if not isinstance(agent_id, str) or not isinstance(text, str) or len(agent_id) > 128:
         raise _FieldError("`spawn` takes `agent` and `text`, both texts")
@@ -296,9 +309,40 @@ def _request(fields: Mapping[str, Any]) -> tuple[str, str, OnExcess, int | None]
     on_excess, timeout_ms = fields.get("on_excess", "reject"), fields.get("timeout_ms")
     if on_excess not in ("reject", "narrow"):
         raise _FieldError("`on_excess` is `reject` or `narrow`")
-    if timeout_ms is not None and (type(timeout_ms) is not int or not 0 < timeout_ms < 2**53):
+    if timeout_ms is not None and not _whole(timeout_ms):
         raise _FieldError("`timeout_ms` is a number of milliseconds")
-    return agent_id, text, cast("OnExcess", on_excess), timeout_ms
+    return _Asked(agent_id, text, cast("OnExcess", on_excess), timeout_ms, _only(fields.get("only")))
+
+
+def _only(value: Any) -> Effective | None:
+    """What the child is to have at most, beside what its manifest and its parent say."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise _FieldError("`only` is an object")
+    _closed("only", value, ("read", *Drawn.__slots__))
+    limits = {name: value[name] for name in Drawn.__slots__ if name in value}
+    if not all(_whole(one) for one in limits.values()):
+        raise _FieldError("a limit of `only` is a number above 0")
+    top = Effective.top()
+    resources = dataclasses.replace(top.resources, **limits)
+    filesystem = top.filesystem
+    if "read" in value:
+        paths = value["read"]
+        if not isinstance(paths, list) or len(paths) > MOST_PATHS or not all(isinstance(one, str) for one in paths):
+            raise _FieldError(f"`read` of `only` is a list of at most {MOST_PATHS} paths")
+        filesystem = dataclasses.replace(filesystem, read=PathSet.of(paths))
+    return dataclasses.replace(top, resources=resources, filesystem=filesystem)
+
+
+def _closed(what: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
+    odd = sorted(set(fields) - set(known))
+    if odd:
+        raise _FieldError(f"`{what}` takes no `{strict_json.shown(odd[0])}`")
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**53
 
 
 def _tell(call: Call, said: Mapping[str, Any]) -> None:

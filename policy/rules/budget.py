@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from policy import errors
 from policy.compile.cgroup import overhead_mb
@@ -10,6 +11,9 @@ from policy.grants.effective import Effective
 from policy.grants.resources import Resources
 from policy.rules.case import Case
 from policy.rules.parent import Drawn, Parent
+
+# So many of those that hold something are named in a refusal.
+_NAMED = 4
 
 
 def spawn_budget(case: Case) -> None:
@@ -78,6 +82,41 @@ def resource_availability(case: Case) -> None:
                 hint="ask for less, or free some",
                 where=case.where(f"resources.{name}"),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What a live run may take of this machine's memory, in MiB, whether it does or not."""
+
+    run_id: str
+    agent_id: str
+    memory_mb: int
+
+
+def within_host(
+    wanted_mb: int, capacity_mb: int, promised: Sequence[Promised], where: Callable[[str], str], *, share: str = ""
+) -> None:
+    """Rule 6 for what is live now: whatever all runs may take together, this machine has.
+
+    ``capacity_mb`` is what may be promised in all; ``share`` says how much of the machine that is.
+
+    Raises:
+        errors.ResourceViolation: with what is missing, and who holds the rest.
+    """
+    held = sum(one.memory_mb for one in promised)
+    if held + wanted_mb <= capacity_mb:
+        return
+    most = sorted(promised, key=lambda one: -one.memory_mb)
+    named = ", ".join(f"`{one.agent_id}` {one.memory_mb} MiB (run {one.run_id[:8]})" for one in most[:_NAMED])
+    others = f" and {len(most) - _NAMED} more" if len(most) > _NAMED else ""
+    raise errors.ResourceViolation(
+        f"memory_mb needs {wanted_mb} MiB, and {max(capacity_mb - held, 0)} of the {capacity_mb} that this host"
+        f" may promise{share} are left",
+        grant="resources.memory_mb",
+        hint=f"held by {named}{others}: wait for one of them, or raise overcommit" if promised else "ask for less",
+        where=where("resources.memory_mb"),
+        missing_mb=held + wanted_mb - capacity_mb,
+    )
 
 
 def host_memory_mb(effective: Effective, *, gvisor: bool) -> int:

@@ -25,7 +25,7 @@ from policy.manifest import parse
 from policy.package import Package
 from policy.rules.case import Unsigned
 from policy.rules.parent import Drawn
-from sandbox import bundle, registry
+from sandbox import bundle, host, registry
 from sandbox.admission import Above, Claim, Lineage, Member
 
 MANIFEST = b"""\
@@ -51,13 +51,19 @@ def member(run_id: str, *line: Above, resources: Resources = LARGE) -> Member:
     return Member(run_id, "i", run_id, "d", effective, artefacts, line, ISSUER, frozenset())
 
 
-def claim(parent: Member | None, *, own: Drawn = Drawn(), **wants: int) -> Claim:  # noqa: B008 - it is frozen
+def claim(
+    parent: Member | None,
+    *,
+    own: Drawn = Drawn(),  # noqa: B008 - it is frozen
+    capacity_mb: int = 1 << 30,
+    **wants: int,
+) -> Claim:
     resources = Resources(**{"memory_mb": 1, "pids_max": 1, "cpu_millis": 1, **wants})
     effective = replace(Effective.bottom(), resources=resources)
     lineage = None if parent is None else Lineage(parent, int(time.time() * 1000) + 60_000, own, "reject")
     manifest = parse.parse(MANIFEST, file="agent.toml")
     unsigned = Unsigned(Package({"agent.toml": MANIFEST}, None), allowed=True)
-    return Claim(manifest, unsigned, effective, "p", lineage)
+    return Claim(manifest, unsigned, effective, "p", capacity_mb, lineage=lineage)
 
 
 @contextlib.contextmanager
@@ -74,7 +80,7 @@ def _race(runs: Path, number: int, asked: Claim, begin: Any, said: SimpleQueue[s
         with admitted(runs, f"racer-{number}", asked):
             said.put("admitted")
             over.wait()
-    except errors.SpawnBudgetViolation as e:
+    except errors.RuleViolation as e:
         said.put(e.grant)
     except BaseException as e:
         said.put(repr(e))
@@ -169,3 +175,28 @@ def test_depth_is_counted_from_each_ancestor(tmp_path: Path) -> None:
         with pytest.raises(errors.SpawnBudgetViolation) as refusal, admitted(tmp_path, "leaf", claim(middle)):
             pass
         assert refusal.value.grant == "spawn.max_depth"
+
+
+def test_of_many_at_once_no_more_are_promised_than_the_machine_has(tmp_path: Path) -> None:
+    """Without a parent; each takes its memory and its sandbox's."""
+    asked = claim(None, capacity_mb=1000, memory_mb=236)
+    assert asked.label(issuer=ISSUER, operator=None, signers=(), now_ms=1)["host_memory_mb"] == "300"
+    answers = race(tmp_path, dict.fromkeys(range(12), asked))
+    assert (answers.count("admitted"), answers.count("resources.memory_mb")) == (3, 9)
+
+
+def test_a_refusal_says_what_is_missing_and_who_holds_the_rest(tmp_path: Path) -> None:
+    asked = claim(None, capacity_mb=500, memory_mb=236)
+    with admitted(tmp_path, "0123456789", asked), pytest.raises(errors.ResourceViolation) as refusal:
+        asked.check(registry.live(tmp_path))
+    assert refusal.value.message == "memory_mb needs 300 MiB, and 200 of the 500 that this host may promise are left"
+    assert refusal.value.hint.startswith("held by `child` 300 MiB (run 01234567): wait")
+    assert refusal.value.details["missing_mb"] == 100
+    # The same beside it, where the operator promises more than there is.
+    with admitted(tmp_path, "0123456789", asked):
+        replace(asked, overcommit=1.2).check(registry.live(tmp_path))
+
+
+def test_the_machines_capacity_is_no_more_than_what_it_has() -> None:
+    total = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
+    assert 0 < host.capacity_mb() <= total

@@ -31,10 +31,6 @@ NOT_YET = {
         kit.text(more='\n[permissions.skills]\nside_effects = ["read"]\n'),
         "permissions.skills.side_effects[0]", "side_effects",
     ),
-    "spawn": (
-        kit.text(more="\n[spawn]\nallowed = true\nmax_depth = 1\nmax_descendants = 1\n"), "spawn.allowed", "allowed",
-    ),
-    "orphan": (kit.text(more='\n[spawn]\non_parent_exit = "adopt"\n'), "spawn.on_parent_exit", "on_parent_exit"),
     "standby": (
         kit.text(('filesystem = "read-only-package"', 'filesystem = "read-only-package"\nstandby = 1')),
         "sandbox.standby", "standby",
