@@ -32,6 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from policy import errors  # noqa: E402
 from policy.signing import envelope  # noqa: E402
 from sandbox import admission, bundle, keeper, package, registry  # noqa: E402
 from sandbox.kernel import cgroupfs  # noqa: E402
@@ -40,7 +41,7 @@ from tests.kernel import internet, revoking  # noqa: E402
 from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
 from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
 
-WAIT_SECONDS = 300.0
+WAIT_SECONDS = 90.0
 
 
 # --- the other process: forks a keeper for each run, inside the host's namespace ------------------------
@@ -60,13 +61,13 @@ def drive(state: Path, home: Path, where: Path, count: int) -> None:
     read = package.read(where)
 
     def work() -> None:
-        with Supervisor(state, never_granted=(str(home),)) as supervisor, contextlib.suppress(Exception):
+        with Supervisor(state, never_granted=(str(home),)) as supervisor, contextlib.suppress(errors.CovenantError):
             supervisor.run(Request(read, "go", issuer, package_name=str(where)))
 
     keepers = []
     for _ in range(count):
         keepers.append(keeper.fork(work))
-        while not first and not (first := [one.run_id for one in registry.live(state / "runs")]):
+        while not first and not (first := [one.run_id for one in registry.agents(registry.live(state / "runs"))]):
             time.sleep(0.01)
     sys.stdin.read()
     for one in keepers:

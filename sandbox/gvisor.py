@@ -44,6 +44,8 @@ _ATTRIBUTES = {
 
 # How often the sandbox's log is read: by the clock, since an agent that makes it write would wake us at each line.
 _CALLS_SECONDS = 0.1
+# How often connections that are over are taken out of the tables (sandbox.network.walls).
+_COLLECT_SECONDS = 1.0
 # Where the package's copy is mounted.
 PACKAGE = "/workspace"
 
@@ -137,6 +139,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
         watches = {**job.watches, **(gate.watches if gate else {}), **(broker.watches if broker else {})}
         rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
+        rounds = (*rounds, *((Round(_COLLECT_SECONDS, gate.collect),) if gate else ()))
         if broker is not None:
             broker.started()
             rounds = (*rounds, broker.round())

@@ -15,6 +15,7 @@ the root and its enforcement leaves nothing running that the root revokes.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,9 +77,9 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     (1) behind the gate: which runs rest on it, and which are below those
     (2) one durable row that names them
     (3) a mark in the directory of each, so that its keeper starts nothing more and says why it ended
-    (4) all of them stopped
-    (5) all their networks cut
-    (6) all of them killed, and waited for
+    (4) all of them stopped: what stands sends nothing
+    (5) all their networks cut, while
+    (6) all of them are killed, and waited for
     (7) those whose keepers were about to start them: until each keeper has found its mark
 
     A row or a mark that cannot be written, or a link that cannot be cut, keeps nobody alive: it is in ``failed``.
@@ -102,9 +103,10 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     hierarchies = cgroupfs.Hierarchies.read()
     leaves = [_leaf(hierarchies, one.path) for one in chosen]
     ending.stop(leaves)  # (4)
-    _try(failed, "networks", lambda: failed.extend(cutting.cut(list(_links(chosen)))))  # (5)
     begun = {leaf.name for leaf in leaves if leaf.pids()}
+    cut = _Aside(functools.partial(cutting.cut, list(_links(chosen))))  # (5)
     _try(failed, "processes", lambda: ending.kill(leaves))  # (6)
+    _try(failed, "networks", lambda: failed.extend(cut.result()))
     late = [one for one in chosen if one.run_id not in begun]
     _try(failed, "runs about to start", lambda: _outwait(late, hierarchies))  # (7)
     return Enforced(tuple(hit[one.run_id] for one in chosen), tuple(failed))
@@ -244,6 +246,29 @@ def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarch
             names = ", ".join(one.run_id for one in left)
             raise errors.KernelError(f"the keepers of {names} have not ended them after {_STARTING_SECONDS:g} s")
         time.sleep(0.005)
+
+
+class _Aside(threading.Thread):
+    """A call in a thread of its own; ``result`` waits for it, and raises what it raised."""
+
+    def __init__(self, call: Callable[[], list[str]]) -> None:
+        super().__init__(name="cut")
+        self._call, self._value = call, list[str]()
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as e:  # it is raised again in the thread that asks
+            self._error = e
+
+    def result(self) -> list[str]:
+        """What the call gave."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 def _try(failed: list[str], what: str, act: Callable[[], object]) -> None:

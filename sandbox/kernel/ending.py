@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from policy import errors
 from sandbox.kernel.cgroupfs import Leaf
 
-_LOOK_SECONDS = 0.002
+_LOOK_SECONDS = 0.004
 
 
 def stop(leaves: Iterable[Leaf]) -> None:
@@ -32,29 +32,41 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
         errors.KernelError: something is still alive at the deadline; everything was sent its signal.
     """
     until = time.monotonic() + deadline_seconds
-    left = [leaf for leaf in leaves if leaf.pids()]
+    killed: dict[int, set[int]] = {}
+    left = [(leaf, pids) for leaf in leaves if (pids := leaf.pids())]
     while left:
-        for leaf in left:
-            _kill(leaf)
+        # Whoever is on its way out is left alone: frozen again, it would not get there.
+        fresh = [(leaf, pids) for leaf, pids in left if not killed.setdefault(id(leaf), set()).issuperset(pids)]
+        stop(leaf for leaf, _ in fresh)
+        for leaf, pids in fresh:
+            _kill(leaf, pids)
+            killed[id(leaf)].update(pids)
         # Version 1 delivers SIGKILL only after the thaw (sandbox-facts): no instruction of its own comes in between.
-        for leaf in left:
+        for leaf, _ in fresh:
             _ask(leaf, frozen=False)
-        wait = time.monotonic() + 10 * _LOOK_SECONDS
-        while time.monotonic() < wait and (left := [leaf for leaf in left if leaf.pids()]):
-            time.sleep(_LOOK_SECONDS)
-        if left and time.monotonic() > until:
-            names = ", ".join(leaf.name for leaf in left)
+        if time.monotonic() > until:
+            names = ", ".join(leaf.name for leaf, _ in left)
             raise errors.KernelError(f"something survives SIGKILL in the cgroups {names}")
-        # Whoever is left was forked meanwhile, or is on its way out; asked once more, it changes nothing.
-        stop(left)
+        time.sleep(_LOOK_SECONDS)
+        left = [(leaf, pids) for leaf, _ in left if (pids := _some(leaf))]
 
 
-def _kill(leaf: Leaf) -> None:
+def _some(leaf: Leaf) -> list[int]:
+    """Who is left, by one hierarchy as long as it lists anybody: asking all of them takes longer than the deaths do."""
+    with contextlib.suppress(OSError):
+        for path in leaf.paths.values():
+            if listed := (path / "cgroup.procs").read_text().split():
+                return [int(pid) for pid in listed]
+            break
+    return leaf.pids()
+
+
+def _kill(leaf: Leaf, pids: Iterable[int]) -> None:
     if leaf.hierarchies.version == 2:
         with contextlib.suppress(OSError):
             (leaf.paths["memory"] / "cgroup.kill").write_text("1")
             return
-    for pid in leaf.pids():
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

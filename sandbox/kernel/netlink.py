@@ -10,6 +10,7 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ _RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNICAST, _RTNH_F_ONLINK = 254, 4, 1, 4
 _RT_SCOPE_UNIVERSE, _RT_SCOPE_LINK = 0, 253
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 # linux/if_link.h, linux/veth.h, linux/if_addr.h, linux/neighbour.h
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 18, 28
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_GROUP, _IFLA_NET_NS_FD = 1, 3, 18, 27, 28
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _IFF_UP = 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS, _IFA_F_NODAD = 1, 2, 8, 0x02
@@ -74,6 +75,18 @@ def down(index: int) -> Request:
     """Bring a device down: no packet passes it any more, in either direction."""
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, _IFF_UP)
     return Request(RTM_NEWLINK, 0, body, f"bring device {index} down")
+
+
+def grouped(index: int, group: int) -> Request:
+    """Put a device into a group, which is a number alone."""
+    body = _link(0, index) + attribute(_IFLA_GROUP, struct.pack("=I", group))
+    return Request(RTM_NEWLINK, 0, body, f"put device {index} into group {group}")
+
+
+def delete_group(group: int) -> Request:
+    """Take all devices of a group away at once: the kernel waits for what is under way once, not for each of them."""
+    body = _link(0, 0) + attribute(_IFLA_GROUP, struct.pack("=I", group))
+    return Request(RTM_DELLINK, 0, body, f"remove the devices of group {group}")
 
 
 def up(index: int) -> Request:
@@ -172,9 +185,20 @@ class Route:
         Raises:
             errors.KernelError: the kernel does not say.
         """
+        return {name: index for name, (index, _) in self._links().items()}
+
+    def groups(self) -> set[int]:
+        """The groups that a device there is in.
+
+        Raises:
+            errors.KernelError: the kernel does not say.
+        """
+        return {group for _, group in self._links().values()}
+
+    def _links(self) -> dict[str, tuple[int, int]]:
         self._sequence += 1
         body = _link(0, 0)
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int, int]] = {}
         try:
             self._socket.send(
                 HEADER.pack(HEADER.size + len(body), RTM_GETLINK, _REQUEST | _DUMP, self._sequence, 0) + body
@@ -186,8 +210,9 @@ class Route:
                     if kind in (_NLMSG_DONE, _NLMSG_ERROR):
                         return found
                     index = struct.unpack_from("=i", answer, 4)[0]
-                    name = attributes(answer[16:]).get(_IFLA_IFNAME, b"").rstrip(b"\0")
-                    found[name.decode("ascii", "replace")] = index
+                    said = attributes(answer[16:])
+                    name = said.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace")
+                    found[name] = index, int.from_bytes(said.get(_IFLA_GROUP, b""), sys.byteorder)
         except OSError as e:
             raise errors.KernelError(f"rtnetlink: {e.strerror or e}") from e
 

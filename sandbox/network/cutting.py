@@ -1,20 +1,23 @@
-"""The networks of runs cut at once, by somebody else than their keepers: links down, connections forgotten.
+"""The networks of runs cut at once, by somebody else than their keepers: links gone, connections forgotten.
 
-A link that is down passes no packet in either direction, also none of a connection that stands or that a gate holds.
-What it is made of is taken away by the keeper when it ends (``uplink``).
+Where there is no link no packet passes in either direction, also none of a connection that stands or that a gate
+holds. All links go in one step: the kernel waits for what is under way before it lets one go, which for a tree of runs
+one after the other takes a second and more. The rest is taken away by each keeper when it ends (``uplink``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from policy import errors
-from sandbox.kernel import conntrack, netlink
+from sandbox.kernel import netlink
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses, uplink
 
@@ -29,9 +32,9 @@ class Link:
 
 
 def cut(links: Sequence[Link]) -> list[str]:
-    """Take every link down, at the host's end and in the gateway, then forget what was begun over it.
+    """Take every run's link to the host away, and forget what was begun over it.
 
-    What could not be cut is returned in words; the other links are cut all the same, and so is the other end.
+    What could not be cut is returned in words; the other links are cut all the same.
     """
     failed: list[str] = []
     if not links:
@@ -44,9 +47,6 @@ def cut(links: Sequence[Link]) -> list[str]:
                 failed += here() if namespace is None else spaces.within(namespace, here)
             except (OSError, errors.KernelError) as e:
                 failed.append(f"the host's end: {e}")
-    for link in links:
-        with contextlib.suppress(OSError, errors.KernelError):  # its keeper is gone, and its namespaces with it
-            _in_the_gateway(link)
     return failed
 
 
@@ -65,15 +65,10 @@ def _others(links: Iterable[Link], stack: contextlib.ExitStack) -> list[int]:
 
 def _at_the_host(links: Sequence[Link]) -> list[str]:
     """What of it could not be done, in the namespace of the calling thread; runs without a device there are passed."""
-    failed = []
     with netlink.Route() as route:
         there = route.links()
         own = [link for link in links if addresses.host_device(link.run_id) in there]
-        for link in own:
-            try:
-                route.do([netlink.down(there[addresses.host_device(link.run_id)])])
-            except errors.KernelError as e:
-                failed.append(f"{link.run_id}: {e.message}")
+        failed = _take_away(route, [there[addresses.host_device(link.run_id)] for link in own])
     for link in own:
         place = uplink.noted(link.noted)
         if place is not None:
@@ -81,20 +76,26 @@ def _at_the_host(links: Sequence[Link]) -> list[str]:
     return failed
 
 
-def _in_the_gateway(link: Link) -> None:
-    """Both ends of the gateway: towards the agent, and towards the host."""
-    fd = os.open(f"/proc/{link.keeper}/fd/{int(link.noted['gateway'])}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        spaces.within(fd, _all_down)
-    finally:
-        os.close(fd)
-
-
-def _all_down() -> None:
-    with netlink.Route() as route:
-        there = route.links()
-        own = [there[name] for name in (addresses.GATEWAY_DEVICE, addresses.UPLINK_DEVICE) if name in there]
-        route.do([netlink.down(index) for index in own])
+def _take_away(route: netlink.Route, devices: Sequence[int]) -> list[str]:
+    """All of them in one step; one by one where that fails, since a keeper may just be taking its own away."""
+    if not devices:
+        return []
+    taken = route.groups()
+    group = next(number for number in iter(_any_group, None) if number not in taken)
     with contextlib.suppress(errors.KernelError):
-        conntrack.forget(addresses.AGENT4)
-        conntrack.forget(addresses.AGENT6)
+        route.do([*(netlink.grouped(device, group) for device in devices), netlink.delete_group(group)])
+        return []
+    failed = []
+    left = set(route.links().values())
+    for device in left.intersection(devices):
+        try:
+            route.do([netlink.down(device)])
+        except errors.KernelError as e:
+            if not isinstance(e.__cause__, OSError) or e.__cause__.errno != errno.ENODEV:
+                failed.append(e.message)
+    return failed
+
+
+def _any_group() -> int:
+    """Any number that whoever looks after the machine would hardly give a group."""
+    return 0x40000000 | secrets.randbits(30)

@@ -20,8 +20,8 @@ from typing import Any
 from policy import denials, errors
 from policy.compile.artefacts import Artefacts
 from sandbox.config import Config, trusted_binary
+from sandbox.kernel import conntrack, nflog, nft
 from sandbox.kernel import netns as spaces
-from sandbox.kernel import nflog, nft
 from sandbox.network import addresses, dns_gate, netns, resolvers, tls_gate, uplink, walls
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
@@ -34,6 +34,12 @@ class Gateway:
     spaces: netns.Spaces
     place: addresses.Uplink
     watches: Watches
+    remembered: conntrack.Remembered
+
+    def collect(self) -> None:
+        """To be called every second: beyond what few connections leave, what is over is taken out of the tables."""
+        if self.remembered.count() > walls.MAX_CONNECTIONS // 2:
+            self.remembered.collect()
 
 
 @contextlib.contextmanager
@@ -75,7 +81,8 @@ def opened(
         for gate in gates:
             gate.process.ready()  # (6)
             watches.update(gate.watches)
-        yield Gateway(made, place, watches)
+        remembered = stack.enter_context(contextlib.closing(made.inside(conntrack.Remembered)))
+        yield Gateway(made, place, watches, remembered)
 
 
 def _gates(

@@ -23,7 +23,7 @@ from typing import Any, Final
 from policy import errors
 from sandbox.kernel import conntrack, netlink, nft
 from sandbox.kernel import netns as spaces
-from sandbox.network import addresses, netns
+from sandbox.network import addresses, netns, walls
 
 TABLE: Final = "covenant_uplink"
 LOCK: Final = Path("/run/covenant-uplink.lock")
@@ -42,24 +42,26 @@ _DEVICE: Final = {
 }
 _FORWARD4, _FORWARD6 = "ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"
 _EVERYWHERE = {_FORWARD4: "ipv4/conf/all/forwarding", _FORWARD6: "ipv6/conf/all/forwarding"}
-_COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-]) ([01])")
+_COMMENT = re.compile(r"covenant 1 ([A-Za-z0-9._-]{1,15}) ([01]) ([01-]) ([01])(?: ([0-9]{1,10}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
     """The operator's interface, and whether it forwarded before: ``ipv6`` None where that cannot be had for one
-    interface alone, and no packet of IPv6 is forwarded for a run. ``router`` says whether the host forwarded IPv4."""
+    interface alone, and no packet of IPv6 is forwarded for a run. ``router`` says whether the host forwarded IPv4.
+    ``index`` is its number, which stays when it is given another name; 0 where that is not known."""
 
     device: str
     ipv4: bool
     ipv6: bool | None
     router: bool = False
+    index: int = 0
 
     @property
     def comment(self) -> str:
         """As it stands at the table."""
         six = "-" if self.ipv6 is None else str(int(self.ipv6))
-        return f"covenant 1 {self.device} {int(self.ipv4)} {six} {int(self.router)}"
+        return f"covenant 1 {self.device} {int(self.ipv4)} {six} {int(self.router)} {self.index}"
 
 
 def look(device: str) -> Before:
@@ -73,11 +75,13 @@ def look(device: str) -> Before:
     except OSError as e:
         raise _absent(device) from e
     router = _read(_EVERYWHERE[_FORWARD4]) != 0
-    if _read(_EVERYWHERE[_FORWARD6]):
-        return Before(device, ipv4, True, router)
-    if not netns.setting(_FORWARD6.format(device)).exists():
-        return Before(device, ipv4, None, router)
-    return Before(device, ipv4, _read(_FORWARD6.format(device)) != 0, router)
+    with netlink.Route() as route:
+        index = route.links().get(device, 0)
+    ipv6: bool | None = True
+    if not _read(_EVERYWHERE[_FORWARD6]):
+        there = netns.setting(_FORWARD6.format(device)).exists()
+        ipv6 = _read(_FORWARD6.format(device)) != 0 if there else None
+    return Before(device, ipv4, ipv6, router, index)
 
 
 def text(before: Before) -> bytes:
@@ -93,6 +97,7 @@ def text(before: Before) -> bytes:
         f"delete table inet {TABLE}",
         f"table inet {TABLE} {{",
         f'\tcomment "{before.comment}"',
+        walls.SOON.rstrip("\n"),
         "\tchain refuse {",
         "\t\tmeta l4proto tcp counter reject with tcp reset",
         "\t\tcounter reject with icmpx port-unreachable",
@@ -103,6 +108,7 @@ def text(before: Before) -> bytes:
         "\t}",
         "\tchain forward {",
         "\t\ttype filter hook forward priority -10; policy accept;",
+        *(f'\t\t{ours} {rule}' for rule in walls.SOON_RULES),
         f'\t\t{ours} oifname "{before.device}" accept',
         f"\t\t{ours} goto refuse",
         f'\t\toifname "{addresses.HOST_PREFIX}*" iifname "{before.device}" ct state established,related accept',
@@ -180,7 +186,8 @@ def held_table(binary: Path) -> Before | None:
     match = _COMMENT.search(found)
     if match is None:
         raise errors.KernelError(f"table inet {TABLE} is not one of ours", hint=f"nft delete table inet {TABLE}")
-    return Before(match[1], match[2] == "1", None if match[3] == "-" else match[3] == "1", match[4] == "1")
+    ipv6 = None if match[3] == "-" else match[3] == "1"
+    return Before(match[1], match[2] == "1", ipv6, match[4] == "1", int(match[5] or 0))
 
 
 def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
@@ -253,15 +260,27 @@ def _end(name: str, binary: Path) -> None:
 
 def _forward(before: Before, *, on: bool) -> None:
     """Switch forwarding on where it was off, or off again. An interface that is gone has nothing to give back, and a
-    host that was made a router meanwhile, as docker does, is left one."""
+    host that was made a router meanwhile, as docker does, is left one. Off goes to the interface that it was, whatever
+    its name is now, and never to another that has the name now."""
+    device = before.device if on else _named(before)
+    if device is None:
+        return
     for setting, was, router in ((_FORWARD4, before.ipv4, before.router), (_FORWARD6, before.ipv6, False)):
         if was is not False or (not on and (_read(_EVERYWHERE[setting]) != 0) is not router):
             continue
         try:
-            netns.setting(setting.format(before.device)).write_text(str(int(on)))
+            netns.setting(setting.format(device)).write_text(str(int(on)))
         except FileNotFoundError as e:
             if on:
                 raise _absent(before.device) from e
+
+
+def _named(before: Before) -> str | None:
+    """What the interface is called now; None when it is gone."""
+    if not before.index:
+        return before.device
+    with netlink.Route() as route:
+        return next((name for name, index in route.links().items() if index == before.index), None)
 
 
 def _absent(device: str) -> errors.NotEnforceableError:

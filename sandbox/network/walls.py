@@ -10,13 +10,14 @@ from typing import Final
 
 from sandbox.network import addresses as own
 
-# Connections of one run, in the gateway and so behind it as well: one rule counts those that are forwarded, those to
-# the gates, and those that the TLS gate makes.
-MAX_CONNECTIONS: Final = 1024
-# TCP connections that a run begins, at once and then each second. The rule above does not count what was closed, which
-# the kernel remembers for two minutes more, here and in the host's table: without this, a loop of connect and close
-# fills the table that everybody on the host needs.
-BEGUN_AT_ONCE, BEGUN_PER_SECOND = 1024, 64
+# What the kernel remembers of one run, in the gateway and so in the host's table as well, which everybody there needs:
+# 1,024 entries at most. One rule counts the open connections that are forwarded, those to the gates, and those that
+# the TLS gate makes. It leaves out what was closed, of which the kernel would keep an entry for two minutes more: of
+# those there are as many as are begun at once and in the three seconds until they are collected (``gateway``).
+MAX_ENTRIES: Final = 1024
+MAX_CONNECTIONS: Final = 512
+BEGUN_AT_ONCE, BEGUN_PER_SECOND = 320, 64
+CLOSED_SECONDS: Final = 1
 # Before anything else looks at a frame.
 _FIRST = -500
 # What may be said on the link, by the agent alone and about itself alone. ``::`` asks whether an address is free.
@@ -30,6 +31,17 @@ _FRAMES = f"""\
 		counter drop
 """
 
+# In a table of family inet: what is remembered of a TCP connection that is over, and the rules that a chain needs for
+# it. They stand before a connection is confirmed, and match its first packet alone.
+SOON: Final = "".join(
+    f"\tct timeout soon{version} {{\n\t\tprotocol tcp;\n\t\tl3proto {family};\n"
+    f"\t\tpolicy = {{ close : {CLOSED_SECONDS}, time_wait : {CLOSED_SECONDS} }}\n\t}}\n"
+    for version, family in ((4, "ip"), (6, "ip6"))
+)
+_NEW = "meta l4proto tcp ct state new ct timeout set"
+SOON_RULES: Final = tuple(f'meta nfproto ipv{version} {_NEW} "soon{version}"' for version in (4, 6))
+_SOON_RULES = "".join(f"\t\t{rule}\n" for rule in SOON_RULES)
+
 GATEWAY: Final = f"""\
 table netdev covenant_walls {{
 	chain frames {{
@@ -37,7 +49,7 @@ table netdev covenant_walls {{
 {_FRAMES}	}}
 }}
 table inet covenant_walls {{
-	chain full {{
+{SOON}	chain full {{
 		meta l4proto tcp counter reject with tcp reset
 		counter reject with icmpx port-unreachable
 	}}
@@ -47,15 +59,15 @@ table inet covenant_walls {{
 	chain forward {{
 		type filter hook forward priority -10; policy accept;
 		iifname "{own.GATEWAY_DEVICE}" ct state invalid counter drop
-		ct state new jump counted
+{_SOON_RULES}		ct state new jump counted
 	}}
 	chain input {{
 		type filter hook input priority -10; policy accept;
-		ct state new jump counted
+{_SOON_RULES}		ct state new jump counted
 	}}
 	chain output {{
 		type filter hook output priority -10; policy accept;
-		ct state new jump counted
+{_SOON_RULES}		ct state new jump counted
 	}}
 	chain begun {{
 		limit rate over {BEGUN_PER_SECOND}/second burst {BEGUN_AT_ONCE} packets goto full

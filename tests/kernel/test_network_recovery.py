@@ -15,7 +15,9 @@ import pytest
 from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.open_gateway import Opened
 from tests.kernel.world import HEAD, TAIL
+from tests.unit.policy.compile import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 GRANTS = internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com", "[443]", "tls"))
@@ -63,3 +65,31 @@ def test_a_killed_supervisor_leaves_no_device_table_or_setting(networked: Networ
         assert leftovers(networked) == []
     # The control: there was something to take away.
     assert "table inet covenant_uplink" in seen
+
+
+def test_an_uplink_that_was_renamed_meanwhile_forwards_no_more_and_its_namesake_is_left_alone(net: Internet) -> None:
+    def forwarding(device: str) -> str:
+        return net.run("host", "sysctl", "-n", f"net.ipv4.conf.{device}.forwarding").strip()
+
+    def rename(old: str, new: str) -> None:
+        for words in (("down",), ("name", new)):
+            net.run("host", "ip", "link", "set", old, *words)
+        net.run("host", "ip", "link", "set", new, "up")
+
+    artefacts = sample.compiled(sample.manifest(network="full"))
+    try:
+        with Opened(net, artefacts):
+            assert forwarding("eth0") == "1"
+            rename("eth0", "wan0")
+            net.run("host", "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "far0")
+            net.run("host", "sysctl", "-q", "-w", "net.ipv4.conf.eth0.forwarding=1")
+            assert forwarding("wan0") == "1"
+        assert forwarding("wan0") == "0"
+        assert forwarding("eth0") == "1"
+    finally:
+        net.run("host", "ip", "link", "del", "eth0", check=False)
+        rename("wan0", "eth0")
+        net.run("host", "ip", "route", "add", "default", "via", internet.WORLD, check=False)
+        net.run("host", "ip", "address", "add", f"{internet.HOST6}/64", "dev", "eth0", "nodad", check=False)
+        net.run("host", "ip", "-6", "route", "add", "default", "via", internet.WORLD6, check=False)
+    assert net.leftovers() == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 import struct
 import time
@@ -239,8 +240,6 @@ def test_a_run_holds_so_many_connections_and_no_more(opened: Opened) -> None:
                 refused += 1
         return refused
 
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     try:
@@ -338,29 +337,44 @@ def test_what_is_said_while_a_run_ends_is_forgotten_too(net: Internet, monkeypat
     assert not [line for line in lines if f"src={place}" in line]
 
 
-def test_connections_that_are_closed_at_once_do_not_fill_the_hosts_table(net: Internet) -> None:
-    """The kernel remembers them for two minutes after their end, and `ct count` leaves them out."""
+def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net: Internet) -> None:
+    """The kernel would remember a closed connection for two minutes, and `ct count` leaves those out."""
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
-    tries = walls.BEGUN_AT_ONCE + 1500
+    most = begun = 0
+    with Opened(net, artefacts) as second, contextlib.ExitStack() as stack:
+        place = second.gateway.place.ipv4
 
-    def burst() -> int:
-        connected = 0
-        for _ in range(tries):
-            with (
-                contextlib.suppress(ConnectionRefusedError),
-                socket.create_connection(("93.184.216.34", 80), timeout=10),
-            ):
-                connected += 1
-        return connected
+        def hold() -> None:
+            for _ in range(walls.MAX_CONNECTIONS - 32):
+                made = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                made.connect(("93.184.216.34", 123))
+                made.send(b"ask")
 
-    with Opened(net, artefacts) as second:
-        place, began = second.gateway.place.ipv4, time.monotonic()
-        connected = spaces.within(second.gateway.spaces.agent, burst)
-        most = walls.BEGUN_AT_ONCE + walls.BEGUN_PER_SECOND * (time.monotonic() - began + 1)
+        def close_at_once(seconds: float) -> int:
+            count, until = 0, time.monotonic() + seconds
+            while time.monotonic() < until:
+                with contextlib.suppress(OSError), socket.create_connection(("93.184.216.34", 80), timeout=10):
+                    count += 1
+            return count
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        spaces.within(second.gateway.spaces.agent, hold)
+        for _ in range(6):
+            begun += spaces.within(second.gateway.spaces.agent, lambda: close_at_once(1.0))
+            most = max(most, second.gateway.remembered.count())
+            second.gateway.collect()
         lines = net.within("host", lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
-        # The first so many are let through: what an agent honestly needs is not slowed.
-        assert walls.BEGUN_AT_ONCE <= connected <= most
-        assert len([line for line in lines if f"src={place}" in line]) <= most
+        assert begun > walls.BEGUN_AT_ONCE
+        assert begun + walls.MAX_CONNECTIONS - 32 > most
+        assert most <= walls.MAX_ENTRIES
+        assert len([line for line in lines if f"src={place}" in line]) <= walls.MAX_ENTRIES
+        # The control: what is over stays where it is until somebody looks at it.
+        time.sleep(1.5)
+        before = second.gateway.remembered.count()
+        second.gateway.collect()
+        assert second.gateway.remembered.count() < before
 
 
 def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
