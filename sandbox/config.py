@@ -58,6 +58,9 @@ class Config(pydantic.BaseModel):
     go on and are found by the next. ``socket`` is where it listens, by default where clients look
     (sandbox.serve.places).
 
+    ``metrics`` is where numbers are served to Prometheus: `unix:` and a path, or an address of the loopback and a port;
+    nowhere while it is empty. By ``journal`` the supervisor says each run's steps on stderr, as JSON, a line each.
+
     ``agents`` are directories in which the packages of children are looked for before those beside their parent's;
     only root may write there. ``overcommit`` is how much of this machine's memory live runs may be promised together,
     as a part of what it has.
@@ -93,6 +96,8 @@ class Config(pydantic.BaseModel):
     request_seconds: int = pydantic.Field(default=10, ge=1, le=600)
     on_supervisor_exit: Literal["end", "continue"] = "end"
     socket: Path | None = None
+    metrics: str = ""
+    journal: bool = True
     vault: Settings = Settings()
     agents: tuple[Path, ...] = ()
     overcommit: float = pydantic.Field(default=1.0, gt=0, le=100)
@@ -124,6 +129,21 @@ class Config(pydantic.BaseModel):
                 ipaddress.ip_address(one)
             except ValueError:
                 raise ValueError("must be a list of addresses") from None
+        return value
+
+    @pydantic.field_validator("metrics")
+    @classmethod
+    def _of_this_machine(cls, value: str) -> str:
+        if value.startswith("unix:"):
+            cls._absolute(value.removeprefix("unix:"))
+        elif value:
+            host, _, port = value.rpartition(":")
+            try:
+                fine = ipaddress.ip_address(host.strip("[]")).is_loopback and 0 < int(port) < 65_536
+            except ValueError:
+                fine = False
+            if not fine:
+                raise ValueError("must be `unix:/path` or an address of the loopback with a port, as 127.0.0.1:9464")
         return value
 
     @pydantic.field_validator("host")

@@ -31,8 +31,11 @@ MAX_AGENTS = 100
 # Any code or layer that this version does not know: a later one wrote the log.
 OTHER = "other"
 _CHUNK_BYTES = 1 << 20
-# The rows that are counted; each as it stands in a line, so that the others are not parsed.
-_KINDS = ("run_started", "run_ended", "denied", "drift", "manifest_rejected", "self_test")
+# The rows that are counted or told; each as it stands in a line, so that the others are not parsed.
+_KINDS = (
+    *("run_started", "run_ended", "run_state", "denied", "drift", "manifest_rejected", "self_test"),
+    *("runs_revoked", "trust_changed"),
+)
 _NEEDLES = tuple(f'"kind":{{"type":"{kind}"'.encode() for kind in _KINDS)
 
 
@@ -84,7 +87,7 @@ class Tally:
     _rest: bytes = b""
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Take what is new; each of the rows that count, as it was counted."""
+        """Take what is new; each of the rows that are counted or told."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -107,7 +110,7 @@ class Tally:
             os.close(fd)
 
     def _count(self, row: Mapping[str, Any]) -> None:
-        kind, run_id = row["type"], row["run_id"]
+        kind, run_id = row["type"], row.get("run_id") or ""
         if kind == "run_started":
             self.starts += 1
             self.by_run[run_id] = 0
@@ -122,7 +125,7 @@ class Tally:
             self.drifts += 1
         elif kind == "manifest_rejected":
             self.rejected[_known(row["code"], errors.TABLE)] += 1
-        else:
+        elif kind == "self_test":
             self.self_tests["passed" if row["passed"] else "failed"] += 1
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.serve import hardening, notify, places, warm
+from sandbox.serve import hardening, notify, places, warm, watcher
 from sandbox.serve.server import Server
 from sandbox.supervisor import Supervisor
 
@@ -59,6 +59,7 @@ def serve(state: Path) -> None:
         supervisor.keeps_standby = True
         stack.enter_context(only_one(state))
         listener = stack.enter_context(listening(supervisor))
+        numbers = stack.enter_context(watcher.listening(supervisor.config))
         warm.up(supervisor)
         network = hardening.apply(supervisor)
         # What is there now is shared with every keeper, and no collection writes to it.
@@ -68,7 +69,7 @@ def serve(state: Path) -> None:
         version = supervisor.state.root_version()
         root = f"trust root version {version}" if version else "no trust root"
         sys.stderr.write(f"covenant-supervisor: serves {state} ({root})\n")
-        Server(supervisor, listener, network).serve()
+        Server(supervisor, listener, network, numbers).serve()
 
 
 @contextlib.contextmanager

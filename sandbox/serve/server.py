@@ -27,7 +27,7 @@ from sandbox import config as configuration
 from sandbox import keeper
 from sandbox.keeper import Keeper
 from sandbox.network.tokens import Tokens
-from sandbox.serve import connection, frames, notify
+from sandbox.serve import connection, frames, notify, watcher
 from sandbox.serve.conversation import Caller
 from sandbox.serve.pool import Pool
 from sandbox.supervisor import Supervisor
@@ -41,6 +41,8 @@ ROOT_REQUESTS = 2048
 # How many are accepted before anything else has its turn.
 _ACCEPTS = 64
 _END_SECONDS: Final = 60.0
+# So often a watcher that ended is replaced.
+_WATCHERS: Final = 5
 _NOT_A_CALLER: Final = frames.encode(
     errors.CallerError("this user may not ask the supervisor", hint="callers in config.toml").to_json()
 )
@@ -75,10 +77,12 @@ class Server:
     supervisor: Supervisor
     listener: socket.socket
     host_network: int = -1
+    numbers: socket.socket | None = None
     _accounts: dict[int, _Account] = field(default_factory=dict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _keepers: dict[int, tuple[Keeper, Callable[[int], None]]] = field(default_factory=dict)
     _stopping: bool = False
+    _watchers: int = 0
     _recovering: bool = False
     _again: bool = False
     _paused_until: float = 0.0
@@ -99,6 +103,7 @@ class Server:
             self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
             watchdog = notify.watchdog_seconds()
             self._pool.look()
+            self._watch()
             notify.say("READY=1")
             while not self._stopping:
                 self._turn(watchdog)
@@ -216,6 +221,23 @@ class Server:
         self._pool.look()
         if status:
             self.recover()
+
+    def _watch(self) -> None:
+        """Have a keeper follow the log and serve the numbers (sandbox.serve.watcher)."""
+        config = self.supervisor.config
+        listener = -1 if self.numbers is None else self.numbers.fileno()
+        if not config.journal and listener < 0:
+            return
+        work = functools.partial(watcher.keep, self.supervisor.path, config, listener, self._alive)
+        with contextlib.suppress(errors.KernelError):
+            self._fork(work, (2, self._alive, *((listener,) if listener >= 0 else ())), self._watched)
+
+    def _watched(self, status: int) -> None:
+        self._watchers += 1
+        if not self._stopping and self._watchers < _WATCHERS:
+            self._watch()
+        elif not self._stopping:
+            os.write(2, b"covenant-supervisor: the log is not followed any more, and no numbers are served\n")
 
     # --- as the pool sees it ----------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ class Served:
         for place in (world.base, world.base / "packages"):
             place.chmod(0o755)
         self.path = world.base / "s.sock"
-        world.configure(**{"callers": [CALLER], "socket": str(self.path), **settings})
+        # Whoever follows the log is one more process, and has tests of its own (test_live_view.py).
+        world.configure(**{"callers": [CALLER], "socket": str(self.path), "journal": False, **settings})
         self._before = before
         self.log_path = world.base / "log"
         self.process: subprocess.Popen[bytes] | None = None
