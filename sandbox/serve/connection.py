@@ -69,9 +69,11 @@ def recover(supervisor: Supervisor, host_network: int) -> None:
 
 
 def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
-    """Return to the host's network, where agents have an uplink there; without one nothing of it is needed."""
+    """Return to the host's network, where agents have an uplink there or a server has their secrets; else nothing of it
+    is needed."""
     if host_network >= 0:
-        supervisor.isolated = not supervisor.config.uplink
+        config = supervisor.config
+        supervisor.isolated = not config.uplink and config.vault.backend != "openbao"
         if not supervisor.isolated:
             libc.setns(host_network, libc.CLONE_NEWNET)
         os.close(host_network)

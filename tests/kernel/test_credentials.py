@@ -22,7 +22,7 @@ import pytest
 from policy import errors
 from sandbox import registry
 from sandbox.vault.openbao import OpenBao
-from tests.kernel import openbao_server
+from tests.kernel import families, openbao_server, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, ROOT, TAIL, World
 
@@ -306,3 +306,80 @@ answer.append([line.split(":")[0].strip() for line in open("/proc/net/dev").read
                 keyed.run_code(HEAD + TAIL, more=GRANTS)
         finally:
             (keyed.state / "config.toml").write_text(text)
+
+
+# --- by the supervisor -------------------------------------------------------------------------------------------
+
+FETCH = """
+token = ask(kind="token")["ok"]["token"]
+answer = ask(kind="credential", name="db", token=token)
+"""
+
+
+def test_a_supervisor_that_gave_its_rights_up_hands_out_secrets_too(warm: Path) -> None:
+    """By a credential of its unit, and then by OpenBao, for which its keepers alone return to the host's network."""
+    with serving.open_place() as base, contextlib.ExitStack() as stack:
+        world = World(base, warm=warm)
+        served = serving.Served(world)
+        config = world.state / "config.toml"
+        plain = config.read_text()
+        config.write_text(plain + f'[vault]\nkey = "{base}/vault.key"\n')
+        vault(world, "init")
+        vault(world, "put", "probe", "db", secret="by systemd")
+        given = base / "credentials"
+        given.mkdir(mode=0o700)
+        (base / "vault.key").rename(given / "covenant-vault")
+        config.write_text(plain + '[vault]\nkey = "credential:covenant-vault"\n')
+        package = world.sign(world.package({"main.py": HEAD + ASK + FETCH + TAIL}, more=GRANTS))
+        with served.stopping():
+            served.start(environment={"CREDENTIALS_DIRECTORY": str(given)})
+            assert secret_of(served.run(package)) == "by systemd"
+            (given / "covenant-vault").rename(base / "vault.key")
+            with pytest.raises(errors.VaultKeyError):
+                served.run(package)
+        server = stack.enter_context(openbao_server.running(base))
+        OpenBao(server.settings).put("probe", "db", memoryview(b"by OpenBao"), before=lambda change: None)
+        lines = (f'{name} = "{getattr(server.settings, name)}"' for name in ("backend", "address", "token", "ca"))
+        config.write_text(plain + "[vault]\n" + "\n".join(lines) + "\n")
+        with served.stopping():
+            served.start()
+            assert secret_of(served.run(package)) == "by OpenBao"
+        assert leftovers(world) == []
+
+
+def secret_of(answer: Any) -> str:
+    assert answer.error is None, answer
+    return str(json.loads(answer.result.text)["ok"]["value"])
+
+
+# --- children ----------------------------------------------------------------------------------------------------
+
+
+def test_a_child_has_the_names_of_both_and_its_own_secrets_under_them(keyed: World) -> None:
+    """And neither has the other's token."""
+    for agent, name in (
+        ("boss", "db"),
+        ("boss", "of-boss"),
+        ("child", "db"),
+        ("child", "of-boss"),
+        ("child", "of-child"),
+    ):
+        vault(keyed, "put", agent, name, secret=f"{name} of {agent}")
+    names = '[permissions.credentials]\ngrants = ["db", "{}"]\n'
+    asks = """
+token = ask("token")["ok"]["token"]
+given = json.loads(intent["text"]) if intent["text"] != "hi" else []
+answer = {name: ask("credential", name=name, token=token) for name in ("db", "of-boss", "of-child")}
+"""
+    child = asks + 'answer["by the other token"] = ask("credential", name="db", token=given[0])\n'
+    boss = asks + 'answer["child"] = child("child", json.dumps([token]), on_excess="narrow")\n'
+    families.member(keyed, "child", child, more=names.format("of-child"), **families.SMALL)
+    path = families.member(keyed, "boss", boss, more=names.format("of-boss") + families.spawn(), **families.BIG)
+    found = families.answered(keyed, path)
+    below = json.loads(found.pop("child")["ok"]["text"])
+    assert {name: said["ok"]["value"] for name, said in found.items() if "ok" in said} == {
+        "db": "db of boss", "of-boss": "of-boss of boss",
+    }  # fmt: skip
+    assert {name: said["ok"]["value"] for name, said in below.items() if "ok" in said} == {"db": "db of child"}
+    refused = {said["error"]["code"] for said in (*found.values(), *below.values()) if "error" in said}
+    assert refused == {"credential_refused"}
