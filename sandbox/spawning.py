@@ -331,7 +331,9 @@ def _only(value: Any) -> Effective | None:
         paths = value["read"]
         if not isinstance(paths, list) or len(paths) > MOST_PATHS or not all(isinstance(one, str) for one in paths):
             raise _FieldError(f"`read` of `only` is a list of at most {MOST_PATHS} paths")
-        filesystem = dataclasses.replace(filesystem, read=PathSet.of(paths))
+        # What may be written may be read as well: a top that keeps its writes would take nothing.
+        below = PathSet.of(paths)
+        filesystem = dataclasses.replace(filesystem, read=below, write=below)
     return dataclasses.replace(top, resources=resources, filesystem=filesystem)
 
 

@@ -74,7 +74,7 @@ def test_the_manifest_takes_the_safe_side(package: Path) -> None:
 
 def test_no_two_packages_share_an_id() -> None:
     ids = [parse.parse((package / "agent.toml").read_bytes()).agent.id for package in PACKAGES]
-    assert len(ids) == len(set(ids)) == 9
+    assert len(ids) == len(set(ids)) == len(PACKAGES)
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=_name)

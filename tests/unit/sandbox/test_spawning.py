@@ -1,0 +1,63 @@
+"""A request to spawn is a closed form, and what it leaves of a child is never more than the child asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policy.grants.effective import Effective
+from policy.grants.paths import Filesystem, PathSet
+from sandbox import spawning
+
+GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"agent": "a"},
+        {**GOOD, "agent": 1},
+        {**GOOD, "agent": "a" * 129},
+        {**GOOD, "text": None},
+        {**GOOD, "text": "x" * (spawning.TEXT_BYTES + 1)},
+        {**GOOD, "parent": "other"},
+        {**GOOD, "package": "/etc"},
+        {**GOOD, "on_excess": "allow"},
+        {**GOOD, "timeout_ms": 0},
+        {**GOOD, "timeout_ms": True},
+        {**GOOD, "only": []},
+        {**GOOD, "only": {"write": []}},
+        {**GOOD, "only": {"memory_mb": "1"}},
+        {**GOOD, "only": {"read": "/"}},
+        {**GOOD, "only": {"read": ["/a"] * 257}},
+    ],
+)
+def test_what_is_no_request_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="`"):
+        spawning._request(fields)
+
+
+def test_a_request_says_what_it_says() -> None:
+    asked = spawning._request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
+    assert (asked.agent_id, asked.text, asked.on_excess, asked.timeout_ms, asked.only) == ("a", "t", "narrow", 5, None)
+
+
+def test_only_takes_and_never_gives() -> None:
+    """Writing lets read as well: of the paths that are left out neither is."""
+    wishes = Effective.top()
+    of = Filesystem.of("host", ["/srv/a", "/srv/b"], ["/srv/b/out", "/srv/c"])
+    for read, left in (
+        (["/srv/a/x"], Filesystem.of("host", ["/srv/a/x"], [])),
+        (["/srv/b"], Filesystem.of("host", ["/srv/b"], ["/srv/b/out"])),
+        (["/"], of),
+        ([], Filesystem.of("host", [], [])),
+        (["/etc"], Filesystem.of("host", [], [])),
+    ):
+        only = spawning._request({**GOOD, "only": {"read": read, "memory_mb": 5}}).only
+        assert only is not None
+        met = of.meet(only.filesystem)
+        assert (met.read, met.write) == (left.read, left.write)
+        assert only.resources.meet(wishes.resources).memory_mb == 5
+    assert PathSet.top().paths == ("/",)
