@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 from policy import denials, errors
 from policy.clocks import Deadline
 from policy.decide import Decision
-from sandbox.broker import Broker, Call
+from sandbox.broker import Broker, Call, Handler
 from sandbox.config import Config
 from sandbox.fetcher import Fetcher
 from sandbox.kernel.locked import Locked, guard_process
@@ -96,22 +96,28 @@ class Credentials:
     _hash: bytes = field(default=b"", init=False)
     _until: float | None = field(default=None, init=False)
     _grants: int = field(default=0, init=False)
+    _early: list[tuple[Handler, Call]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._rate = Tokens(PER_SECOND, BURST, self.clock())
         guard_process()
 
     @property
-    def table(self) -> dict[str, Callable[[Call], None]]:
+    def table(self) -> dict[str, Handler]:
         """For the broker."""
         return {"token": self.token, "credential": self.credential}
 
     def begin(self) -> None:
         """The agent is about to be given its intent: from here its deadline runs, and the token's time with it."""
         self._until = self.clock() + self.scope.seconds
+        early, self._early = self._early, []
+        for handler, call in early:
+            handler(call)
 
     def token(self, call: Call) -> None:
         """The run's token, to whoever asks first."""
+        if self._is_early(self.token, call):
+            return
         if not self._rate.take(self.clock()):
             call.refuse(*_TOO_MANY)
         elif call.fields or self._hash or self._cause_of_all():
@@ -123,6 +129,8 @@ class Credentials:
 
     def credential(self, call: Call) -> None:
         """One secret, to whoever has the token."""
+        if self._is_early(self.credential, call):
+            return
         if self._grants >= MOST_GRANTS or not self._rate.take(self.clock()):
             self._tell(NO_NAME, "rate")
             call.refuse(*_TOO_MANY)
@@ -169,10 +177,18 @@ class Credentials:
         self.tell.denied(denials.Denial(LAYER, name, cause))
 
     def _end(self) -> float:
-        if self._until is None:
-            # Asked before the intent was given.
-            return self.clock() + self.scope.seconds
-        return self._until
+        return 0.0 if self._until is None else self._until
+
+    def _is_early(self, handler: Handler, call: Call) -> bool:
+        """Keep what is asked before the intent is given: an instance that waits for one may wait for long, and would
+        have secrets of before."""
+        if self._until is not None:
+            return False
+        if len(self._early) < BURST:
+            self._early.append((handler, call))
+        else:
+            call.refuse(*_TOO_MANY)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:
     if sys.prefix == sys.base_prefix:
         # Installed into the machine's own Python: its prefix is /usr, which is not all ours.
         del out[os.path.realpath(sys.prefix)]
-    out.update({os.path.realpath(p): "it is Covenant's own" for p in (str(config.state), *extra)})
+    own = {str(config.state), *config.vault.private_files(), *extra}
+    out.update({os.path.realpath(p): "it is Covenant's own" for p in own})
     return {**out, **data.never_grantable().trees}
 
 

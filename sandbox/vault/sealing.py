@@ -68,7 +68,8 @@ def passphrase_key(passphrase: memoryview, salt: bytes, parameters: Argon2Parame
         memory_cost=parameters.memory_kib,
     )
     key = Locked(KEY_BYTES)
-    kdf.derive_into(passphrase, key.view)  # type: ignore[arg-type] # it takes any buffer
+    with progress.step("opening the vault with its passphrase"):
+        kdf.derive_into(passphrase, key.view)  # type: ignore[arg-type] # it takes any buffer
     return key
 
 

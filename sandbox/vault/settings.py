@@ -33,6 +33,10 @@ class Settings(pydantic.BaseModel):
     prefix: Annotated[str, pydantic.Field(pattern=_SEGMENT)] = "covenant"
     timeout_seconds: int = pydantic.Field(default=5, ge=1, le=60)
 
+    def private_files(self) -> tuple[str, ...]:
+        """What opens a vault, where it is a file of the host's: never granted, whoever signs."""
+        return tuple(place for place in (self.key, str(self.token or "")) if place.startswith("/"))
+
     @pydantic.field_validator("token", "ca", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:

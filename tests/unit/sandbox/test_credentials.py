@@ -39,7 +39,14 @@ class Clock:
 class Run:
     """One agent's side of its broker, and what its keeper was told."""
 
-    def __init__(self, vault: FileVault, agent_id: str = "probe", names: tuple[str, ...] = ("db", "missing")) -> None:
+    def __init__(
+        self,
+        vault: FileVault,
+        agent_id: str = "probe",
+        names: tuple[str, ...] = ("db", "missing"),
+        *,
+        begun: bool = True,
+    ) -> None:
         self.clock, self.is_revoked = Clock(), False
         self.granted: list[tuple[str, int, str]] = []
         self.denied: list[tuple[str, str]] = []
@@ -54,8 +61,8 @@ class Run:
         self.agent = socket.socket(fileno=socket.dup(self.broker.guest))
         self.agent.setblocking(False)
         self._stack.callback(self.agent.close)
-        self._count = 0
-        self.broker.begin()
+        if begun:
+            self.broker.begin()
 
     def close(self) -> None:
         self._stack.close()
@@ -178,6 +185,25 @@ def test_a_token_ends_with_the_deadline(run: Run) -> None:
     run.clock.now += 0.1
     assert run.ask(kind="credential", name="db", token=first["token"]) == REFUSED
     assert run.denied == [("db", "expired")]
+
+
+def test_what_is_asked_before_the_intent_is_given_is_answered_then(vault: FileVault) -> None:
+    """By the vault of then: an instance that waited had no secrets of before. Twenty may wait, and no more."""
+    with contextlib.closing(Run(vault, begun=False)) as run:
+        run.agent.sendall(b"".join(b'{"id": %d, "kind": "token"}\n' % n for n in range(25)))
+        run.broker.serve()
+        run.broker.round().look()
+        early = [json.loads(line) for line in run.agent.recv(1 << 16).splitlines()]
+        assert [one["error"]["code"] for one in early] == [TOO_MANY] * 5
+        vault.rotate("probe", "db", value("of then"), before=nothing)
+        run.clock.now += 1000
+        run.broker.begin()
+        first, *others = [json.loads(line) for line in run.agent.recv(1 << 16).splitlines()]
+        assert first["ok"]["expires_ms"] == 60_000
+        assert {one["error"]["code"] for one in others} == {"credential_refused"}
+        run.clock.now += 1
+        said = run.ask(kind="credential", name="db", token=first["ok"]["token"])
+        assert said == {"ok": {"version": 2, "value": "of then"}}
 
 
 def test_a_token_asked_for_after_the_deadline_is_refused(run: Run) -> None:

@@ -10,6 +10,7 @@ import pytest
 from policy import errors
 from policy.host import HostFacts
 from policy.manifest import parse
+from sandbox import config as configuration
 from sandbox import host, ldso
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs
@@ -99,6 +100,15 @@ def test_never_grantable_paths_are_refused_with_their_line(config: Config, path:
     with pytest.raises(errors.NeverGrantableError) as refusal:
         _look(config, read=f'"/usr/share/doc", "{path}"')
     assert refusal.value.where == "agent.toml:14"
+
+
+def test_what_opens_the_vault_is_never_granted(config: Config) -> None:
+    """Wherever the operator laid it; a credential of systemd is no path, and lies below /run."""
+    for lines, path in (('key = "/srv/keys/vault"', "/srv/keys/vault"), ('token = "/srv/bao"', "/srv/bao")):
+        made = configuration.parse(f"[vault]\n{lines}\n".encode(), file="config.toml", state=config.state)
+        assert host.never_granted(made)[path] == "it is Covenant's own"
+    made = configuration.parse(b'[vault]\nkey = "credential:x"\n', file="config.toml", state=config.state)
+    assert host.never_granted(made) == host.never_granted(config)
 
 
 def test_our_own_code_and_state_are_never_granted(config: Config) -> None:
