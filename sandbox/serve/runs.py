@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import time
 from typing import Any
 
 from policy import errors
+from policy.package import Package
+from policy.signing import trust
 from sandbox import package as packages
 from sandbox.lifecycle import Answer, Request
-from sandbox.serve import protocol
+from sandbox.serve import bounds, protocol
 from sandbox.serve.conversation import Conversation
+from sandbox.supervisor import Supervisor
 
 
 def run(talk: Conversation, asked: protocol.Run) -> None:
@@ -22,15 +27,11 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     if asked.user is not None and talk.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = talk.directory(0)
-    with talk.opened() as own:
+    with talk.opened() as own, contextlib.ExitStack() as stack:
         issuer = talk.issuer(own)
         talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
         with own.logged(issuer):
-            with talk.caller.rights():
-                package = packages.read(directory)
-            if package.envelope is None and talk.caller.uid != 0:
-                # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
-                raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
+            package = packages.read(directory) if talk.caller.uid == 0 else _of_caller(talk, own, directory)
         request = Request(
             package=package,
             text=asked.text,
@@ -38,9 +39,35 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
             timeout_ms=asked.timeout_ms,
             user=asked.user,
             package_name=_name(directory),
+            children=children,
         )
         answer = own.run(request, watches=talk.watches(detach=asked.detach))
         talk.answer(document(answer))
+
+
+def _of_caller(talk: Conversation, own: Supervisor, directory: int) -> Package:
+    """The package of somebody who is not root: read with their rights and within their bounds, and verified before a
+    second of theirs is read. ``lifecycle`` verifies it again, as it does for everybody.
+
+    Raises:
+        errors.CovenantError: it cannot be read, is not signed, or no operator's signature holds.
+    """
+    now_ms, most = int(time.time() * 1000), float(own.config.request_seconds)
+    with bounds.turn(own.path, talk.caller.uid, most), bounds.memory(bounds.PACKAGE_MEMORY):
+        with bounds.seconds(most, "reading the package"), talk.caller.rights():
+            package = packages.read(directory)
+        if package.envelope is None:
+            # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
+            raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
+        trust.verify(
+            package,
+            own.state.trust_root(now_ms),
+            now_ms=now_ms,
+            audience=own.config.host,
+            serials=own.state,
+            greatest_time_ms=own.state.greatest_time_ms(),
+        )
+    return package
 
 
 def document(answer: Answer) -> dict[str, Any]:
