@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -76,7 +78,6 @@ def raw(artefacts: Artefacts, number: int) -> Iterator[float]:
         settings = [f"net.{n}=1" for n in ("ipv4.ip_forward", "ipv6.conf.all.forwarding")]
         _command("ip", "netns", "exec", gate, "sysctl", "-q", "-w", *settings)
         rules = artefacts.files["firewall.nft"] + walls.GATEWAY
-        _command("ip", "netns", "exec", gate, "nft", "-c", "-f", "-", given=rules)
         _command("ip", "netns", "exec", gate, "nft", "-f", "-", given=rules)
         _command("ip", "netns", "exec", agent, "nft", "-f", "-", given=walls.AGENT)
         _command("ip", "-n", gate, "-batch", "-", given=GATE_LINES.format(**places).encode())
@@ -108,7 +109,9 @@ def main() -> None:
     _command("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "world")
     _command("ip", "link", "set", "eth0", "up")
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(("93.184.216.34", "[443]", "tcp"))))
-    config = Config(uplink="eth0")
+    state = Path(tempfile.mkdtemp(prefix="bench-state-"))
+    (state / "closures").mkdir()
+    config = Config(uplink="eth0", state=state)
     figures: dict[str, float] = {}
     with contextlib.ExitStack() as live:
         held = 0
@@ -130,6 +133,7 @@ def main() -> None:
             print(f"{count:3} live: {mine:6.1f} ms, by ip and nft {tools:6.1f} ms   {ratio:.2f}")
             figures |= {f"ours_{count}": mine, f"raw_{count}": tools}
     assert uplink.held_table(config.nft) is None
+    shutil.rmtree(state)
     print(json.dumps(figures))
 
 

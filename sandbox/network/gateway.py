@@ -22,7 +22,7 @@ from policy.compile.artefacts import Artefacts
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import conntrack, nflog, nft
 from sandbox.kernel import netns as spaces
-from sandbox.network import addresses, dns_gate, netns, resolvers, tls_gate, uplink, walls
+from sandbox.network import addresses, dns_gate, netns, resolvers, rulesets, tls_gate, uplink, walls
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
@@ -68,7 +68,7 @@ def opened(
         made = stack.enter_context(netns.made())  # (1)
         netns.connect(made)
         rules = artefacts.files["firewall.nft"] + walls.GATEWAY
-        made.inside(lambda: nft.apply(binary, rules))  # (2)
+        made.inside(lambda: rulesets.apply(binary, rules, state=config.state))  # (2)
         spaces.within(made.agent, lambda: nft.apply(binary, walls.AGENT, checked=False))
         netns.open_link(made)  # (3)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}

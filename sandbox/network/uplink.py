@@ -150,7 +150,8 @@ def connected(run: netns.Spaces, run_id: str, *, device: str, binary: Path) -> I
             before = held or look(device)
             undo.callback(_end, name, binary)
             if held is None:
-                nft.apply(binary, text(before))
+                # A constant but for the interface's name, in one transaction that the kernel takes whole or refuses.
+                nft.apply(binary, text(before), checked=False)
             _forward(before, on=True)
             place = _plug(run, run_id, name, before)
             undo.callback(_unplug, name, place)
