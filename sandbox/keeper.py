@@ -113,6 +113,8 @@ def _child(work: Callable[[], None], keep: Collection[int]) -> NoReturn:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             work()
         status = 0
+    except KeyboardInterrupt:
+        pass  # it was asked to end, and did
     except BaseException:  # nothing may escape into the caller's code
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode())

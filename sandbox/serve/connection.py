@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from policy import errors
 from sandbox.kernel import libc
-from sandbox.serve import frames, handlers, protocol
+from sandbox.serve import bounds, frames, handlers, protocol
 from sandbox.serve.conversation import Caller, Conversation
 from sandbox.supervisor import Supervisor
 
@@ -87,7 +87,9 @@ def _request(talk: Conversation, until: float) -> protocol.Request | None:
         raise errors.RequestError(f"the request is refused: {e}") from e
     if raw is None:
         return None
-    asked = protocol.parse(raw)
+    # Fields that nobody knows cost memory before they are refused.
+    with bounds.memory(bounds.REQUEST_MEMORY):
+        asked = protocol.parse(raw)
     if len(talk.fds) != asked.descriptors:
         raise errors.RequestError(
             f"the request is refused: it brings {len(talk.fds)} descriptors, `{asked.kind}` takes {asked.descriptors}"

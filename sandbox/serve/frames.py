@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-# An intent of 1 MiB (policy.contract), each of whose characters may be an escape of six.
-REQUEST_BYTES: Final = 7 << 20
+# An intent of 1 MiB in UTF-8 (policy.contract), of which two bytes may be an escape of six.
+REQUEST_BYTES: Final = 4 << 20
 # A result of 4 MiB, escaped as well, with stderr and denials.
 ANSWER_BYTES: Final = 32 << 20
 # A package, and the directory that it lies in.

@@ -85,6 +85,7 @@ def frames():
         "no UTF-8": sent(framed(b'{"kind": "\xff"}')),
         "no object": sent(framed(b"[]")),
         "deep": sent(framed(DEEP)),
+        "millions of objects": sent(framed(b'{"kind": "run", "x": [' + b"{}," * 1_300_000 + b"{}]}")),
         "deep in a field": sent(framed(b'{"kind": "run", "text": ' + DEEP + b"]" * len(DEEP) + b"}")),
         "a key twice": sent(framed(b'{"kind": "ps", "kind": "run", "text": "hi"}')),
         "an unknown kind": sent(framed(b'{"kind": "run\\u001b[31m"}')),

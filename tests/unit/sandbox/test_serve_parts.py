@@ -1,0 +1,228 @@
+"""The parts of the service that need no service: what a request may cost, what the filter says, where clients look."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import data, errors
+from policy.decompile import bpf
+from sandbox import keeper
+from sandbox.serve import bounds, client, frames, hardening, notify, places, protocol
+
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_EPERM = 0x00050000 | errno.EPERM
+
+
+def _child(look: Any) -> Any:
+    """What ``look`` says in a process of its own."""
+    ours, its = os.pipe2(os.O_CLOEXEC)
+    child = keeper.fork(lambda: os.write(its, json.dumps(look()).encode()) and None, keep=[its])
+    os.close(its)
+    with os.fdopen(ours, "rb") as stream:
+        said = stream.read()
+    assert child.reap() == 0
+    child.close()
+    return json.loads(said)
+
+
+def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
+    def look() -> Any:
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        try:
+            with bounds.memory(16 << 20):
+                bytearray(64 << 20)
+        except errors.RequestError as e:
+            said = e.code
+        else:
+            said = "it could"
+        with bounds.memory(128 << 20):
+            bytearray(64 << 20)
+        return [said, before == resource.getrlimit(resource.RLIMIT_DATA), len(bytearray(64 << 20))]
+
+    assert _child(look) == ["bad_request", True, 64 << 20]
+
+
+def test_a_document_of_millions_of_objects_is_refused() -> None:
+    raw = b'{"kind": "run", "x": [' + b"{}," * 1_300_000 + b"{}]}"
+    assert len(raw) <= frames.REQUEST_BYTES
+
+    def look() -> Any:
+        try:
+            with bounds.memory(bounds.REQUEST_MEMORY):
+                protocol.parse(raw)
+        except errors.RequestError as e:
+            return e.message
+        return "it could"
+
+    assert "more memory" in _child(look)
+
+
+def test_the_largest_intent_fits_into_a_request() -> None:
+    text = "\N{GREEK SMALL LETTER ALPHA}" * (512 * 1024 - 200)
+    frame = frames.encode({"kind": "run", "text": text, "timeout_ms": 1})
+    assert len(frame) < frames.REQUEST_BYTES
+
+    def look() -> Any:
+        with bounds.memory(bounds.REQUEST_MEMORY):
+            return getattr(protocol.parse(frame[4:]), "text", "") == text
+
+    assert _child(look) is True
+
+
+def test_a_block_ends_in_time_also_while_it_waits() -> None:
+    reader, writer = os.pipe()
+    try:
+        begin = time.monotonic()
+        with pytest.raises(errors.RequestError, match=r"reading took longer than 0\.1 s"):  # noqa: SIM117
+            with bounds.seconds(0.1, "reading"):
+                os.read(reader, 1)
+        assert time.monotonic() - begin < 30
+        with bounds.seconds(30, "nothing"):
+            pass
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_packages_of_one_user_take_turns_and_of_two_do_not(tmp_path: Path) -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with bounds.turn(tmp_path, 1000, 5):
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(30)
+        with pytest.raises(errors.BusyError), bounds.turn(tmp_path, 1000, 0.05):
+            pass
+        with bounds.turn(tmp_path, 1001, 0.05):
+            pass
+    finally:
+        release.set()
+        thread.join()
+    with bounds.turn(tmp_path, 1000, 0.05):
+        pass
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_the_filter_refuses_the_deny_list_but_what_is_needed(arch: str) -> None:
+    program = hardening.program(arch)
+    numbers = data.syscalls(arch).numbers
+
+    def says(name: str, *arguments: int, tag: int = _AUDIT[arch]) -> int:
+        return bpf.decide(program, number=numbers[name], arch=tag, arguments=arguments)
+
+    refused = hardening.refused()
+    found = {name: says(name) for name in numbers if name != "bpf"}
+    assert {name for name, answer in found.items() if answer == _EPERM} == refused & numbers.keys()
+    assert {answer for name, answer in found.items() if name not in refused} == {bpf.ALLOW}
+    # Of bpf(2) one question alone, whatever the half of the argument says that the kernel does not look at.
+    assert [says("bpf", command) for command in (16, 1 << 32 | 16)] == [bpf.ALLOW] * 2
+    assert {says("bpf", command) for command in (*range(16), *range(17, 64), 1 << 32)} == {_EPERM}
+    assert says("read", tag=0x40000003) == _EPERM
+    if arch == "x86_64":
+        assert bpf.decide(program, number=0x40000000, arch=_AUDIT[arch]) == _EPERM
+
+
+def test_what_is_needed_is_on_the_deny_list() -> None:
+    """An exception from a list that does not have it would be one that nobody sees go."""
+    assert set(hardening.NEEDED) <= set(data.deny().names)
+    known = {"kexec_load", "init_module", "reboot", "settimeofday", "swapon", "keyctl", "io_uring_setup", "userfaultfd",
+             "perf_event_open", "open_by_handle_at", "fanotify_init"}  # fmt: skip
+    assert known <= hardening.refused()
+
+
+@pytest.mark.parametrize(
+    ("state", "given", "root", "found"),
+    [
+        ("/var/lib/covenant", True, True, ["/run/covenant/supervisor.sock"]),
+        ("/home/x/.covenant/supervisor", True, True, ["/home/x/.covenant/supervisor/supervisor.sock"]),
+        ("/r/s", False, True, ["/r/s/supervisor.sock", "/run/covenant/supervisor.sock"]),
+        ("/r/s", True, False, ["/r/s/supervisor.sock", "/run/covenant/supervisor.sock"]),
+    ],
+)
+def test_clients_look_where_the_state_says(
+    state: str, given: bool, root: bool, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    assert client.candidates(state, given=given) == found
+    assert found[0] == places.socket_of(state)
+
+
+def test_a_client_finds_nobody_where_nobody_is(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path / "no" / "directory"):
+        with client.connected(str(path)) as sock:
+            assert sock is None
+    left = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    with client.connected(str(left)) as sock:
+        assert sock is None
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\0\0\0", b"\0\0\0\2[]", b"\0\0\0\1x", b"\xff\xff\xff\xff", b"\0\0\0\x02{}\0\0\0\x00"]
+)
+def test_what_does_not_speak_as_a_supervisor_is_an_error(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+        if said.startswith(b"\0\0\0\x02{}"):
+            assert client.ask(ours, "ps") == {}
+        else:
+            with pytest.raises(errors.ServiceError):
+                client.ask(ours, "ps")
+
+
+def test_an_error_of_a_code_that_is_unknown_is_one_all_the_same() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frames.encode({"kind": "error", "code": "of_tomorrow", "message": "no"}))
+        with pytest.raises(errors.CovenantError, match="no"):
+            client.ask(ours, "ps")
+
+
+def test_an_answer_that_is_none_of_a_run_is_an_error() -> None:
+    with pytest.raises(errors.ServiceError):
+        client.answer_of({"kind": "answer", "run_id": "x"})
+
+
+def test_systemd_is_told_and_a_listener_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LISTEN_PID", "LISTEN_FDS", "WATCHDOG_USEC", "NOTIFY_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    assert notify.listener() is None
+    assert notify.watchdog_seconds() == 30
+    notify.say("READY=1")
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+    assert notify.watchdog_seconds() == 1
+    # Another process's, which gave its environment on.
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert notify.watchdog_seconds() == 30
+    monkeypatch.setenv("LISTEN_PID", "1")
+    assert notify.listener() is None
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "2")
+    with pytest.raises(ValueError, match="more than one"):
+        notify.listener()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        for _ in range(50):  # more than the queue has: whoever does not read is not waited for
+            notify.say("READY=1")
+        assert told.recv(100) == b"READY=1"
