@@ -32,6 +32,9 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
         talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
         with own.logged(issuer):
             package = packages.read(directory) if talk.caller.uid == 0 else _of_caller(talk, own, directory)
+        # Its children lie beside it; who may not look there has none.
+        with talk.caller.rights():
+            children = stack.enter_context(packages.beside(directory))
         request = Request(
             package=package,
             text=asked.text,
