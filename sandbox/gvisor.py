@@ -26,7 +26,7 @@ from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, on_devices
-from sandbox.network import addresses, gateway, uplink
+from sandbox.network import addresses, gate_leaf, gateway, uplink
 from sandbox.runner import Channel, Exchange, Finished, Later, Limits, Round, out_of_memory
 from sandbox.steering import Steering
 from sandbox.uids import UidLease
@@ -112,7 +112,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
-        directory.note_cgroups(leaf.plan())
+        gates = _gates(job, leaf)
+        directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_leaf.noted(gates))})
         stack.enter_context(leaf)
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
         if (revoked := revocation.verdict(directory.path)) is not None:
@@ -123,7 +124,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
         directory.write_config(config)
         mounts = _mounts(job, directory, stack, uid)
-        gate = _gateway(job, directory, stack)
+        gate = None if gates is None else _gateway(job, directory, gates, stack)
         # Before runsc takes the addresses over: then it may have less than this, and never more.
         network = None if gate is None else _network(job, gate)
         started = trace.StartTrace(directory.trace)
@@ -235,13 +236,26 @@ def _attach(
     return process.Attach(detached, str(target))
 
 
-def _gateway(job: Job, directory: RunDirectory, stack: contextlib.ExitStack) -> gateway.Gateway | None:
-    """What the network of the run passes through, ready; None for a run without one."""
+def _gates(job: Job, leaf: cgroupfs.Leaf) -> cgroupfs.Leaf | None:
+    """The cgroup of the run's gates, not made yet; None for a run without a network."""
     if job.artefacts.json("network.json")["mode"] == "off":
         return None
-    return stack.enter_context(
-        gateway.opened(job.artefacts, job.run_id, config=job.config, note=directory.note_network, denied=job.denied)
+    return gate_leaf.of(leaf)
+
+
+def _gateway(job: Job, directory: RunDirectory, gates: cgroupfs.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
+    """What the network of the run passes through, ready."""
+    stack.enter_context(gates)
+    gates.apply(gate_leaf.LIMITS[gates.hierarchies.version])
+    opened = gateway.opened(
+        job.artefacts,
+        job.run_id,
+        config=job.config,
+        note=directory.note_network,
+        denied=job.denied,
+        join_files=gates.join_files(),
     )
+    return stack.enter_context(opened)
 
 
 def _broker(job: Job) -> contextlib.AbstractContextManager[Broker | None]:

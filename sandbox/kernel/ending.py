@@ -65,7 +65,7 @@ def _kill(leaf: Leaf, pids: Iterable[int]) -> None:
     if leaf.hierarchies.version == 2:
         with contextlib.suppress(OSError):
             (leaf.paths["memory"] / "cgroup.kill").write_text("1")
-            return
+    # On version 2 for what else was noted with the leaf: the gates have one of their own.
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ All of it lasts as long as the block, and the agent must have ended before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,10 @@ def opened(
     config: Config,
     note: Callable[[Mapping[str, Any]], None],
     denied: denials.Told,
+    join_files: Sequence[str] = (),
 ) -> Iterator[Gateway]:
-    """The gateway of one run. ``note`` is told what lies outside of our own descriptors before any of it is made.
+    """The gateway of one run. ``note`` is told what lies outside of our own descriptors before any of it is made;
+    ``join_files`` are those of the cgroup that its gates join (``gate_leaf``).
 
     Raises:
         errors.NotEnforceableError: the operator has named no interface, or it is not there.
@@ -73,7 +75,7 @@ def opened(
         netns.open_link(made)  # (3)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
         note(about)
-        gates = _gates(artefacts, made, config, denied, stack)  # (4)
+        gates = _gates(artefacts, made, config, denied, join_files, stack)  # (4)
         place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (5)
         note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
         refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
@@ -90,6 +92,7 @@ def _gates(
     made: netns.Spaces,
     config: Config,
     denied: denials.Told,
+    join_files: Sequence[str],
     stack: contextlib.ExitStack,
 ) -> list[dns_gate.DnsGate | tls_gate.TlsGate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready."""
@@ -97,8 +100,10 @@ def _gates(
     gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
     if plan["dns"] is not None:
         asked = resolvers.of(config)
-        opened = dns_gate.open(plan["dns"], inside=made.inside, denied=denied, resolvers=asked)
+        opened = dns_gate.open(plan["dns"], inside=made.inside, denied=denied, resolvers=asked, join_files=join_files)
         gates.append(stack.enter_context(opened))
     if plan["tls"] is not None:
-        gates.append(stack.enter_context(tls_gate.open(plan["tls"], inside=made.inside, denied=denied)))
+        gates.append(
+            stack.enter_context(tls_gate.open(plan["tls"], inside=made.inside, denied=denied, join_files=join_files))
+        )
     return gates

@@ -1,0 +1,44 @@
+"""The cgroup that a run's gates live in: beside the agent's, so that neither takes from the other, and bounded too.
+
+A gate is ours and runs what we wrote, but an agent says how much it has to do. Both gates of a run share these limits;
+when one of them is killed for memory the run ends, and its network is closed (``gate_process``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from sandbox.kernel import cgroupfs
+
+# Some 15 MiB each at rest; the rest is pipes and buffers of the connections that they carry.
+MEMORY_BYTES: Final = 256 << 20
+PIDS_MAX: Final = 8
+# One core for both: each has one thread.
+_PERIOD_US: Final = 100_000
+
+LIMITS: Final[Mapping[int, tuple[cgroupfs.Limit, ...]]] = {
+    1: (
+        cgroupfs.Limit("memory", "memory.limit_in_bytes", str(MEMORY_BYTES)),
+        cgroupfs.Limit("pids", "pids.max", str(PIDS_MAX)),
+        cgroupfs.Limit("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
+        cgroupfs.Limit("cpu", "cpu.cfs_quota_us", str(_PERIOD_US)),
+    ),
+    2: (
+        cgroupfs.Limit("memory", "memory.max", str(MEMORY_BYTES)),
+        cgroupfs.Limit("memory", "memory.swap.max", "0", required=False),
+        cgroupfs.Limit("pids", "pids.max", str(PIDS_MAX)),
+        cgroupfs.Limit("cpu", "cpu.max", f"{_PERIOD_US} {_PERIOD_US}"),
+    ),
+}
+
+
+def of(leaf: cgroupfs.Leaf) -> cgroupfs.Leaf:
+    """The leaf of the gates of the run whose own leaf this is; not made yet."""
+    return cgroupfs.Leaf(leaf.hierarchies, f"{leaf.name}-gates")
+
+
+def noted(gates: cgroupfs.Leaf) -> dict[str, Path]:
+    """Where it will lie, under names that are no controller's: what recovery empties and removes with the run's own."""
+    return {f"gates.{name}": path for name, path in gates.plan().items()}
