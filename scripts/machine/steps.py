@@ -25,7 +25,7 @@ OLDEST_PYTHON = (3, 11)
 AGENT_USER = "covenant-agent"
 HOME = ".demo"
 ENVELOPE = "agent.dsse.json"
-COMPILED = "agents/checksum/bin"
+COMPILED = ("agents/checksum/bin", "agents/hostile/binary/bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +149,10 @@ def _user(machine: Machine) -> None:
 def _agents(machine: Machine) -> None:
     # (6) a program and envelopes are made here and never committed; each script looks before it writes.
     scripts = machine.clone / "scripts"
-    if not (machine.clone / COMPILED).exists():
-        console.change(f"compile {COMPILED}")
-        machine.record.add("paths", COMPILED)
+    for compiled in COMPILED:
+        if not (machine.clone / compiled).exists():
+            console.change(f"compile {compiled}")
+            machine.record.add("paths", compiled)
     sys.stdout.write(console.run([str(scripts / "build_agents")]))
     if not machine.root:
         console.note("the sample agents are signed when set-up runs as root, since root runs them")

@@ -37,7 +37,8 @@ PARALLEL = 2
 
 def _ask(package: str, text: str, *, planted: Path | None = None) -> dict[str, table.Row]:
     """One plain sandbox with one intent."""
-    argv = [PYTHON, "-B", ENTRY]
+    # A compiled agent is its own program.
+    argv = ["/workspace/bin/probes"] if package == "binary" else [PYTHON, "-B", ENTRY]
     files: Mapping[str, bytes] = {}
     mounts: list[plain_runsc.Mount] = []
     if planted is not None:
@@ -73,7 +74,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, table.Row]:
 def answers(granted_path: Path) -> dict[str, table.Row]:
     """Every probe's row, from a handful of plain sandboxes; ``granted_path`` is an empty directory of the caller's."""
     alone = [(probe.package, probe.id) for probe in PROBES if probe.alone]
-    together = [(package, table.batch(_batch_ids(package))) for package in ("bombs", "exec", "python")]
+    together = [(package, table.batch(_batch_ids(package))) for package in ("binary", "bombs", "exec", "python")]
 
     def ask(intent: tuple[str, str]) -> dict[str, table.Row]:
         package, text = intent
