@@ -143,7 +143,8 @@ _PAGE = """\
 Written by `python tests/golden/test_lifecycle_page.py` from the table in `policy/lifecycle.py`; do not edit.
 
 Each transition is a row of the audit log (`run_state`: the state and the reason), written before the act. What cannot
-be written down does not happen, and a run whose row cannot be written is ended.
+be written down does not happen, and a run whose row cannot be written is ended. A row that repeats the state remarks on
+something that changed none.
 
 | state | a run in it |
 |---|---|

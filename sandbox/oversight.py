@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from policy import errors
 from policy.lifecycle import State
-from sandbox import archive, control, metrics, registry
+from sandbox import archive, control, metrics, registry, unended
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
 # How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+# Deeper than any manifest may say that a tree is.
+_MOST_ABOVE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +248,35 @@ def _shown(entry: Entry) -> dict[str, Any]:
 def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
+    if not found and (ending := unended.named(state, run)):
+        # It has no directory any more and no record yet; whoever keeps it has still to write its end.
+        with contextlib.suppress(errors.CutOffError):
+            found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS).run_id]
     record = archive.read(state, found[0]) if len(found) == 1 else None
     # What somebody may not see is not there for them.
-    if record is None or not asker.may([record.issuer]):
+    if record is None or not asker.may(_asked_by(state, record)):
         how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
         raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
     return record
+
+
+def _asked_by(state: Path, record: archive.Record) -> Iterator[str]:
+    """Who asked for the run, and for each one above it: those that ended have records, those that live their labels."""
+    yield record.issuer
+    live = {entry.run_id: entry for entry in registry.live(state / "runs")}
+    parent = record.parent
+    for _ in range(_MOST_ABOVE):
+        if parent is None:
+            return
+        entry = live.get(parent)
+        if entry is not None:
+            yield from (live[one].issuer["display"] for one in (parent, *entry.ancestors) if one in live)
+            return
+        above = archive.read(state, parent)
+        if above is None:
+            return
+        yield above.issuer
+        parent = above.parent
 
 
 def _await_record(state: Path, run_id: str, until: float) -> archive.Record:

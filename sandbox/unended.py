@@ -86,6 +86,14 @@ def settled(state: Path) -> int:
     return found if type(found) is int and found >= 0 else 0
 
 
+def named(state: Path, begin: str) -> str | None:
+    """The one run whose id begins so and whose end is still to be written; None when it is none, or several."""
+    with contextlib.suppress(FileNotFoundError):
+        found = [name for name in os.listdir(state / "unended") if begin and name.startswith(begin)]
+        return found[0] if len(found) == 1 and not begin.startswith(".") else None
+    return None
+
+
 def _place(ledger: Ledger) -> Path:
     place = ledger.place.parent / "unended"
     place.mkdir(mode=0o700, exist_ok=True)

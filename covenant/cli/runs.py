@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -32,6 +33,7 @@ _RUN = click.argument("run", metavar="RUN")
 _WATCH_SECONDS, _FOLLOW_SECONDS = 1.0, 0.3
 # So much of a run id is shown; more where two begin alike.
 _ID = 8
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -250,7 +252,8 @@ def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
         indent = "  " * run["depth"] if tree else ""
         age = _age(now - run["started_ms"] / 1000)
         parent = run["parent"] or ""
-        who = common.visible(run["issuer"])
+        # A child is its parent's, which is named by its run.
+        who = _UUID.sub(lambda found: found[0][:short], common.visible(run["issuer"]))
         rows.append(
             (
                 run["run_id"][:short],

@@ -1,0 +1,190 @@
+"""The verbs about runs over a supervisor's socket, on a tree, on a terminal, and as docs/lifecycle.md shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import registry
+from sandbox.kernel import cgroupfs
+from tests.kernel import serving
+from tests.kernel.conftest import leftovers
+from tests.kernel.families import member, spawn
+from tests.kernel.live_runs import until
+from tests.kernel.serving import CALLER, Served, asked, covenant
+from tests.kernel.test_lifecycle import COUNTS
+from tests.kernel.world import ROOT, World
+
+PAGE = ROOT / "docs" / "lifecycle.md"
+BIG: dict[str, Any] = {"memory_mb": 1024, "resources": "pids_max = 256\ncpu_millis = 2000\n"}
+SMALL: dict[str, Any] = {"memory_mb": 64, "resources": "pids_max = 16\ncpu_millis = 100\n"}
+
+
+@pytest.fixture(scope="module")
+def served(warm: Path) -> Iterator[Served]:
+    with serving.open_place() as base, Served(World(base, warm=warm), agents=[str(base / "packages")]) as made:
+        yield made
+        made.quiet()
+        assert leftovers(made.world) == []
+
+
+def entries(world: World) -> list[registry.Entry]:
+    return [one for one in registry.live(world.state / "runs") if one.state == "Running"]
+
+
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.stdout, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_caller_sees_and_ends_what_it_asked_for_and_nothing_else(served: Served) -> None:
+    world = served.world
+    package = world.sign(world.package({"main.py": COUNTS}, name="counts", id="counts", cpu_ms=250_000))
+    own = subprocess.Popen(
+        serving.covenant_command("run", str(package), "hi"),
+        env=serving.environment_of(served, CALLER),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **serving.identity(CALLER),
+    )
+    with asked(served.path, package):
+        until(lambda: len(entries(world)) == 2)
+        runs = {one.issuer["display"]: one.run_id for one in entries(world)}
+        mine, others = runs.pop(f"uid{CALLER}@local"), runs.pop("operator@local")
+        assert [run["run_id"] for run in said(covenant("ps", "--json", served=served, uid=CALLER))["runs"]] == [mine]
+        both = said(covenant("ps", "--json", served=served))["runs"]
+        assert sorted(run["run_id"] for run in both) == sorted([mine, others])
+        # What is another's is not there, by whichever verb.
+        for verb in ("suspend", "resume", "kill", "logs"):
+            assert said(covenant(verb, others, "--json", served=served, uid=CALLER))["code"] == "no_such_run", verb
+        # Its own: stopped, let go, followed by its log, ended, and waited for.
+        assert said(covenant("suspend", mine, "--json", served=served, uid=CALLER))["runs"] == [mine]
+        assert said(covenant("resume", mine[:8], "--json", served=served, uid=CALLER))["runs"] == [mine]
+        assert "1\n2\n3\n" in covenant("logs", mine, served=served, uid=CALLER).stdout
+        follower = subprocess.Popen(
+            serving.covenant_command("logs", mine, "--follow"),
+            env=serving.environment_of(served, CALLER),
+            stdout=subprocess.PIPE,
+            text=True,
+            **serving.identity(CALLER),
+        )
+        assert said(covenant("kill", mine, "--reason", "mine", "--json", served=served, uid=CALLER))["runs"] == [mine]
+        followed, _ = follower.communicate(timeout=60)
+        lines = [int(line) for line in followed.split()]
+        assert lines[:3] == [1, 2, 3]
+        assert follower.returncode == 0
+        assert own.wait(60) == 1
+        # It has ended, and says so to whoever comes later; to nobody else.
+        assert said(covenant("wait", mine, "--json", served=served, uid=CALLER))["code"] == "stopped"
+        assert said(covenant("wait", others[:7], "--json", served=served, uid=CALLER))["code"] == "no_such_run"
+        reasons = [
+            row["kind"]["reason"]
+            for row in world.rows()
+            if row["kind"].get("run_id") == mine and "reason" in row["kind"]
+        ]
+        assert f"stopped by uid{CALLER}@local: mine" in reasons
+        assert [one.run_id for one in entries(world)] == [others]
+    until(lambda: not entries(world))
+
+
+TREE = """\
+asked = [send("spawn", agent=name, text="") for name in ("one", "two")]
+[hear(each) for each in asked]
+print("ready", file=sys.stderr, flush=True)
+import time
+time.sleep(600)
+"""
+
+
+def test_a_tree_is_stopped_let_go_and_ended_as_one_and_shown_on_a_terminal(served: Served) -> None:
+    world = served.world
+    for name in ("one", "two"):
+        member(world, name, "import time\ntime.sleep(600)", more=spawn(1, 1), **SMALL)
+    top = member(world, "top", TREE, more=spawn(), **BIG)
+    with asked(served.path, top, detach=True):
+        until(lambda: len(entries(world)) == 3)
+        tree = said(covenant("ps", "--json", served=served))["runs"]
+        assert (tree[0]["agent_id"], tree[0]["depth"]) == ("top", 0)
+        assert {run["agent_id"]: run["parent"] for run in tree[1:]} == dict.fromkeys(("one", "two"), tree[0]["run_id"])
+        ids, run_id = {run["run_id"] for run in tree}, tree[0]["run_id"]
+        shown = covenant("ps", "--tree", served=served).stdout.splitlines()
+        assert re.fullmatch(r"RUN +STATE +AGE +PARENT +BY +AGENT", shown[0])
+        column = shown[0].index("AGENT")
+        assert [line[column:] for line in shown[1:]] == [run["agent_id"].rjust(3 + 2 * run["depth"]) for run in tree]
+        by = shown[0].index("BY")
+        assert [line[by:column].strip() for line in shown[1:]] == ["operator@local", *[f"top@{run_id[:8]}"] * 2]
+        assert set(said(covenant("suspend", run_id, "--tree", "--json", served=served))["runs"]) == ids
+        hierarchies = cgroupfs.Hierarchies.read()
+        for one in registry.live(world.state / "runs"):
+            leaf = cgroupfs.Leaf(hierarchies, one.run_id)
+            leaf.adopt(one.cgroups)
+            assert leaf.frozen()
+        assert _watched(served, "Suspended") >= 2
+        assert set(said(covenant("resume", run_id, "--tree", "--json", served=served))["runs"]) == ids
+        assert len(entries(world)) == 3
+        assert set(said(covenant("kill", run_id, "--tree", "--json", served=served))["runs"]) == ids
+        assert registry.live(world.state / "runs") == []
+    ended = {row["kind"]["run_id"]: row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"}
+    # A child ends with its parent or by the same wish, whichever came first.
+    assert ended[run_id] == "stopped"
+    assert {ended[one] for one in ids} <= {"stopped", "parent_ended"}
+
+
+def _watched(served: Served, word: str) -> int:
+    """How many times `ps --watch` has shown the table on a terminal when it was interrupted."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            command = serving.covenant_command("ps", "--watch")
+            os.execve(command[0], command, {**serving.environment_of(served, 0), "COLUMNS": "80", "LINES": "24"})
+        finally:
+            os._exit(127)
+    screen = b""
+    while screen.count(b"\x1b[H") < 3:
+        assert select.select([terminal], [], [], 60)[0], screen
+        screen += os.read(terminal, 65536)
+    os.kill(pid, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    frames = screen.split(b"\x1b[H\x1b[J")
+    assert all(len(line) <= 80 for frame in frames for line in frame.decode().split("\r\n"))
+    return sum(word.encode() in frame for frame in frames)
+
+
+def test_without_a_terminal_there_is_nothing_to_watch(served: Served) -> None:
+    done = covenant("ps", "--watch", served=served)
+    assert done.returncode == 2
+    assert "--watch is for a terminal" in done.stderr
+
+
+def test_the_page_says_what_the_verbs_do(served: Served) -> None:
+    """Each command of docs/lifecycle.md, in its order, on a run that is live."""
+    world = served.world
+    package = world.sign(world.package({"main.py": COUNTS}, name="counts", id="counts", cpu_ms=250_000))
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = [line.partition("#")[0].replace('"why"', "why").split() for line in block.strip().splitlines()]
+    assert [line[1] for line in lines] == ["ps", "suspend", "resume", "kill", "logs", "wait"]
+    with asked(served.path, package, detach=True):
+        until(lambda: entries(world))
+        run_id = entries(world)[0].run_id
+        status = {}
+        for line in lines:
+            done = covenant(*(run_id if word == "RUN" else word for word in line[1:]), served=served)
+            status[line[1]] = done.returncode, done.stdout
+        assert {verb: code for verb, (code, _) in status.items()} == {
+            **dict.fromkeys(("ps", "suspend", "resume", "kill", "logs"), 0),
+            "wait": 1,
+        }
+        assert run_id[:8] in status["ps"][1]
+        assert status["kill"][1] == f"ended {run_id}\n"
