@@ -139,10 +139,14 @@ def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 def _suspending(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     """Version 2 has a freezer in every cgroup; version 1 a controller for it."""
-    frozen = host.cgroup.version != 1 or "freezer" in host.cgroup.controllers
-    if manifest.lifetime.on_expiry == "suspend" and not frozen:
+    if host.cgroup.version != 1 or "freezer" in host.cgroup.controllers:
+        return
+    lacking, standby = "the cgroup controller `freezer`", manifest.sandbox.standby
+    if manifest.lifetime.on_expiry == "suspend":
         mend = 'mount the controller, or write on_expiry = "terminate"'
-        yield "lifetime.on_expiry", "on_expiry `suspend`", "the cgroup controller `freezer`", mend
+        yield "lifetime.on_expiry", "on_expiry `suspend`", lacking, mend
+    if standby:
+        yield "sandbox.standby", f"standby `{standby}`", lacking, "mount the controller, or write standby = 0"
 
 
 def _network(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:

@@ -31,10 +31,6 @@ NOT_YET = {
         kit.text(more='\n[permissions.skills]\nside_effects = ["read"]\n'),
         "permissions.skills.side_effects[0]", "side_effects",
     ),
-    "standby": (
-        kit.text(('filesystem = "read-only-package"', 'filesystem = "read-only-package"\nstandby = 1')),
-        "sandbox.standby", "standby",
-    ),
 }  # fmt: skip
 
 
@@ -62,6 +58,11 @@ ROOM = {path: GrantedPath(path, "dir", 8) for path in ("/srv/docs", "/srv/data")
 UNABLE: dict[str, tuple[str, dict[str, object], str, dict[str, object]]] = {
     "runsc": (kit.MANIFEST, {"runsc": None}, "sandbox.backend", {}),
     "runtime": (kit.MANIFEST, {"runtimes": {}}, "agent.runtime", {}),
+    "standby": (
+        kit.text(('filesystem = "read-only-package"', 'filesystem = "read-only-package"\nstandby = 1')),
+        {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))}, "sandbox.standby",
+        {"cgroup": CgroupFacts(1, frozenset({"cpu", "freezer", "memory", "pids"}))},
+    ),
     "suspend": (
         kit.text(more='\n[lifetime]\nttl_seconds = 9\non_expiry = "suspend"\n'),
         {"cgroup": CgroupFacts(1, frozenset({"cpu", "memory", "pids"}))}, "lifetime.on_expiry",
