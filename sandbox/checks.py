@@ -283,6 +283,21 @@ def _landlock(config: Config, deadline: float) -> Finding:
     return _ok(f"landlock ABI {abi}") if abi else Finding(Status.DEGRADED, "no landlock", "boot with lsm=landlock,...")
 
 
+def _vault(config: Config, deadline_seconds: float) -> Finding:
+    """As a run opens it: by the key file of the configuration, or the server's token."""
+    from sandbox.vault import choice
+
+    if os.geteuid() != 0:
+        return Finding(Status.UNKNOWN, "not opened: needs root", "run covenant doctor as root")
+    vault = choice.configured(config)
+    # A name that no secret has: nothing is decrypted.
+    with vault.opened("doctor", ""):
+        where = (
+            config.vault.address if vault.name == "openbao" else f"{config.state}/vault, opened by {config.vault.key}"
+        )
+    return _ok(f"{vault.name}: {where}")
+
+
 def kernel_version(release: str) -> tuple[int, int]:
     """Major and minor of a kernel release such as ``6.1.0-18-amd64``; (0, 0) when it says neither."""
     match = re.match(r"(\d+)\.(\d+)", release)
@@ -331,5 +346,6 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("io limits", False, "io_read_bps, io_write_bps, io_read_iops, io_write_iops", _io),
     ("processor time", False, "cpu_time_ms", _cpu_time),
     ("self-test", False, "that what a policy forbids is refused, by trying it", _self_test),
+    ("vault", False, "permissions.credentials", _vault),
     ("landlock", False, "nothing yet: for information", _landlock),
 )

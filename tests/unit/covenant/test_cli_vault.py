@@ -13,6 +13,7 @@ import pytest
 
 from covenant.cli import vault as command
 from policy import errors
+from sandbox import checks
 from sandbox.ledger import Ledger
 from sandbox.vault import file
 from tests import cli_kit
@@ -214,3 +215,16 @@ def test_a_vault_that_is_not_there(home: Path) -> None:
         error = cli_kit.refused("vault_unusable", "vault", "put", "probe", "db", "--fd", fd)
     assert isinstance(error, errors.VaultError)
     assert (error.message, error.hint) == ("there is no vault", "covenant vault init")
+
+
+def test_doctor_opens_it_as_a_run_does(home: Path) -> None:
+    def look() -> checks.Finding:
+        return checks._vault(command._config(), 1)
+
+    with pytest.raises(errors.VaultError, match="there is no vault"):
+        look()
+    cli_kit.done("vault", "init")
+    assert (look().status, look().found.endswith(f"opened by {home}/vault.key")) == (checks.Status.OK, True)
+    (home / "vault.key").chmod(0o644)
+    with pytest.raises(errors.VaultKeyError):
+        look()
