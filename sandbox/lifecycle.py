@@ -43,6 +43,7 @@ from sandbox import (
     host,
     prelude,
     preparation,
+    progress,
     registry,
     revocation,
     self_test,
@@ -74,7 +75,8 @@ class Request:
 
     ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
     the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
-    ``children`` an open directory in which those of its children are looked for after the configured ones.
+    ``children`` an open directory in which those of its children are looked for after the configured ones, with the
+    ``rights`` of whoever asked.
     """
 
     package: Package
@@ -85,6 +87,7 @@ class Request:
     dev: str = ""
     package_name: str = ""
     children: int | None = None
+    rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,8 @@ class Run:
                 f"`--as {self._request.user}` is for trusted-local, this package runs under linux-gvisor",
                 hint="leave --as out: each run has a uid of its own",
             )
-        facts = self._look(manifest)
+        with progress.step("reading the files that the agent's root is made of"):
+            facts = self._look(manifest)
         self._lap("host")
         decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case())
         self._rows.to(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
@@ -263,7 +267,8 @@ class Run:
             return
         assert facts.runsc is not None
         self._rows.self_test_started(f"runsc sha256 {facts.runsc.sha256[:16]}", name="system call filter")
-        proof = self_test.prove(config, facts)
+        with progress.step("trying whether this runsc holds an agent"):
+            proof = self_test.prove(config, facts)
         self._rows.self_test(proof.detail, passed=not proof.fault)
         if proof.fault:
             raise errors.NotEnforceableError(
@@ -282,7 +287,8 @@ class Run:
         self._rows.self_test_started(f"policy {decision.policy_digest[:16]}", name="canaries")
         try:
             closures = preparation.closures(decision, facts)
-            faults = canary_run.attempt(job, closures, runs=means.path / "runs", uids=self._uids())
+            with progress.step("trying what its policy forbids, before its first run of the day"):
+                faults = canary_run.attempt(job, closures, runs=means.path / "runs", uids=self._uids())
         except errors.CovenantError as e:
             faults = (f"it could not be tried: {e.message}",)
         says = faults[0] if faults else "what it forbids is refused, what it allows is not"

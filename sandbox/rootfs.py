@@ -24,7 +24,7 @@ from typing import Literal
 
 from policy import errors
 from policy.host import Closure, ClosureFile
-from sandbox import closure_cache, closure_files, durable
+from sandbox import closure_cache, closure_files, durable, progress
 
 MountKind = Literal["dir", "file"]
 MountPoint = tuple[str, MountKind]
@@ -151,7 +151,8 @@ class Skeletons:
         for _ in range(8):
             if not _is_complete(target, digest):
                 try:
-                    with self._fresh("closures", digest) as fresh:
+                    copying = progress.step("copying the files that the agent's root is made of")
+                    with copying, self._fresh("closures", digest) as fresh:
                         _lay_copies(fresh / "root", closure)
                 except errors.StaleClosureError:
                     closure_cache.forget(self._state)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from policy.package import Package
-from sandbox import durable
+from sandbox import durable, progress
 
 _MAKING = ".making-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -39,7 +39,8 @@ class PackageStore:
             lock = os.open(making, _DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            _write_tree(making, package.files, executable)
+            with progress.step("copying the package"):
+                _write_tree(making, package.files, executable)
             with contextlib.suppress(FileExistsError, OSError):
                 os.rename(making, target)
             durable.sync_directory(self._directory)

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from policy.signing.keyfile import Argon2Parameters
+from sandbox import progress
 from sandbox.kernel.locked import Locked
 
 KEY_BYTES = 32

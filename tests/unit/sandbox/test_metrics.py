@@ -1,0 +1,115 @@
+"""The numbers as Prometheus reads them: bounded, without words of an agent's, and what the log says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from policy import denials, errors
+from sandbox import metrics
+from sandbox.kernel.counters import Usage, usage
+from sandbox.metrics import Seen, Tally
+from sandbox.registry import Entry
+from sandbox.serve import watcher
+from tests import prometheus_text
+
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("package", "payload_digest", "operator", "parent"), ""),
+    **dict.fromkeys(("depth", "started_ms", "memory_mb", "pids_max", "cpu_millis", "host_memory_mb"), 0),
+    **dict.fromkeys(("max_depth", "max_descendants"), 0),
+    **dict.fromkeys(("ancestors", "signers"), ()),
+    "issuer": {"display": "", "pubkey": ""},
+    "on_parent_exit": "terminate",
+    "self_test": False,
+    "label": {},
+    "path": Path("/nowhere"),
+}
+
+
+def seen(agent_id: str, memory: int = 1, run_id: str = "r") -> Seen:
+    return Seen(Entry(run_id=run_id, agent_id=agent_id, **EMPTY), Usage(2_500_000, memory, 3, None, 5))
+
+
+def tally(tmp_path: Path, *rows: dict[str, Any]) -> Tally:
+    log = tmp_path / "events.jsonl"
+    with log.open("ab") as file:
+        for row in rows:
+            event = {"id": "x", "timestamp_ms": 1, "issuer": {}, "kind": row}
+            file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+    return Tally(log)
+
+
+def test_the_series_are_bounded_and_add_up() -> None:
+    agents = [seen(f"agent-{number}", memory=number) for number in range(1, 251)]
+    numbers = prometheus_text.parse(metrics.text(agents, Tally(Path("/nowhere"))))
+    memory = numbers["covenant_agent_memory_bytes"]
+    assert len(memory) == metrics.MAX_AGENTS + 1
+    assert sum(memory.values()) == sum(range(1, 251))
+    # The largest have their own.
+    assert memory['agent_id="agent-250"'] == 250
+    assert memory['agent_id=""'] == sum(range(1, 151))
+    assert numbers["covenant_agent_cpu_seconds"]['agent_id="agent-250"'] == 2.5
+    assert numbers["covenant_runs"]['state="Isolated"'] == 250
+
+
+def test_no_agent_can_write_a_line_of_its_own() -> None:
+    hostile = 'x"} 1\ncovenant_drifts_total 99\\'
+    numbers = prometheus_text.parse(metrics.text([seen(hostile)], Tally(Path("/nowhere"))))
+    assert numbers["covenant_drifts_total"] == {"": 0}
+    assert len(numbers["covenant_agent_runs"]) == 1
+
+
+def test_what_is_counted_is_what_the_log_holds(tmp_path: Path) -> None:
+    counted = tally(
+        tmp_path,
+        {"type": "run_started", "run_id": "r"},
+        {"type": "denied", "run_id": "r", "layer": "dns", "count": 3},
+        {"type": "denied", "run_id": "r", "layer": "of a later version", "count": 2},
+        {"type": "run_ended", "run_id": "q", "status": "failed", "code": errors.CutOffError.code},
+        {"type": "run_ended", "run_id": "p", "status": "failed", "code": "of a later version"},
+        {"type": "manifest_rejected", "run_id": None, "code": "signature"},
+        {"type": "self_test", "run_id": None, "passed": True},
+        {"type": "capability_check", "run_id": "r"},
+    )
+    assert len(list(counted.read())) == 7
+    assert (counted.starts, counted.rows, counted.by_run) == (1, 8, {"r": 5})
+    assert counted.denied == {"dns": 3, metrics.OTHER: 2}
+    assert counted.ends == {("failed", "cut_off"): 1, ("failed", metrics.OTHER): 1}
+    # It goes on where it stopped, and a line in the making is taken when it is whole.
+    log = tmp_path / "events.jsonl"
+    whole = b'{"id":"x","timestamp_ms":1,"issuer":{},"kind":{"type":"run_started","run_id":"s"}}\n'
+    with log.open("ab") as file:
+        file.write(whole[:40])
+        file.flush()
+        assert list(counted.read()) == []
+        file.write(whole[40:])
+    assert len(list(counted.read())) == 1
+    assert counted.starts == 2
+    numbers = prometheus_text.parse(metrics.text([], counted))
+    assert numbers["covenant_run_starts_total"] == {"": 2}
+    assert set(numbers["covenant_denials_total"]) == {f'layer="{one}"' for one in (*denials.LAYERS, metrics.OTHER)}
+
+
+def test_a_cgroup_that_is_gone_counts_nothing(tmp_path: Path) -> None:
+    assert usage({"memory": tmp_path, "cpu": tmp_path, "pids": tmp_path}) == Usage()
+    (tmp_path / "memory.current").write_text("7\n")
+    (tmp_path / "cpu.stat").write_text("nr 1\nusage_usec 9\n")
+    assert usage({"memory": tmp_path, "cpu": tmp_path}) == Usage(cpu_us=9, memory_bytes=7)
+
+
+def test_a_line_of_the_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -> None:
+    kind = {
+        "type": "run_ended",
+        "run_id": "r",
+        "agent_id": "a\u202e\n",
+        "status": "failed",
+        "code": None,
+        "target": "t",
+    }
+    said = watcher.line({"timestamp_ms": 5, "kind": kind})
+    assert said.count(b"\n") == 1
+    assert said.isascii()
+    assert json.loads(said) == {
+        "time_ms": 5, "event": "run_ended", "run_id": "r", "agent_id": "a\u202e\n", "status": "failed",
+    }  # fmt: skip
