@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +41,15 @@ class Found:
     name: str
 
 
-def find(agent_id: str, directories: Sequence[Path], beside: int | None) -> Found:
+def find(
+    agent_id: str,
+    directories: Sequence[Path],
+    beside: int | None,
+    *,
+    rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Found:
     """The package of an agent id: in the configured ``directories``, which only root may write, else in the open
-    directory ``beside``, which is that of the operator's own package.
+    directory ``beside``, which is that of the operator's own package and is read with the ``rights`` of whoever asked.
 
     Raises:
         errors.PackageError: there is none, there are two in one directory, or it cannot be read.
@@ -61,7 +67,8 @@ def find(agent_id: str, directories: Sequence[Path], beside: int | None) -> Foun
             os.close(fd)
         if found is not None:
             return found
-    found = None if beside is None else _in(beside, agent_id)
+    with rights():
+        found = None if beside is None else _in(beside, agent_id)
     if found is None:
         raise errors.PackageError(
             f"no package of agent `{agent_id}` is where children are looked for",

@@ -24,7 +24,7 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
     """
     issuer = errand.lineage.issuer
     try:
-        found = catalogue.find(errand.agent_id, means.config.agents, parent.children)
+        found = catalogue.find(errand.agent_id, means.config.agents, parent.children, rights=parent.rights)
     except (errors.CovenantError, OSError) as e:
         error = e if isinstance(e, errors.CovenantError) else errors.PackageError(f"it cannot be read: {e.strerror}")
         fields = events.rejection(error, agent_id=errand.agent_id, run_id=errand.run_id)
@@ -38,6 +38,7 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
         timeout_ms=errand.timeout_ms,
         package_name=found.name,
         children=parent.children,
+        rights=parent.rights,
     )
     with contextlib.ExitStack() as stack:
         try:

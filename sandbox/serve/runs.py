@@ -43,6 +43,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
             user=asked.user,
             package_name=_name(directory),
             children=children,
+            rights=talk.caller.rights,
         )
         answer = own.run(request, watches=talk.watches(detach=asked.detach))
         talk.answer(document(answer))

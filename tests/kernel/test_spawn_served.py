@@ -1,0 +1,56 @@
+"""Children of runs that a supervisor keeps: with their caller's rights, and through their supervisor's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from sandbox import registry
+from tests.kernel import serving
+from tests.kernel.conftest import leftovers
+from tests.kernel.families import BIG, SMALL, member, spawn
+from tests.kernel.live_runs import until
+from tests.kernel.serving import CALLER, Served
+from tests.kernel.world import World
+
+
+def test_a_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
+    with serving.open_place() as base, Served(World(base, warm=warm), on_supervisor_exit="continue") as served:
+        world = served.world
+        member(world, "leaf", "answer = intent['issuer']['display']", **SMALL)
+        hidden = member(world, "hidden", "answer = 1", **SMALL)
+        top = member(world, "top", "answer = [child('leaf'), child('hidden')]", more=spawn(), **BIG)
+        # What is no directory that it may look into is no package to its caller's agent.
+        hidden.chmod(0o700)
+        done = serving.covenant("run", str(top), "hi", "--json", served=served, uid=CALLER)
+        said = json.loads(done.stdout)
+        assert done.returncode == 0, done
+        leaf, other = json.loads(said["text"])
+        assert leaf["ok"]["text"] == json.dumps(f"top@{said['run_id']}")
+        assert other["error"]["code"] == "package_invalid"
+        rows = [row for row in world.rows() if row["kind"]["type"] == "run_started"]
+        assert [row["kind"]["agent_id"] for row in rows][:2] == ["top", "leaf"]
+
+        # A killed supervisor leaves the family to its own keepers, which write its end themselves.
+        member(world, "slow", "import time\ntime.sleep(600)", **SMALL)
+        path = member(world, "holds", "answer = child('slow')", more=spawn(), **BIG)
+        with serving.asked(served.path, path):
+            live = until(lambda: _running(world, {"holds", "slow"}))
+            assert served.process is not None
+            os.kill(served.process.pid, signal.SIGKILL)
+            served.process.wait()
+            os.kill(live["holds"].keeper, signal.SIGKILL)
+            until(lambda: not registry.live(world.state / "runs"))
+        served.start()
+        served.quiet()
+        ended = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
+        ends = {kind["agent_id"]: kind["code"] for kind in ended}
+        assert (ends["holds"], ends["slow"]) == ("cut_off", "parent_ended")
+        assert leftovers(world) == []
+
+
+def _running(world: World, names: set[str]) -> dict[str, registry.Entry]:
+    live = {one.agent_id: one for one in registry.live(world.state / "runs") if one.state == "Running"}
+    return live if set(live) == names else {}
