@@ -1,0 +1,190 @@
+"""The pool by itself: a loop that forks nobody, and records on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from policy import errors, standby
+from policy.package import Package
+from sandbox import standby_records, standby_wire
+from sandbox.serve.pool import Pool, memory
+from sandbox.standby import HOPELESS, READY, TAKEN
+from sandbox.supervisor import Supervisor
+
+AMPLE = standby.Machine(24_000, 20_000)
+SHORT = standby.Machine(24_000, 100)
+
+
+class Loop:
+    """Remembers each keeper that it is asked for: where it says how far it is, and who is told of its end."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, Callable[[int], None]]] = []
+        self.acts: dict[int, Callable[[], None]] = {}
+        self.recovered = 0
+        self.fails = False
+
+    def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+        if self.fails:
+            raise errors.KernelError("fork: no memory")
+        self.made.append((os.dup(cast("Any", work).args[3]), ended))
+
+    def listen(self, fd: int, act: Callable[[], None]) -> None:
+        self.acts[fd] = act
+
+    def forget(self, fd: int) -> None:
+        del self.acts[fd]
+
+    def recover(self) -> None:
+        self.recovered += 1
+
+    def say(self, index: int, word: bytes) -> None:
+        os.write(self.made[index][0], word)
+        for act in list(self.acts.values()):
+            act_if_readable(act, self.acts)
+
+    def ends(self, index: int, status: int = 0) -> None:
+        tell, ended = self.made[index]
+        os.close(tell)
+        ended(status)
+
+
+def act_if_readable(act: Callable[[], None], acts: dict[int, Callable[[], None]]) -> None:
+    for fd, one in list(acts.items()):
+        if one is act:
+            try:
+                act()
+            except BlockingIOError:
+                continue
+            assert fd >= 0
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    class Own:
+        path = tmp_path
+
+    monkeypatch.setattr(standby_wire, "end", lambda runs, run_id, reason: ended.append(run_id))
+    ended.clear()
+    _want(tmp_path, "a", 2)
+    made = Pool(cast("Supervisor", Own()), loop, alive=0, machine=lambda: AMPLE)
+    made.look()
+    return made
+
+
+ended: list[str] = []
+
+
+def _want(state: Path, agent_id: str, count: int, envelope: bytes = b"e") -> None:
+    package = Package({"agent.toml": b"[agent]"}, envelope)
+    standby_records.want(state, package, agent_id=agent_id, count=count, package_name="/p")
+
+
+def _ready(number: int) -> bytes:
+    return READY + f"{number:036d}".encode()
+
+
+def test_instances_are_made_one_at_a_time_and_no_more_than_are_asked_for(pool: Pool, loop: Loop) -> None:
+    for _ in range(3):
+        pool.tick(0.0)
+    assert len(loop.made) == 1
+    loop.say(0, _ready(0))
+    pool.tick(0.0)
+    loop.say(1, _ready(1))
+    pool.tick(0.0)
+    assert len(loop.made) == 2
+
+
+def test_one_that_was_taken_is_replaced_while_it_works(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    loop.say(0, _ready(0))
+    pool.tick(0.0)
+    loop.say(1, _ready(1))
+    loop.say(0, TAKEN)
+    pool.tick(0.0)
+    assert len(loop.made) == 3
+    loop.ends(0)
+    pool.tick(0.0)
+    assert len(loop.made) == 3
+
+
+def test_one_that_was_taken_as_soon_as_it_was_ready_is_no_failure(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    os.write(loop.made[0][0], _ready(0) + TAKEN)
+    loop.ends(0)
+    pool.tick(0.0)
+    assert len(loop.made) == 2
+
+
+def test_a_failure_waits_before_the_next_and_its_debris_is_taken_away(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    loop.ends(0, 137)
+    assert loop.recovered == 1
+    pool.tick(0.0)
+    assert len(loop.made) == 1
+    pool.tick(1e9)
+    assert len(loop.made) == 2
+
+
+def test_what_is_refused_is_not_asked_for_again_until_a_run_succeeds(pool: Pool, loop: Loop, tmp_path: Path) -> None:
+    pool.tick(0.0)
+    loop.say(0, HOPELESS)
+    loop.ends(0, 1)
+    assert standby_records.wanted(tmp_path) == []
+    pool.tick(1e9)
+    assert len(loop.made) == 1
+    assert pool.due() is None
+    _want(tmp_path, "a", 1)
+    pool.look()
+    pool.tick(2e9)
+    assert len(loop.made) == 2
+
+
+def test_another_package_of_the_agent_takes_the_place(pool: Pool, loop: Loop, tmp_path: Path) -> None:
+    pool.tick(0.0)
+    loop.say(0, _ready(7))
+    _want(tmp_path, "a", 1, b"another")
+    pool.look()
+    pool.tick(0.0)
+    assert ended == [f"{7:036d}"]
+    assert len(loop.made) == 2
+
+
+def test_a_short_machine_makes_none_and_gives_back(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    loop.say(0, _ready(0))
+    pool.machine = lambda: SHORT
+    pool.tick(0.0)
+    assert ended == [f"{0:036d}"]
+    assert len(loop.made) == 1
+    # Told once; whoever was given an intent at that moment goes on.
+    pool.tick(1e9)
+    assert len(ended) == 1
+
+
+def test_no_process_is_a_failure_like_any_other(pool: Pool, loop: Loop) -> None:
+    loop.fails = True
+    before = len(os.listdir("/proc/self/fd"))
+    pool.tick(0.0)
+    pool.tick(0.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert loop.made == []
+
+
+def test_the_machine_s_memory_is_read_with_and_without_pressure(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  2048000 kB\nMemFree: 1 kB\nMemAvailable:  1024000 kB\n")
+    assert memory(tmp_path) == standby.Machine(2000, 1000)
+    (tmp_path / "pressure").mkdir()
+    lines = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.25 avg60=0 avg300=0 total=0\n"
+    (tmp_path / "pressure" / "memory").write_text(lines)
+    assert memory(tmp_path) == standby.Machine(2000, 1000, 1.5, 0.25)

@@ -1,0 +1,174 @@
+"""Between whoever asks and an instance: real sockets, and an instance that is a thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import contract, denials, errors
+from policy.package import Package
+from sandbox import standby_records, standby_wire
+from sandbox.lifecycle import Answer, Request
+from sandbox.standby_wire import GoneError
+
+PACKAGE = Package({"agent.toml": b"[agent]"}, b"an envelope")
+ISSUER = {"display": "operator@local", "pubkey": "1" * 44}
+ANSWER = Answer(
+    run_id="r", intent_id="i", agent_id="a", policy_digest="p", error=None, stderr="e\n",
+    result=contract.AgentResult("text", ("source",), ({"path": "x"},), ()),
+    not_enforced=("one",), unknown_sections=("two",),
+    denials=(denials.Row(denials.Denial("dns", "example.com", "not_granted"), 3),), timings={"run": 0.25},
+)  # fmt: skip
+
+
+def _request(package: Package = PACKAGE, text: str = "hi") -> Request:
+    return Request(package, text, ISSUER, timeout_ms=5, package_name="/p")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+class Instance(threading.Thread):
+    """Listens as one does, and does with each that comes what ``act`` says, until that says it is done."""
+
+    def __init__(self, runs: Path, act: Callable[[socket.socket, dict[str, Any]], bool], name: str = "r") -> None:
+        super().__init__(daemon=True)
+        self._directory, self._act = runs / name, act
+        self._directory.mkdir()
+        self.seen: list[dict[str, Any]] = []
+        self._ready = threading.Event()
+        self.start()
+        assert self._ready.wait(10)
+
+    def run(self) -> None:
+        with standby_wire.listening(self._directory, PACKAGE) as listener:
+            self._ready.set()
+            listener.setblocking(True)
+            done = False
+            while not done:
+                came = standby_wire.accept(listener)
+                if came is not None:
+                    with came[0]:
+                        self.seen.append(came[1])
+                        done = self._act(*came)
+
+
+def _answers(connection: socket.socket, message: dict[str, Any]) -> bool:
+    standby_wire.send(connection, {"taken": "r"})
+    standby_wire.send(connection, {"answer": standby_wire.answer_document(ANSWER)})
+    return True
+
+
+def test_an_answer_comes_back_as_it_was_given(runs: Path) -> None:
+    instance = Instance(runs, _answers)
+    assert standby_wire.ready(runs, PACKAGE) == 1
+    assert standby_wire.dispatch(runs, _request(), {}) == ANSWER
+    instance.join(10)
+    assert standby_wire.ordered(instance.seen[0], PACKAGE) == _request()
+    assert standby_wire.ready(runs, PACKAGE) == 0
+
+
+def test_an_error_comes_back_as_the_error_that_it_was(runs: Path) -> None:
+    def fails(connection: socket.socket, message: dict[str, Any]) -> bool:
+        standby_wire.send(connection, {"taken": "r"})
+        standby_wire.send(connection, {"error": errors.KernelError("no memory", hint="more").to_json()})
+        return True
+
+    Instance(runs, fails)
+    with pytest.raises(errors.KernelError, match="no memory"):
+        standby_wire.dispatch(runs, _request(), {})
+
+
+@pytest.mark.parametrize("other", [PACKAGE.with_envelope(b"another"), PACKAGE.with_envelope(None)])
+def test_nobody_is_found_for_another_envelope(runs: Path, other: Package) -> None:
+    instance = Instance(runs, _answers)
+    assert standby_wire.dispatch(runs, _request(other), {}) is None
+    assert instance.seen == []
+
+
+def test_an_order_is_for_exactly_one_package() -> None:
+    order = standby_wire.order(_request())
+    assert standby_wire.ordered(order, PACKAGE) is not None
+    assert standby_wire.ordered(order, Package({"agent.toml": b"[other]"}, b"an envelope")) is None
+    assert standby_wire.ordered(order, PACKAGE.with_envelope(b"other")) is None
+
+
+def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs: Path) -> None:
+    def sent_away(connection: socket.socket, message: dict[str, Any]) -> bool:
+        standby_wire.send(connection, {"cold": "its limits were changed"})
+        return True
+
+    Instance(runs, sent_away, "a")
+    Instance(runs, lambda connection, message: True, "b")  # it dies with the order in its hand
+    assert standby_wire.dispatch(runs, _request(), {}) is None
+
+    def dies(connection: socket.socket, message: dict[str, Any]) -> bool:
+        standby_wire.send(connection, {"taken": "c"})
+        return True
+
+    Instance(runs, dies, "c")
+    # What was begun for us is not begun again elsewhere.
+    with pytest.raises(errors.KeeperError):
+        standby_wire.dispatch(runs, _request(), {})
+
+
+def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
+    def until_left(connection: socket.socket, message: dict[str, Any]) -> bool:
+        standby_wire.send(connection, {"taken": "r"})
+        connection.settimeout(10)
+        assert connection.recv(1) == b""
+        standby_wire.send(connection, {"answer": standby_wire.answer_document(ANSWER)})
+        return True
+
+    left = os.eventfd(1, os.EFD_CLOEXEC)
+    try:
+        Instance(runs, until_left)
+        assert standby_wire.dispatch(runs, _request(), {left: lambda: errors.KilledError("left")}) == ANSWER
+    finally:
+        os.close(left)
+
+
+def test_one_that_is_not_wanted_is_told_why_and_one_that_is_gone_is_not_missed(runs: Path) -> None:
+    instance = Instance(runs, lambda connection, message: True)
+    standby_wire.end(runs, "r", "too many")
+    instance.join(10)
+    assert instance.seen == [{"op": "end", "reason": "too many"}]
+    standby_wire.end(runs, "r", "again")
+    standby_wire.end(runs, "nobody", "again")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\0\0\0\5ab", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\3abc"])
+def test_what_is_no_message_is_nobody(raw: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5)
+        theirs.sendall(raw)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(GoneError):
+            standby_wire.receive(ours)
+
+
+def test_a_record_is_one_for_each_agent_id_and_another_for_another_envelope(tmp_path: Path) -> None:
+    assert (standby_records.wanted(tmp_path), standby_records.version(tmp_path)) == ([], 0)
+    keys = set()
+    for envelope in (b"one", b"\xfftwo"):
+        package = PACKAGE.with_envelope(envelope)
+        standby_records.want(tmp_path, package, agent_id="a", count=2, package_name="/p\udcff")
+        (found,) = standby_records.wanted(tmp_path)
+        assert (found.envelope, found.count, found.package_name) == (envelope, 2, "/p\udcff")
+        keys.add(found.key)
+    standby_records.want(tmp_path, PACKAGE, agent_id="b", count=1, package_name="/p")
+    assert len(keys | {one.key for one in standby_records.wanted(tmp_path)}) == 3
+    standby_records.drop(tmp_path, "a")
+    assert [one.agent_id for one in standby_records.wanted(tmp_path)] == ["b"]
+    next((tmp_path / "standby").glob("*.json")).write_text("{}")
+    assert standby_records.wanted(tmp_path) == []
