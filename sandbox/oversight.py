@@ -248,7 +248,8 @@ def _shown(entry: Entry) -> dict[str, Any]:
 def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
-    if not found and (ending := unended.named(state, run)):
+    ending = None if found else unended.named(state, run)
+    if ending is not None and not (state / "runs" / ending).exists():
         # It has no directory any more and no record yet; whoever keeps it has still to write its end.
         with contextlib.suppress(errors.CutOffError):
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS).run_id]
