@@ -44,7 +44,9 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
             talk.caller = talk.caller.with_groups(opening.sock)
             handlers.HANDLERS[asked.kind](talk, asked)
     except errors.CovenantError as e:
-        talk.answer((errors.exhausted(e) or e).to_json())
+        # What a request would have taken of memory is its author's matter, and not the machine's.
+        told = e if isinstance(e, errors.RequestError) else errors.exhausted(e) or e
+        talk.answer(told.to_json())
     except Exception as e:
         fault = errors.exhausted(e) or errors.InternalError(f"the supervisor failed: {type(e).__name__}")
         talk.answer(fault.to_json())

@@ -238,7 +238,7 @@ def test_the_process_holds_what_runs_need_and_no_more(served: Served, long: Path
     with serving.asked(served.path, long):
         entry = running(served.world, "long")
         (keeper,) = served.children()
-        (runsc, *_) = serving.children_of(keeper)
+        (runsc, *_) = eventually(lambda: serving.children_of(keeper))
         for pid in (served.pid, keeper, runsc):
             held = serving.status(pid)
             assert [int(held[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")] == [kept] * 3, pid
@@ -265,7 +265,7 @@ START = serving.START_SECONDS
 
 
 def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
-    served.world.configure(callers=[CALLER, STRANGER], socket=str(served.path))
+    served.world.configure(callers=[CALLER, STRANGER], socket=str(served.path), journal=False)
     os.kill(served.pid, signal.SIGHUP)
     served.run(hello)  # a turn later it has been read
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
@@ -273,7 +273,7 @@ def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
     (served.world.state / "config.toml").write_text("callers = 1\n")
     os.kill(served.pid, signal.SIGHUP)
     eventually(lambda: "stays as it was" in served.log())
-    served.world.configure(callers=[CALLER], socket=str(served.path))
+    served.world.configure(callers=[CALLER], socket=str(served.path), journal=False)
     os.kill(served.pid, signal.SIGHUP)
     served.run(hello)
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
