@@ -135,7 +135,7 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> R
     if found is None:
         return gone
     try:
-        network = None if made.network is None else attest_network.view(made.network, known.network)
+        network = None if made.network is None else attest_network.view(made.network, known.network, state=state)
         readout = _readout(made, artefacts, found, known, state, network)
         beside = list(_beside(made, artefacts, found, known, readout, state, network))
     except (FileNotFoundError, ProcessLookupError):

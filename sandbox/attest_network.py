@@ -36,6 +36,8 @@ _SETTLED_SECONDS: Final = 10.0
 _GATES: Final = (64_990, 65_000)
 # Below ``closures``: what our own texts read like, by text, nft and kernel.
 WALLS: Final = "walls.json"
+# Below it too: how the host's table read last, and after which transaction there.
+HOST_RULES: Final = "host-rules.json"
 # Of what is remembered there: another when policy.decompile.live_nft.others says the same in other words.
 _FORM: Final = 1
 
@@ -118,16 +120,17 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was found: in the gateway's namespace, in the agent's, and of the host's own table and the run's device."""
+    """What was found: in the gateway's namespace, in the agent's, of the host's own table (a digest of how it reads),
+    and of the run's device there."""
 
     gateway: Inside
     agent: Inside
-    host: bytes
+    host: str
     device: frozenset[str] = frozenset()
 
 
-def view(made: Network, seen: Seen) -> View:
-    """Look into all three, with one thread for each.
+def view(made: Network, seen: Seen, *, state: Path) -> View:
+    """Look into all three, with one thread for each. Below ``state`` it is remembered how the host's table reads.
 
     Raises:
         FileNotFoundError: the supervisor of the run, which holds the namespaces, is gone.
@@ -144,19 +147,33 @@ def view(made: Network, seen: Seen) -> View:
         listing = _listed(made, seen, "agent", "ruleset") if moved else b""
         return Inside(listing, readback_net.lines(), _read(netns.SETTINGS))
 
-    def host() -> tuple[bytes, frozenset[str]]:
-        listing = _listed(made, seen, "host", "table", "inet", uplink.TABLE)
-        return listing, readback_net.device_lines(made.device) if made.device else frozenset()
+    def host() -> tuple[str, frozenset[str]]:
+        digest = _host_rules(made, seen, state / "closures" / HOST_RULES)
+        return digest, readback_net.device_lines(made.device) if made.device else frozenset()
 
-    return View(_in(made, made.gateway, gateway), _in(made, made.agent, agent), *_in_host(made, host))
+    # Two programs at once, where there are two to wait for.
+    there = spaces.aside(lambda: _in_host(made, host))
+    return View(_in(made, made.gateway, gateway), _in(made, made.agent, agent), *there())
+
+
+def _host_rules(made: Network, seen: Seen, path: Path) -> str:
+    """The digest of the host's own table, remembered from run to run by the number of the last transaction there."""
+    where, number = readback_net.cookie(), readback_net.generation()
+    held = memo.read(path) or {}
+    if (held.get("where"), held.get("number")) == (where, number):
+        return str(held["digest"])
+    digest = _beside(_listed(made, seen, "host", "table", "inet", uplink.TABLE))
+    if readback_net.generation() == number:
+        memo.write(path, {"where": where, "number": number, "digest": digest})
+    return digest
 
 
 def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Iterator[Layer]:
     """What is not as it was made. ``family`` are the run's own processes."""
     expected = functools.partial(_expected, binary=Path(made.nft), path=state / "closures" / WALLS)
-    yield from _walls("the walls of the gateway", found.gateway.listing, (expected(walls.GATEWAY),))
+    yield from _walls("the walls of the gateway", _beside(found.gateway.listing), (expected(walls.GATEWAY),))
     if found.agent.listing:
-        yield from _walls("the walls of the agent's namespace", found.agent.listing, (expected(walls.AGENT),))
+        yield from _walls("the walls of the agent's namespace", _beside(found.agent.listing), (expected(walls.AGENT),))
     known = (expected(uplink.text(before)) for before in _befores(made.uplink))
     yield from _walls("the host's table", found.host, known)
     yield from _things(made, found)
@@ -256,8 +273,8 @@ def _befores(device: str) -> Iterator[uplink.Before]:
             yield uplink.Before(device, ipv4, ipv6)
 
 
-def _walls(name: str, listing: bytes, expected: Iterable[str]) -> Iterator[Layer]:
-    if _beside(listing) not in expected:
+def _walls(name: str, listed: str, expected: Iterable[str]) -> Iterator[Layer]:
+    if listed not in expected:
         yield Layer("network", Standing.WIDER, f"{name} as they are written", "other rules, or other tables")
 
 

@@ -57,22 +57,32 @@ def within(namespace: int, call: Callable[[], T]) -> T:
     return _in_thread(work)
 
 
-def _in_thread(work: Callable[[], T]) -> T:
+def aside(call: Callable[[], T]) -> Callable[[], T]:
+    """Begin ``call`` in a thread of its own; what is returned waits for its value, and raises what it raised."""
     out: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
         try:
-            out.append((work(), None))
+            out.append((call(), None))
         except BaseException as e:  # it is raised again in the thread that asked
             out.append((None, e))
 
     thread = threading.Thread(target=run, name="netns")
     thread.start()
-    thread.join()
-    value, error = out[0]
-    if isinstance(error, OSError):
-        raise errors.KernelError(f"network namespace: {error}") from error
-    if error is not None:
-        raise error
-    result: Any = value
-    return result  # type: ignore[no-any-return]
+
+    def wait() -> T:
+        thread.join()
+        value, error = out[0]
+        if error is not None:
+            raise error
+        result: Any = value
+        return result  # type: ignore[no-any-return]
+
+    return wait
+
+
+def _in_thread(work: Callable[[], T]) -> T:
+    try:
+        return aside(work)()
+    except OSError as e:
+        raise errors.KernelError(f"network namespace: {e}") from e

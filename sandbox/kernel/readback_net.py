@@ -40,6 +40,7 @@ _OLD_TABLES: Final = ("ip_tables_names", "ip6_tables_names", "arp_tables_names")
 # linux/netfilter/nf_tables.h
 _GETGEN: Final = (10 << 8) | 16
 _GEN_ID = 1
+_NETNS_COOKIE: Final = 71  # SO_NETNS_COOKIE of asm-generic/socket.h, from Linux 5.14
 _NETLINK_NETFILTER = 12
 # linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS (from Linux 6.6); programs there need no queue that would be listed.
 _PROGRAMS: Final = {"ingress": 46, "egress": 47}
@@ -121,6 +122,20 @@ def generation() -> int:
         except OSError as e:
             raise errors.KernelError(f"nfnetlink: {e.strerror or e}") from e
     raise errors.KernelError("nfnetlink: no number of the rules")
+
+
+def cookie() -> str:
+    """A name of the calling thread's namespace that no other has had since the machine started, and of that start.
+
+    Raises:
+        errors.KernelError: the kernel does not say.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+            number = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8))[0]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {number}"
+    except OSError as e:
+        raise errors.KernelError(f"network namespace: {e.strerror}") from e
 
 
 def _socket(protocol: int) -> socket.socket:
