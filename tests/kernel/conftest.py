@@ -16,7 +16,7 @@ def leftovers(world: World) -> list[str]:
     """What the runs of this world left on the machine: cgroups of theirs, processes, mounts, run directories."""
     found = []
     for run_id in {row["kind"].get("run_id") for row in world.rows()} - {None}:
-        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/{run_id}")]
+        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/{run_id}*")]
     mine = os.fsencode(world.state)
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:

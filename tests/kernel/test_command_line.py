@@ -60,6 +60,7 @@ CALLS: list[tuple[str, str, int]] = [
     ("trust rotate bob --to ann --sign-with ann", "trust_root", 1),
     ("trust revoke --key bob --reason lost --sign-with ann", "trust_changed", 0),
     ("trust renew --expires 400d --sign-with ann", "trust_changed", 0),
+    ("trust enforce", "trust_enforced", 0),
     ("trust export OUT", "trust_exported", 0),
     ("trust import OUT", "trust_root", 1),
     ("trust remove ann --sign-with ann", "trust_root", 1),
