@@ -452,7 +452,8 @@ class Run:
 
         def settle() -> None:
             above = [runs / one for one in label["ancestors"].split()]
-            revocation.refuse(self._means.state, signed.root_version if signed else None, above)
+            version, line = signed.root_version if signed else None, label[revocation.AUTHORITY]
+            revocation.refuse(self._means.state, version, above, "" if self._request.dev else line)
             claim.settle(runs)
             if self._child is not None:
                 self._child.admitted(label)

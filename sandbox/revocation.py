@@ -14,10 +14,13 @@ the root and its enforcement leaves nothing running that the root revokes.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ AUTHORITY = "authority"
 # How often a keeper looks for its mark, and at every which look at the root's version: for what nobody announced.
 _LOOK_SECONDS, _VERSION_EVERY = 0.25, 8
 _STARTING_SECONDS = 15.0
+_GATE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,13 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     (6) all of them are killed, and waited for
     (7) those whose keepers were about to start them: until each keeper has found its mark
 
-    A row or a mark that cannot be written, or a link that cannot be cut, keeps nobody alive: it is in ``failed``.
+    A row or a mark that cannot be written, a link that cannot be cut, a gate that somebody does not let go of keep nobody
+    alive: they are in ``failed``.
     """
     failed: list[str] = []
     if not runs.is_dir():
         return NOTHING
-    with bundle.gate(runs):
+    with _gate(runs, failed):
         entries = registry.seen(runs)
         hit = _hit(entries, root)  # (1)
         chosen = sorted((one for one in entries if one.run_id in hit), key=lambda one: one.depth)
@@ -112,15 +117,15 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     return Enforced(tuple(hit[one.run_id] for one in chosen), tuple(failed))
 
 
-def refuse(state: State, root_version: int | None, ancestors: Iterable[Path]) -> None:
+def refuse(state: State, root_version: int | None, ancestors: Collection[Path], line: str = "") -> None:
     """Behind the gate, before a label can be seen: whether the run may still start.
 
     ``root_version`` is that under which it was verified, None for a package that nobody signed; ``ancestors`` are the
-    directories of the runs above it.
+    directories of the runs above it, and ``line`` is what it rests on with them (``line_below``).
 
     Raises:
         errors.TrustError: another root holds now.
-        errors.RevokedError: a run above it is being ended.
+        errors.RevokedError: a run above it is being ended, or rests on what is revoked and is gone already.
     """
     if root_version is not None and (version := state.root_version()) != root_version:
         raise errors.TrustError(
@@ -132,6 +137,11 @@ def refuse(state: State, root_version: int | None, ancestors: Iterable[Path]) ->
         reason = bundle.revoked_of(path)
         if reason is not None:
             raise errors.RevokedError(f"run {path.name}, above this one, is being ended: {reason}")
+    if ancestors and line:
+        root = state.present_root()
+        for one in authority.decode(line):
+            if (reason := one.revoked(root)) is not None:
+                raise errors.RevokedError(f"run {one.run_id}, which this one rests on: {reason}")
 
 
 def line_below(runs: Path, parent: str, own: authority.Authority | None) -> str:
@@ -220,6 +230,26 @@ def _because(entry: registry.Entry, root: TrustRoot) -> tuple[str, str] | None:
 def _line(label: Mapping[str, str]) -> tuple[authority.Authority, ...]:
     text = label.get(AUTHORITY, "")
     return authority.decode(text) if text else ()
+
+
+@contextlib.contextmanager
+def _gate(runs: Path, failed: list[str]) -> Iterator[None]:
+    """The gate of the runs; without it when it cannot be had in time: what hangs behind it may be what must end."""
+    fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        until = time.monotonic() + _GATE_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    failed.append("the gate of the runs is not free: one that was just starting may have been missed")
+                    break
+                time.sleep(0.001)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _leaf(hierarchies: cgroupfs.Hierarchies, path: Path) -> cgroupfs.Leaf:

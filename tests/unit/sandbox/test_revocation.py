@@ -145,6 +145,31 @@ def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
             revocation.refuse(state, 1, [above])
 
 
+def test_whoever_was_asked_for_by_a_run_that_is_gone_for_it_does_not_start(tmp_path: Path) -> None:
+    """Its parent's mark went with the directory; what it rests on is in its own label."""
+    line = authority.encode([_authority("above", 1), _authority("child", 2)])
+    (tmp_path / "state").mkdir(mode=0o700)
+    with State(tmp_path / "state") as state:
+        state.init_root(kit.root_bytes(kit.root_document(op(1), op(2)), 1), kit.NOW)
+        revocation.refuse(state, 1, [tmp_path / "above"], line)
+        later = kit.root_document(op(2), version=2, revoked=kit.revoked(keys=[kit.revoked_key(1)]))
+        state.replace_root(kit.root_bytes(later, 1, 2), kit.NOW)
+        with pytest.raises(errors.RevokedError, match="run above, which this one rests on"):
+            revocation.refuse(state, 2, [tmp_path / "above"], line)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_gate_that_somebody_does_not_let_go_of_keeps_nobody_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revocation, "_GATE_SECONDS", 0.05)
+    with live(tmp_path, "one", (1,)), bundle.gate(tmp_path):
+        done, rows = enforced(tmp_path)
+        assert [one.run_id for one in done.ended] == ["one"]
+        assert len(rows) == 1
+        assert "the gate of the runs is not free" in done.failed[0]
+
+
 def test_a_child_rests_on_what_its_parent_rests_on(tmp_path: Path) -> None:
     own = _authority("child", 2)
     assert authority.decode(revocation.line_below(tmp_path, "", own)) == (own,)
