@@ -12,6 +12,7 @@ from pathlib import Path
 from policy import data, decide, denials, errors
 from policy.clocks import Deadline
 from policy.grants.effective import Effective
+from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.rules import nine
 from policy.rules.parent import Drawn, delegate
@@ -120,7 +121,7 @@ def broker(
             denied=denied,
             grace_seconds=grace_seconds,
             keep=keep,
-            ending=functools.partial(_ending, alive, decision.effective.spawning.on_parent_exit),
+            ending=functools.partial(_ending, runs / elder.run_id, alive, decision.effective.spawning.on_parent_exit),
         )
         spawner.served_by(made)
         begin = functools.partial(spawner.started, deadline.milliseconds / 1000)
@@ -128,8 +129,10 @@ def broker(
     return made
 
 
-def _ending(alive: int | None, fate: str) -> bool:
-    """Whether the run winds down."""
+def _ending(place: Path, alive: int | None, fate: str) -> bool:
+    """Whether the run winds down, or is suspended: what it asked for just before is not started while it stands."""
+    if (place / registry.STATE).read_text().strip() == State.SUSPENDED:
+        return True
     return alive is not None and fate != "adopt" and spawning.gone(alive)
 
 

@@ -71,8 +71,14 @@ def act(
         done = [chosen.run_id]
     elif operation == "resume":
         done = [one.run_id for one in reversed(ask.subtree(chosen)) if ask.where_it_can(operation, one)]
+    elif operation == "suspend":
+        done = ask.stop(chosen)
     else:
-        done = ask.stop(chosen) if operation == "suspend" else ask.end(chosen)
+        done = []
+        # A child that a keeper was just starting is there only when its parent is gone, and may outlive it.
+        while ask.subtree(chosen):
+            done += ask.end(chosen)
+            _until_gone(state, done)
     if operation == "kill":
         _until_gone(state, done)
     return done

@@ -83,8 +83,11 @@ class Rows:
     def _show(self) -> None:
         if self._place is not None:
             made = self._place / f".{registry.STATE}.new"
-            made.write_text(f"{self.state}\n")
-            made.rename(self._place / registry.STATE)
+            try:
+                made.write_text(f"{self.state}\n")
+                made.rename(self._place / registry.STATE)
+            except OSError as e:
+                raise errors.StateError(f"the state of the run cannot be written: {e.strerror}") from e
 
     def capability_check(self, manifest: Manifest, *, missing: tuple[str, ...] = ()) -> None:
         """What the manifest requires of its caller; the operator at the command line holds everything.

@@ -1,0 +1,113 @@
+"""What is said of runs that ended: by whom, from where in their stderr, and to nobody whose they are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from sandbox import archive, oversight
+from sandbox.oversight import Asker
+from tests.unit.sandbox.test_archive import FIELDS
+
+ROOT, SOMEBODY, OTHER = (
+    Asker("operator@local", root=True),
+    Asker("uid7@local", root=False),
+    Asker("uid8@local", root=False),
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "runs").mkdir()
+    return folder
+
+
+def ended(state: Path, number: int, **fields: Any) -> str:
+    run_id = f"{number:08d}-0000-4000-8000-000000000000"
+    archive.store(state, archive.Record(run_id=run_id, **{**FIELDS, "issuer": SOMEBODY.display, **fields}))
+    return run_id
+
+
+@pytest.mark.parametrize("kept", ["", "x", "a line\nanother\n", "äöü" * 100])
+@pytest.mark.parametrize("dropped", [0, 5, 70_000])
+def test_the_log_of_an_ended_run_is_read_on_from_anywhere(state: Path, kept: str, dropped: int) -> None:
+    total = dropped + len(kept.encode())
+    run_id = ended(state, 1, stderr=kept, stderr_bytes=total)
+    whole = oversight.logs(state, SOMEBODY, run_id)
+    assert whole == {"run_id": run_id, "live": False, "begins": dropped, "next": total, "text": kept}
+    for offset in range(0, total + 3, max(1, total // 50)):
+        piece = oversight.logs(state, SOMEBODY, run_id, offset)
+        assert piece["begins"] == max(offset, dropped)
+        assert piece["next"] == max(offset, total)
+        assert piece["text"] == kept.encode()[max(0, offset - dropped) :].decode(errors="replace")
+
+
+def test_a_beginning_that_is_one_runs_alone_names_it(state: Path) -> None:
+    one, two = ended(state, 11), ended(state, 12)
+    assert oversight.logs(state, ROOT, two[:8])["run_id"] == two
+    for text in ("0", "9", "", "../audit", one + "x"):
+        with pytest.raises(errors.NoRunError):
+            oversight.logs(state, ROOT, text)
+        with pytest.raises(errors.NoRunError):
+            oversight.ended(state, ROOT, text)
+
+
+def test_what_is_anothers_is_not_there(state: Path) -> None:
+    run_id = ended(state, 1)
+    for asker in (ROOT, SOMEBODY):
+        record = oversight.ended(state, asker, run_id)
+        assert record is not None
+        assert record.run_id == run_id
+    with pytest.raises(errors.NoRunError) as mine:
+        oversight.logs(state, OTHER, run_id)
+    with pytest.raises(errors.NoRunError) as nobodys:
+        oversight.logs(state, OTHER, run_id.replace("1", "2"))
+    # Nor does the refusal tell the two apart.
+    assert str(mine.value).replace("1", "2") == str(nobodys.value)
+
+
+def test_who_asked_for_the_first_may_see_what_came_of_all_below_it(state: Path) -> None:
+    top = ended(state, 1)
+    below = ended(state, 2, issuer=f"top@{top}", parent=top)
+    deepest = ended(state, 3, issuer=f"mid@{below}", parent=below)
+    orphan = ended(state, 4, issuer="x@y", parent="00000009-0000-4000-8000-000000000000")
+    for run_id in (top, below, deepest):
+        assert oversight.logs(state, SOMEBODY, run_id)["run_id"] == run_id
+        with pytest.raises(errors.NoRunError):
+            oversight.logs(state, OTHER, run_id)
+    with pytest.raises(errors.NoRunError):
+        oversight.logs(state, SOMEBODY, orphan)
+
+
+def test_records_that_name_each_other_as_parents_end_the_look(state: Path) -> None:
+    one, two = (f"0000000{n}-0000-4000-8000-000000000000" for n in (1, 2))
+    ended(state, 1, parent=two)
+    ended(state, 2, parent=one)
+    with pytest.raises(errors.NoRunError):
+        oversight.logs(state, OTHER, one)
+
+
+def test_a_name_is_no_path(state: Path) -> None:
+    """Whoever asks names a run by how its id begins, and reaches no other file by it."""
+    ended(state, 1)
+    (state / "unended").mkdir()
+    (state / "unended" / ".settled").touch()
+    os.symlink("/etc/passwd", state / "archive" / "passwd.json")
+    for text in ("../state", ".", ".settled", "passwd", "\0", "a/b"):
+        with pytest.raises((errors.NoRunError, errors.StateError)):
+            oversight.logs(state, ROOT, text)
+
+
+def test_nothing_is_asked_of_what_is_not_live(state: Path) -> None:
+    run_id = ended(state, 1)
+    for operation in ("suspend", "resume", "kill"):
+        for tree in (False, True):
+            with pytest.raises(errors.NoRunError, match="no live run"):
+                oversight.act(state, ROOT, operation, run_id, tree=tree)
+    assert oversight.listed(state, ROOT) == []
