@@ -67,12 +67,13 @@ def provide(machine: Machine) -> None:
     # hatchling is in the lock: the project itself is built without an index.
     local = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(machine.clone)]
     console.run([*pip, *local], env={"PYTHONDONTWRITEBYTECODE": "1"})
-    _isolate(venv / "bin" / "covenant")
+    for name in ("covenant", "covenant-supervisor"):
+        _isolate(venv / "bin" / name)
     stamp.write_text(wanted)
 
 
 def _isolate(script: pathlib.Path) -> None:
-    """`covenant` runs as root: what it imports may not hang on PYTHONPATH, PYTHONHOME or the caller's directory."""
+    """Both run as root: what it imports may not hang on PYTHONPATH, PYTHONHOME or the caller's directory."""
     first, rest = script.read_text().split("\n", 1)
     if not first.startswith("#!") or " " in first:
         raise SetupError(f"the first line of `{script}` is not as pip writes it: `{first}`", "report this as a bug")
