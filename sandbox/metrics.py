@@ -31,6 +31,8 @@ MAX_AGENTS = 100
 # Any code or layer that this version does not know: a later one wrote the log.
 OTHER = "other"
 _CHUNK_BYTES = 1 << 20
+# So much of the end of the log is read for the denials of live runs.
+MOST_BYTES = 16 << 20
 # The rows that are counted or told; each as it stands in a line, so that the others are not parsed.
 _KINDS = (
     *("run_started", "run_ended", "run_state", "denied", "drift", "manifest_rejected", "self_test"),
@@ -119,8 +121,8 @@ class Tally:
             self.by_run.pop(run_id, None)
         elif kind == "denied":
             self.denied[_known(row["layer"], denials.LAYERS)] += row["count"]
-            if run_id in self.by_run:
-                self.by_run[run_id] += row["count"]
+            # Also of a run whose start lies before what is read; its end takes it out again.
+            self.by_run[run_id] = self.by_run.get(run_id, 0) + row["count"]
         elif kind == "drift":
             self.drifts += 1
         elif kind == "manifest_rejected":
@@ -134,9 +136,15 @@ def _known(word: str, table: Mapping[str, object]) -> str:
 
 
 def tally(state: Path, *, whole: bool) -> Tally:
-    """A tally of the supervisor's log in COVENANT_STATE: of all of it, or from where every run before has ended, which
-    does for those that live."""
-    return Tally(state / "audit" / "events.jsonl", _offset=0 if whole else unended.settled(state))
+    """A tally of the supervisor's log in COVENANT_STATE: of all of it, or of its end, from
+    where every run before has ended, which does for those that live."""
+    path = state / "audit" / "events.jsonl"
+    if whole:
+        return Tally(path)
+    with contextlib.suppress(FileNotFoundError):
+        # Whoever may ask may ask often: a run that has lived through a gigabyte of log is counted in part.
+        return Tally(path, _offset=max(unended.settled(state), path.stat().st_size - MOST_BYTES))
+    return Tally(path)
 
 
 def live(state: Path, counted: Tally | None = None) -> list[Seen]:

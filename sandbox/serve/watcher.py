@@ -82,7 +82,7 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
                 gate = stack.enter_context(gate_process.start(_gate(fds)))
             poll.register(ours, select.POLLIN)
             poll.register(gate.pidfd, select.POLLIN)
-            ours.settimeout(1.0)
+            ours.setblocking(False)
         text, kept_until = b"", 0.0
         while True:
             ready = dict(poll.poll(_LOOK_SECONDS * 1000))
@@ -94,11 +94,14 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
             if gate is not None and gate.pidfd in ready:
                 raise errors.KernelError("the process that serves the metrics ended")
             if ours is not None and ours.fileno() in ready:
-                ours.recv(16)
+                with contextlib.suppress(BlockingIOError):
+                    ours.recv(16)
                 if time.monotonic() > kept_until:
                     text = metrics.text(metrics.live(state, counted), counted).encode()[: exposition.TEXT_BYTES]
                     kept_until = time.monotonic() + _KEPT_SECONDS
-                ours.send(text)
+                # It waits for nobody: whoever asks and does not read gets nothing, and holds up no line.
+                with contextlib.suppress(BlockingIOError):
+                    ours.send(text)
 
 
 def line(event: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +27,8 @@ def main() -> int:
     parser.add_argument("--scenes", nargs="+", default=list(scenes.NAMES), choices=scenes.NAMES)
     parser.add_argument("--no-rows", action="store_true", help="leave out the points within each audit row")
     options = parser.parse_args()
+    # Told to end, it takes away what it planted.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     seed = random.randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     tally, began = Tally(), time.monotonic()

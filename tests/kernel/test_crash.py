@@ -12,6 +12,7 @@ from tests.crash import scenes
 from tests.crash.campaign import Campaign, Foreign, Point, Tally
 from tests.crash.server import Server
 from tests.crash.steps import Target
+from tests.kernel.internet import Internet
 
 SEED = 20_251_122
 POINTS = {"plain": 14, "networked": 10, "served": 10}
@@ -36,6 +37,8 @@ def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
         if name == "plain":
             for point in _around_each_row(campaign):
                 campaign.attempt(point)
+        if scene.internet is not None:
+            _beside_a_strangers_device(campaign, scene.internet)
         assert tally.wrong == []
         assert campaign.verified() == []
         assert foreign.touched() == []
@@ -48,3 +51,22 @@ def _around_each_row(campaign: Campaign) -> Iterator[Point]:
     for _, kind, _, _, last in campaign.calm.rows:
         if kind in ("run_started", "run_ended"):
             yield from (Point(Target(0, last)), Point(Target(0, last + 1)), Point(Target(0, last + 3)))
+
+
+def _beside_a_strangers_device(campaign: Campaign, net: Internet) -> None:
+    """It looks like one of ours, and is another supervisor's as far as anybody can tell: it stays, and so does the
+    table that its packets may need, until it is gone and a run of ours is the last."""
+    (last,) = (last for _, kind, _, _, last in campaign.calm.rows if kind == "run_started")
+    net.run("host", "ip", "link", "add", "cv-feedface", "type", "dummy")
+    try:
+        killed = campaign.subject("run", Target(0, (last + campaign.steps[0]) // 2))
+        assert killed.status == -9
+        assert campaign.subject("recover", None).status == 0
+        links = [one for one in net.leftovers() if "cv-" in one]
+        assert len(links) == 1
+        assert "cv-feedface" in links[0]
+        assert campaign.server.settle() == []
+    finally:
+        net.run("host", "ip", "link", "delete", "cv-feedface")
+    assert campaign.subject("run", None).status == 0
+    assert net.leftovers() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -170,6 +171,23 @@ def test_the_supervisor_says_each_step_of_a_run_with_its_id(served: Served) -> N
     assert [event["event"] for event in said if event["event"] != "run_state"][:1] == ["run_started"]
     assert "Running" in [event.get("state") for event in said]
     assert "secret" not in served.log()
+
+
+def test_the_page_can_be_followed(served: Served) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    lines = [
+        line
+        for block in re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    assert len(lines) == 4
+    for line in lines:
+        program, *words = line.split()
+        assert program == "covenant"
+        covenant(served, *words)
+    # And its table of names is that of the numbers.
+    named = set(re.findall(r"covenant_[a-z_]+", page.partition("| name | what |")[2]))
+    assert named <= prometheus_text.parse(scrape(served)[1]).keys() | {"covenant_agent_runs"}
 
 
 def _bytes(path: str) -> bytes:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from policy import denials, errors
 from sandbox import metrics
 from sandbox.kernel.counters import Usage, usage
@@ -113,3 +115,17 @@ def test_a_line_of_the_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -
     assert json.loads(said) == {
         "time_ms": 5, "event": "run_ended", "run_id": "r", "agent_id": "a\u202e\n", "status": "failed",
     }  # fmt: skip
+
+
+def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may ask the supervisor may ask it often."""
+    (tmp_path / "audit").mkdir()
+    row = {"type": "denied", "run_id": "r", "layer": "dns", "count": 1}
+    long = tally(tmp_path / "audit", *[row] * 100)
+    size = long.path.stat().st_size
+    monkeypatch.setattr(metrics, "MOST_BYTES", size // 10)
+    short = metrics.tally(tmp_path, whole=False)
+    whole = metrics.tally(tmp_path, whole=True)
+    assert len(list(short.read())) in (9, 10)
+    assert len(list(whole.read())) == 100
+    assert short.by_run["r"] in (9, 10)
