@@ -50,7 +50,11 @@ class Child:
         return self.errand.lineage
 
     def admitted(self, label: Mapping[str, str]) -> None:
-        """Its place is taken, or about to be: behind the gate."""
+        """Its place is taken, or about to be: behind the gate.
+
+        Raises:
+            errors.ParentEndedError: whoever asked for it is gone.
+        """
         if spawning.gone(self.errand.alive):
             raise errors.ParentEndedError("the run that asked for it has ended")
         self.say({"admitted": {"on_parent_exit": label["on_parent_exit"]}})
