@@ -1,6 +1,6 @@
 """What a vault is to whoever uses it: secrets by agent id and name, and nothing that gives a list to an agent.
 
-Both backends pass one suite of tests (tests/unit/sandbox/vault/test_contract.py).
+Both backends pass one suite of tests (tests/kernel/test_vault_backends.py).
 """
 
 from __future__ import annotations
