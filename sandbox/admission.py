@@ -50,22 +50,28 @@ class Member:
     capabilities: frozenset[str]
 
     def lineage(
-        self, *, deadline_ms: int, own: Drawn, on_excess: OnExcess = "reject", only: Effective | None = None
+        self, *, deadline: float, own: Drawn, on_excess: OnExcess = "reject", only: Effective | None = None
     ) -> Lineage:
         """What a child of it is told; ``own`` is what it takes of its ceilings itself."""
-        return Lineage(self, deadline_ms, own, on_excess, only)
+        return Lineage(self, deadline, own, on_excess, only)
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where a child comes from. ``deadline_ms`` (Unix time) is when its parent ends at the latest; ``only`` is what its
-    parent's agent leaves of the child's manifest, None for all of it."""
+    """Where a child comes from. ``deadline`` is when its parent ends at the latest, in seconds of CLOCK_MONOTONIC: one
+    clock for all processes, which does not jump. ``only`` is what its parent's agent leaves of the child's manifest,
+    None for all of it."""
 
     parent: Member
-    deadline_ms: int
+    deadline: float
     own: Drawn
     on_excess: OnExcess
     only: Effective | None = None
+
+    @property
+    def remaining_ms(self) -> int:
+        """What is left of its parent's task now."""
+        return max(0, int((self.deadline - time.monotonic()) * 1000))
 
     @property
     def depth(self) -> int:
@@ -93,7 +99,7 @@ class Lineage:
             agent_id=parent.agent_id,
             payload_digest=parent.payload_digest,
             effective=parent.effective,
-            remaining_seconds=max(0, self.deadline_ms - int(time.time() * 1000)) // 1000,
+            remaining_seconds=self.remaining_ms // 1000,
             drawn=Drawn(
                 **{
                     name: getattr(self.own, name) + sum(getattr(one, name) for one in children)

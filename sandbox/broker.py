@@ -35,6 +35,8 @@ OUTSTANDING, PER_SECOND, BURST, MALFORMED = 256, 64, 320, 16
 # With so much unread nothing more is read; one answer is at most a result, which is bounded itself.
 _UNREAD_BYTES = 1 << 20
 _CHUNK = 65536
+# So many requests is as much of a line worth.
+_PER_CHUNK = 4
 # So much is done in one turn: the run's own clocks and gates take turns with its agent's requests.
 _LINES, _EVENTS = 16, 16
 # How soon an agent that asked too fast is listened to again.
@@ -92,6 +94,7 @@ class Broker:
         self._others: dict[int, Callable[[], None]] = {}
         self._begin: list[Callable[[], None]] = []
         self._close: list[Callable[[], None]] = []
+        self._look: list[Callable[[], None]] = []
         self._alive = False
 
     def __enter__(self) -> Broker:
@@ -120,10 +123,12 @@ class Broker:
         *,
         begin: Callable[[], None] = lambda: None,
         close: Callable[[], None] = lambda: None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         """Answer these kinds of requests as well; ``begin`` is called when the agent is about to be given its intent,
-        ``close`` when its run has ended."""
+        ``close`` when its run has ended, and ``look`` again and again in between."""
         self._table |= table
+        self._look.append(look)
         self._begin.append(begin)
         self._close.append(close)
 
@@ -131,6 +136,11 @@ class Broker:
         """The agent is about to be given its intent."""
         for begin in self._begin:
             begin()
+
+    @property
+    def room(self) -> bool:
+        """Whether the agent reads what it is answered; what waits for that is looked at again by the round."""
+        return self._unread <= _UNREAD_BYTES
 
     @property
     def guest(self) -> int:
@@ -175,6 +185,8 @@ class Broker:
     def _again(self) -> Outcome:
         if self._alive:
             self._lines()
+        for again in self._look:
+            again()
         return None
 
     def _read(self) -> None:
@@ -203,6 +215,8 @@ class Broker:
                 break
             if not self._rate.take(self._clock()):
                 break
+            for _ in range(end // _CHUNK * _PER_CHUNK):
+                self._rate.take(self._clock())  # a long line is as many requests as it takes the time of
             line = bytes(self._in[:end])
             del self._in[: end + 1]
             self._one(line)

@@ -129,7 +129,7 @@ def broker(
         )
         spawner.served_by(made)
         begin = functools.partial(spawner.started, deadline.milliseconds / 1000)
-        made.add(spawner.table, begin=begin, close=spawner.close)
+        made.add(spawner.table, begin=begin, close=spawner.close, look=spawner.look)
     return made
 
 

@@ -507,7 +507,7 @@ class Run:
             cpu_ms_per_task=manifest.resources.cpu_ms_per_task,
             timeout_ms=self._request.timeout_ms,
             ttl_seconds=manifest.lifetime.ttl_seconds,
-            parent_deadline_ms=None if self._lineage is None else self._lineage.deadline_ms,
+            parent_deadline_ms=None if self._lineage is None else self._now_ms + self._lineage.remaining_ms,
             suspends=manifest.lifetime.on_expiry == "suspend",
             expires_at_ms=trusted.statement.expires_at if isinstance(trusted, trust.TrustedPackage) else None,
         )

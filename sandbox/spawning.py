@@ -22,6 +22,7 @@ import select
 import signal
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -100,7 +101,8 @@ class Spawner:
         self._broker: Broker | None = None
         self._children: dict[str, _Child] = {}
         self._results: dict[str, bytes] = {}
-        self._deadline_ms: int | None = None
+        self._waiting: deque[tuple[Call, str]] = deque()
+        self._deadline: float | None = None
         self._alive: tuple[int, int] | None = None
         self._closing = False
 
@@ -115,7 +117,7 @@ class Spawner:
 
     def started(self, task_seconds: float) -> None:
         """The agent is given its intent: no child lives longer than what is left of its task."""
-        self._deadline_ms = int((time.time() + task_seconds) * 1000)
+        self._deadline = time.monotonic() + task_seconds
 
     def spawn(self, call: Call) -> None:
         """``spawn``: start a child. Answered with its run id when it is admitted, else with the refusal."""
@@ -129,7 +131,7 @@ class Spawner:
         except _FieldError as e:
             call.refuse("malformed_request", str(e))
             return
-        if self._deadline_ms is None or self._closing or self._ending():
+        if self._deadline is None or self._closing or self._ending():
             call.refuse("no_task", "children are started while the agent has a task, and at no other time")
             return
         if not self._rate.take(self._clock()):
@@ -146,12 +148,24 @@ class Spawner:
         run_id = call.fields.get("run")
         if set(call.fields) != {"run"} or not isinstance(run_id, str):
             call.refuse("malformed_request", "`wait` takes `run`, a text")
-        elif (result := self._results.pop(run_id, None)) is not None:
-            _tell(call, json.loads(result))
+        elif run_id in self._results:
+            self._waiting.append((call, run_id))
+            self.look()
         elif (child := self._children.get(run_id)) is not None:
             child.waiting.append(call)
         else:
             call.refuse("unknown_run", "no child of this run has that id, or its result was given already")
+
+    def look(self) -> None:
+        """Give the results that are waited for, as far as the agent reads them: what it does not read stays here, where
+        it is bounded."""
+        while self._waiting and self._broker is not None and self._broker.room:
+            call, run_id = self._waiting.popleft()
+            result = self._results.pop(run_id, None)
+            if result is None:
+                call.refuse("unknown_run", "its result was given already, or too many were not asked for")
+            else:
+                _tell(call, json.loads(result))
 
     def close(self) -> None:
         """The run has ended: its children do what they do without a parent, and those that end with it are waited for.
@@ -204,12 +218,12 @@ class Spawner:
 
     def _fork(self, call: Call, asked: _Asked) -> None:
         assert self._broker is not None
-        assert self._deadline_ms is not None
+        assert self._deadline is not None
         if self._alive is None:
             self._alive = os.pipe2(os.O_CLOEXEC)
         run_id = str(uuid.uuid4())
         lineage = self._member.lineage(
-            deadline_ms=self._deadline_ms, own=self._use(), on_excess=asked.on_excess, only=asked.only
+            deadline=self._deadline, own=self._use(), on_excess=asked.on_excess, only=asked.only
         )
         errand = Errand(run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0])
         with contextlib.ExitStack() as undo:
@@ -266,12 +280,8 @@ class Spawner:
                 _tell(child.call, gone)
             elif child.fate:
                 self._keep_result(child.run_id, gone)
-        for call in child.waiting:
-            result = self._results.pop(child.run_id, None)
-            if result is None:
-                call.refuse("unknown_run", "its result was given already")
-            else:
-                _tell(call, json.loads(result))
+        self._waiting.extend((call, child.run_id) for call in child.waiting)
+        self.look()
         self._let_go(child)
         child.keeper.reap()
         child.keeper.close()

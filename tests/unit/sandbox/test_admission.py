@@ -60,7 +60,7 @@ def claim(
 ) -> Claim:
     resources = Resources(**{"memory_mb": 1, "pids_max": 1, "cpu_millis": 1, **wants})
     effective = replace(Effective.bottom(), resources=resources)
-    lineage = None if parent is None else Lineage(parent, int(time.time() * 1000) + 60_000, own, "reject")
+    lineage = None if parent is None else Lineage(parent, time.monotonic() + 60, own, "reject")
     manifest = parse.parse(MANIFEST, file="agent.toml")
     unsigned = Unsigned(Package({"agent.toml": MANIFEST}, None), allowed=True)
     return Claim(manifest, unsigned, effective, "p", capacity_mb, lineage=lineage)

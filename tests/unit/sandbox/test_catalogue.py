@@ -1,0 +1,88 @@
+"""A child's package is found by its agent id, in directories that the agent cannot name, and by nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox import catalogue
+
+
+def package(place: Path, agent_id: str, *, name: str = "") -> Path:
+    path = place / (name or agent_id)
+    path.mkdir(parents=True)
+    (path / "agent.toml").write_text(f'[agent]\nid = "{agent_id}"\n')
+    return path
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_it_is_the_manifest_that_says_whose_a_package_is(tmp_path: Path) -> None:
+    package(tmp_path, "other", name="wanted")
+    held = package(tmp_path, "wanted", name="elsewhere")
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with opened(tmp_path) as beside:
+        found = catalogue.find("wanted", (), beside)
+    assert found.name == str(held)
+    assert set(found.package.files) == {"agent.toml"}
+
+
+@pytest.mark.parametrize("agent_id", ["", "../wanted", "/etc", "a/b", "a\0b", "x" * 129, "nobody", "wanted "])
+def test_what_is_no_id_there_is_refused(tmp_path: Path, agent_id: str) -> None:
+    package(tmp_path / "in", "wanted")
+    package(tmp_path, "wanted", name="outside")
+    with opened(tmp_path / "in") as beside, pytest.raises(errors.PackageError):
+        catalogue.find(agent_id, (), beside)
+    with pytest.raises(errors.PackageError):
+        catalogue.find("wanted", (), None)
+
+
+def test_two_of_one_id_are_none(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        package(tmp_path, "wanted", name=name)
+    with opened(tmp_path) as beside, pytest.raises(errors.PackageError, match="has two packages, `one` and `two`"):
+        catalogue.find("wanted", (), beside)
+
+
+def test_links_lead_nowhere(tmp_path: Path) -> None:
+    """A package elsewhere under a name here, and a manifest elsewhere in a package here."""
+    package(tmp_path / "far", "wanted")
+    (tmp_path / "here" / "half").mkdir(parents=True)
+    (tmp_path / "here" / "linked").symlink_to(tmp_path / "far" / "wanted")
+    (tmp_path / "here" / "half" / "agent.toml").symlink_to(tmp_path / "far" / "wanted" / "agent.toml")
+    os.mkfifo(tmp_path / "here" / "pipe")
+    with opened(tmp_path / "here") as beside, pytest.raises(errors.PackageError, match="no package"):
+        catalogue.find("wanted", (), beside)
+
+
+def test_what_root_alone_can_write_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner is looked at on the whole way; here that way is pytest's, so only its last part is looked at."""
+    looked: list[Path] = []
+    monkeypatch.setattr(catalogue, "check_owner", looked.append)
+    mine = package(tmp_path / "configured", "wanted")
+    package(tmp_path / "beside", "wanted")
+    also = package(tmp_path / "beside", "also")
+    with opened(tmp_path / "beside") as beside:
+        assert catalogue.find("wanted", (tmp_path / "configured",), beside).name == str(mine)
+        assert catalogue.find("also", (tmp_path / "configured",), beside).name == str(also)
+    assert set(looked) == {tmp_path / "configured", *(tmp_path / "configured").parents}
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    package(tmp_path / "open", "wanted")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(errors.HostError):
+        catalogue.find("wanted", (tmp_path / "open",), None)
