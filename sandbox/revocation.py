@@ -86,8 +86,8 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     (6) all of them are killed, and waited for
     (7) those whose keepers were about to start them: until each keeper has found its mark
 
-    A row or a mark that cannot be written, a link that cannot be cut, a gate that somebody does not let go of keep nobody
-    alive: they are in ``failed``.
+    A row or a mark that cannot be written, a link that cannot be cut, a gate that somebody does not let go of keep
+    nobody alive: they are in ``failed``.
     """
     failed: list[str] = []
     if not runs.is_dir():
