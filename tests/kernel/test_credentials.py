@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import registry
+from sandbox import credentials, registry
 from sandbox.vault.openbao import OpenBao
 from tests.kernel import families, openbao_server, serving
 from tests.kernel.conftest import leftovers
@@ -104,6 +104,15 @@ answer = {
     "still": ask(kind="credential", name="db", token=token),
     "environment": sorted(os.environ),
 }
+import time
+before = time.monotonic()
+one = {"kind": "credential", "name": "db", "token": token}
+broker.sendall(b"".join(json.dumps({"id": 1000 + n, **one}).encode() + b"\\n" for n in range(200)))
+said = [json.loads(lines.readline()) for _ in range(200)]
+codes = [one["error"]["code"] if "error" in one else "ok" for one in said]
+answer["flood"] = [codes.count("ok"), codes.count("too_many_requests"), time.monotonic() - before]
+time.sleep(1.2)
+answer["after"] = ask(kind="credential", name="db", token=token)
 """
     found, rows = run(keyed, code)
     assert found["token"] == ["expires_ms", "token"]
@@ -113,14 +122,18 @@ answer = {
         assert found[name] == constant, name
     assert found["odd"] == [constant] * 6
     assert found["list"]["error"]["code"] == "unknown_kind"
+    assert not [name for name in found["environment"] if "CRED" in name or "TOKEN" in name]
+    given, refused, seconds = found["flood"]
+    assert given + refused == 200
+    assert given <= credentials.BURST + seconds * credentials.PER_SECOND + 1
+    assert found["after"] == found["db"]
     grants = [row for row in rows if row["type"] == "credential_granted"]
     assert [(row["name"], row["version"], row["agent_id"], row["backend"]) for row in grants] == [
         ("db", 1, "probe", "file")
-    ] * 2
+    ] * (3 + given)
     denied = {(row["target"], row["code"]) for row in rows if row.get("layer") == "credential"}
-    assert denied == {
-        ("", "token"), ("db", "token"), ("other", "not_granted"), ("missing", "absent"), ("", "malformed"),
-    }  # fmt: skip
+    causes = {("other", "not_granted"), ("missing", "absent"), ("", "malformed"), ("", "rate")}
+    assert denied == {("", "token"), ("db", "token"), *causes}
 
 
 # --- where a secret is not --------------------------------------------------------------------------------------

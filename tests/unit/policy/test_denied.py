@@ -112,6 +112,17 @@ def test_a_call_and_a_program_are_asked_for_by_their_own_tables() -> None:
     assert (never.add, bool(never.answer.never)) == ((), True)
 
 
+def test_a_secret_is_asked_for_by_its_name() -> None:
+    found = denied.explain(Denial("credential", "mail", "not_granted"), FULL)
+    assert wanted(found.add) == {"permissions": {"credentials": {"grants": ["mail"]}}}
+    absent = denied.explain(Denial("credential", "mail", "absent"), FULL)
+    assert (absent.add, "vault put" in absent.note) == ((), True)
+    for code in ("token", "expired", "revoked", "unavailable", "rate", "malformed"):
+        other = denied.explain(Denial("credential", "", code), FULL)
+        assert (other.add, other.note) == ((), "no line of agent.toml allows it")
+        assert other.meaning != denied.meaning(Denial("credential", "", "whatever"))
+
+
 def test_who_is_above_is_asked_as_well() -> None:
     bounds = {"parent `boss`": Effective.bottom(), "role `all`": Effective.top()}
     for denial in (Denial("dns", "a.example.org", "name_not_granted"), Denial("memory", "memory_mb", "out_of_memory")):
