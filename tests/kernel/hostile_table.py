@@ -6,6 +6,7 @@ Both halves of the proof read this: the controls in a plain sandbox, and the run
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,11 @@ class Row:
     def of(cls, document: Mapping[str, Any]) -> Row:
         """From the probe's JSON, closed: a missing or an extra key is an error."""
         return cls(**document)
+
+
+def built() -> None:
+    """The compiled agents, where they are older than their sources or not there yet."""
+    subprocess.run([str(HOSTILE.parents[1] / "scripts" / "build_agents")], check=True, timeout=300, capture_output=True)
 
 
 def load() -> tuple[tuple[Probe, ...], tuple[Granted, ...]]:

@@ -116,7 +116,7 @@ def fill():
 tried("fill", fill)
 """
 FAILED = {"program": 2, "missing": 2, "beside": 2, "write": 13, "package": 2, "control": 21, "forks": 11, "fill": 28}
-LIMITS = {"resources": "pids_max = 12", "disk_mb": 4, "memory_mb": 192}
+LIMITS: dict[str, Any] = {"resources": "pids_max = 12", "disk_mb": 4, "memory_mb": 192}
 MORE = """
 [permissions.executables]
 allow = ["/usr/bin/cat"]

@@ -20,6 +20,7 @@ PACKAGES = sorted({probe.package for probe in PROBES})
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> World:
+    table.built()
     world = World(tmp_path_factory.mktemp("hostile"), warm=warm)
     for name in PACKAGES:
         world.sign(world.copy(f"hostile/{name}"))

@@ -73,6 +73,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, table.Row]:
 
 def answers(granted_path: Path) -> dict[str, table.Row]:
     """Every probe's row, from a handful of plain sandboxes; ``granted_path`` is an empty directory of the caller's."""
+    table.built()
     alone = [(probe.package, probe.id) for probe in PROBES if probe.alone]
     together = [(package, table.batch(_batch_ids(package))) for package in ("binary", "bombs", "exec", "python")]
 
