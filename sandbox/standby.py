@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from policy import clocks, contract, decide, errors
+from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.lifecycle import State
 from policy.manifest.agent import Manifest
@@ -88,6 +89,12 @@ class Instance(lifecycle.Run):
         return dataclasses.replace(
             job, intent=b"", label={**job.label, bundle.STANDBY: "yes"}, later=functools.partial(_Later, self)
         )
+
+    def _asked(
+        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
+    ) -> admission.Claim:
+        self._place = super()._asked(trusted, manifest, effective)
+        return self._place
 
     def _begin(
         self,
@@ -175,9 +182,8 @@ class Instance(lifecycle.Run):
             self._request, self._line = request, line
             manifest = self._decision.manifest
             deadline = self._deadline(trusted, manifest)
-            label, claim = self._claim(
-                admission.Claim(manifest, trusted, self._decision.effective, request.package_name)
-            )
+            place = dataclasses.replace(self._place, trusted=trusted, package_name=request.package_name)
+            label, claim = self._claim(place)
             bundle.relabel(started.directory, label, claim)
             self._rows.asked_by(request.issuer)
             with self._rows.together():
@@ -290,7 +296,7 @@ def keep(means: lifecycle.Means, request: Request, *, alive: int, tell: Callable
     except BaseException as e:
         if isinstance(e, errors.CovenantError):
             one.answer({"error": e.to_json()})
-            if not isinstance(e, errors.MachineError | errors.RunError):
+            if not isinstance(e, errors.MachineError | errors.RunError | errors.ResourceViolation):
                 tell(HOPELESS)  # its author, or whoever signs, must act: the next run that succeeds asks again
         one.failed(e)
         if not isinstance(e, KeyboardInterrupt):

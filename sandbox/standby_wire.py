@@ -143,6 +143,17 @@ def end(runs: Path, run_id: str, reason: str) -> None:
             send(connection, {"op": "end", "reason": reason})
 
 
+def give_way(runs: Path) -> bool:
+    """Ask every instance to end, and wait until those that did not get an intent meanwhile are gone; False for none."""
+    idle = [run_id for run_id in os.listdir(runs) if run_id != ".gate" and _sockets(runs / run_id)]
+    for run_id in idle:
+        end(runs, run_id, "a run needs what it holds")
+    until = time.monotonic() + _TAKE_SECONDS
+    while any((runs / run_id).exists() for run_id in idle) and time.monotonic() < until:
+        time.sleep(0.005)
+    return bool(idle)
+
+
 def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer:
     poll = select.poll()
     for fd in (connection.fileno(), *watches):

@@ -102,7 +102,8 @@ class Supervisor:
         gvisor.recover(self.path / "runs", config=self.config)
         rows.cut_off(self.ledger)
 
-    def _means(self) -> lifecycle.Means:
+    def means(self) -> lifecycle.Means:
+        """What this supervisor lends to a run."""
         return lifecycle.Means(
             self.path,
             self.config,
@@ -124,12 +125,12 @@ class Supervisor:
         with self.in_keeper() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
-            standby.keep(own._means(), request, alive=alive, tell=tell)  # noqa: SLF001 - a copy of this one
+            standby.keep(own.means(), request, alive=alive, tell=tell)
 
     def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
         """In the keeper of a child, forked from its parent's."""
         with self.in_keeper() as own:
-            offspring.keep(own._means(), parent, errand, say)
+            offspring.keep(own.means(), parent, errand, say)
 
     def run(self, request: Request, *, watches: gateway.Watches | None = None) -> Answer:
         """Decide and run. ``watches`` are descriptors of whoever may end it (runner.Channel.watches).
@@ -141,9 +142,18 @@ class Supervisor:
             ready = standby_wire.dispatch(self.path / "runs", request, watches or {})
             if ready is not None:
                 return ready
+        try:
+            return self._run_cold(request, watches)
+        except errors.ResourceViolation:
+            # Whoever only waits gives way to whoever is asked.
+            if not (self.keeps_standby and standby_wire.give_way(self.path / "runs")):
+                raise
+            return self._run_cold(request, watches)
+
+    def _run_cold(self, request: Request, watches: gateway.Watches | None) -> Answer:
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            means = dataclasses.replace(self._means(), state=state, watches=watches or {})
+            means = dataclasses.replace(self.means(), state=state, watches=watches or {})
             one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
             try:
                 answer = one.go()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import threading
 import time
@@ -13,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, registry
+from sandbox import bundle, host, registry
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.registry import Entry
 from sandbox.serve import client
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
-from tests.kernel.serving import Served, open_place
-from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
+from tests.kernel.serving import Served, covenant, open_place
+from tests.kernel.world import HEAD, ROOT, SLOWNESS, TAIL, World
 
 PATIENCE = 30 * SLOWNESS
 # Says what it was told, and what it finds of whoever was here before it.
@@ -296,6 +298,24 @@ def test_instances_are_counted_among_the_live_and_hold_no_agent_id(served: Serve
     assert _said(served.run(other, "moved"))["text"] == "moved"
 
 
+def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> None:
+    with open_place() as place:
+        world = World(place, warm=warm)
+        with Served(world, overcommit=0.05) as one:
+            _, (instance,) = _warmed(one, "waits")
+            # All that may be promised but for a little, with what each sandbox costs beside its agent.
+            most = int(host.capacity_mb() * 0.05) - (instance.host_memory_mb - 64) - 10
+            needs = world.sign(world.package({"main.py": ECHO}, name="needs", id="needs", memory_mb=most))
+            assert _said(one.run(needs, "x"))["text"] == "x"
+            assert not instance.path.exists()
+            rows = [row["kind"] for row in world.rows() if row["kind"].get("agent_id") == "needs"]
+            assert [row["type"] for row in rows if row["type"] in ("manifest_rejected", "run_started")] == [
+                "manifest_rejected",
+                "run_started",
+            ]
+        assert leftovers(world) == []
+
+
 def test_the_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -> None:
     with open_place() as place:
         world = World(place, warm=warm)
@@ -308,6 +328,26 @@ def test_the_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -
             one.start()
             _await(one, "orphan")
         assert leftovers(world) == []
+
+
+def test_the_page_can_be_followed(served: Served) -> None:
+    fences = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "standby.md").read_text(), re.MULTILINE | re.DOTALL)
+    (line,) = "".join(fences).splitlines()
+    program, *words = shlex.split(line)
+    assert program == "covenant"
+    hello = _package(served.world, "hello")
+    done = covenant(*[str(hello) if word == "hello" else word for word in words], "--json", served=served)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    document = json.loads(done.stdout)
+    # What is missing here is said, and not left out in silence; no figure is judged.
+    assert {*document["figures"], *document["missing"]} == {"line", "standby", "cold", "raw", "bwrap"}
+    assert all(figure["median_ms"] > 0 for figure in document["figures"].values())
+
+
+def test_what_cannot_be_compared_is_refused(served: Served) -> None:
+    cold = served.world.sign(served.world.package({"main.py": ECHO}, name="cold", id="cold"))
+    done = covenant("bench", "dispatch", str(cold), "--json", served=served)
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, "usage")
 
 
 def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
