@@ -19,7 +19,6 @@ from policy import data, errors
 from policy.compile import bpf, seccomp
 from sandbox.kernel import cgroupfs, libc, netns
 from sandbox.kernel.capabilities import CAPABILITIES as NUMBERS
-from sandbox.supervisor import Supervisor
 
 # What is kept, and what it is for. What no run fails without is kept for files of other owners: runsc hands the first
 # five to the process that opens granted files, and without them it would see less than was granted.
@@ -69,7 +68,7 @@ _WHERE = {"bpf": ((bpf.Masked(0, 0xFFFFFFFF, 16),),)}
 _DESCRIPTORS = 65536
 
 
-def apply(supervisor: Supervisor) -> int:
+def apply() -> int:
     """Give it up; a descriptor of the host's network namespace, which is not this process's any more.
 
     Raises:

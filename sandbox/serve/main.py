@@ -61,7 +61,7 @@ def serve(state: Path) -> None:
         listener = stack.enter_context(listening(supervisor))
         numbers = stack.enter_context(watcher.listening(supervisor.config))
         warm.up(supervisor)
-        network = hardening.apply(supervisor)
+        network = hardening.apply()
         # What is there now is shared with every keeper, and no collection writes to it.
         gc.collect()
         gc.disable()
