@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 120.0
 _RUNSC_FLAGS = ("--network=none", "--platform=systrap", "--ignore-cgroups", "--overlay2=none", "--file-access=shared")
+# The names that an agent's environment has, for one that looks at them.
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8", "COVENANT_RUN_ID": "bench"}
 _WHAT = {
     "line": "standby: from the intent's arrival in its instance to the agent's line",
     "standby": "standby: from the request to the accepted answer, everything released",
@@ -177,7 +179,7 @@ def _oci(arguments: Sequence[str], directory: str) -> dict[str, Any]:
     process = {
         "user": {"uid": 65534, "gid": 65534},
         "args": list(arguments),
-        "env": ["PATH=/usr/bin:/bin"],
+        "env": [f"{name}={value}" for name, value in _ENVIRONMENT.items()],
         "cwd": directory,
         "capabilities": {},
     }

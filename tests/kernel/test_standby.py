@@ -335,7 +335,7 @@ def test_the_page_can_be_followed(served: Served) -> None:
     (line,) = "".join(fences).splitlines()
     program, *words = shlex.split(line)
     assert program == "covenant"
-    hello = _package(served.world, "hello")
+    hello = _package(served.world, "hello", HEAD + "answer = intent['text']" + TAIL)
     done = covenant(*[str(hello) if word == "hello" else word for word in words], "--json", served=served)
     assert done.returncode == 0, (done.stdout, done.stderr)
     document = json.loads(done.stdout)
@@ -347,7 +347,7 @@ def test_the_page_can_be_followed(served: Served) -> None:
 def test_what_cannot_be_compared_is_refused(served: Served) -> None:
     cold = served.world.sign(served.world.package({"main.py": ECHO}, name="cold", id="cold"))
     done = covenant("bench", "dispatch", str(cold), "--json", served=served)
-    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, "usage")
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (2, "usage")
 
 
 def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
