@@ -255,10 +255,13 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
     ending = None if found else unended.named(state, run)
-    if ending is not None and not (state / "runs" / ending).exists():
-        # It has no directory any more and no record yet; whoever keeps it has still to write its end.
-        with contextlib.suppress(errors.CutOffError):
+    if ending is not None and not registry.held(state / "runs" / ending):
+        # It lives no more and has no record yet: whoever keeps it has still to write its end, or was killed.
+        try:
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS).run_id]
+        except errors.CutOffError:
+            if asker.root:
+                raise
     record = archive.read(state, found[0]) if len(found) == 1 else None
     # What somebody may not see is not there for them.
     if record is None or not asker.may(_asked_by(state, record)):
@@ -287,14 +290,16 @@ def _asked_by(state: Path, record: archive.Record) -> Iterator[str]:
 
 
 def _await_record(state: Path, run_id: str, until: float) -> archive.Record:
-    """The record of a run that has just ended: it is written a moment after."""
-    while (record := archive.read(state, run_id)) is None:
-        if time.monotonic() > until:
+    """The record of a run that has just ended: it is written a moment after, by whoever owes the log its end."""
+    while True:
+        owed = unended.owed(state, run_id)
+        if (record := archive.read(state, run_id)) is not None:
+            return record
+        if not owed or time.monotonic() > until:
             raise errors.CutOffError(
                 f"run `{run_id}` ended without a record: its keeper was killed", hint="the next start writes it down"
             )
         time.sleep(_AGAIN_SECONDS)
-    return record
 
 
 def _until_gone(state: Path, run_ids: Sequence[str]) -> None:

@@ -94,6 +94,21 @@ def named(state: Path, begin: str) -> str | None:
     return None
 
 
+def owed(state: Path, run_id: str) -> bool:
+    """Whether somebody lives who will write the run's end. A shared lock is tried, which two can both have."""
+    try:
+        fd = os.open(state / "unended" / run_id, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def _place(ledger: Ledger) -> Path:
     place = ledger.place.parent / "unended"
     place.mkdir(mode=0o700, exist_ok=True)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,49 @@ def test_self_tests_are_not_listed_and_leave_no_record(world: World) -> None:
     assert leftovers(world) == []
 
 
+def test_a_run_without_a_cgroup_is_ended_and_not_suspended(world: World) -> None:
+    answers: list[Any] = []
+    fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "cpu_ms": 250_000}
+    thread = threading.Thread(target=lambda: answers.append(world.run_code(COUNTS, **fields)))
+    thread.start()
+    runs = until(lambda: [run for run in oversight.listed(world.state, ASKER) if run["state"] == "Running"])
+    with pytest.raises(errors.NotEnforceableError, match="cannot be suspended"):
+        oversight.act(world.state, ASKER, "suspend", runs[0]["run_id"])
+    until(lambda: oversight.logs(world.state, ASKER, runs[0]["run_id"])["text"].startswith("1\n2\n"))
+    assert oversight.act(world.state, ASKER, "kill", runs[0]["run_id"], tree=True) == [runs[0]["run_id"]]
+    thread.join(60)
+    refused(errors.KilledError, answers[0].error)
+
+
+def test_who_waits_for_a_run_whose_keeper_is_killed_is_told_and_later_what_became_of_it(world: World) -> None:
+    package = world.sign(world.package({"main.py": COUNTS}, cpu_ms=250_000))
+    environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "covenant"]
+    keeper = subprocess.Popen([*command, "run", str(package), "hi"], env=environment, stderr=subprocess.DEVNULL)
+    runs = until(lambda: [run for run in oversight.listed(world.state, ASKER) if run["state"] == "Running"])
+    assert runs[0]["keeper"] == keeper.pid
+    waiting = subprocess.Popen(
+        [*command, "wait", runs[0]["run_id"]], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(0.5)
+    keeper.kill()
+    keeper.wait()
+    _, said = waiting.communicate(timeout=60)
+    assert waiting.returncode == 1
+    assert "[cut_off]" in said
+    assert world.run_code(HEAD + "answer = 1" + TAIL, name="next").error is None  # the next start writes it down
+    record = oversight.ended(world.state, ASKER, runs[0]["run_id"])
+    assert record is not None
+    assert (record.status, record.code, record.agent_id) == ("failed", "cut_off", "probe")
+    kinds = [row["kind"] for row in world.rows() if row["kind"].get("run_id") == runs[0]["run_id"]]
+    assert [kind.get("state", kind["type"]) for kind in kinds][-4:] == [
+        "Running",
+        "Terminated",
+        "Archived",
+        "run_ended",
+    ]
+
+
 @pytest.fixture
 def broken_freezer(monkeypatch: pytest.MonkeyPatch) -> None:
     def freeze(self: cgroupfs.Leaf, deadline_seconds: float = 5.0) -> None:
@@ -292,6 +336,4 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
         goes_on(one)
         assert "cannot be suspended" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-6:] == ["Suspended", "Running", "Suspended", "Running", "Terminated", "Archived"]
-    assert set(itertools.pairwise(states(one))) <= {
-        (move.source, move.target) for move in lifecycle.TRANSITIONS
-    }
+    assert set(itertools.pairwise(states(one))) <= {(move.source, move.target) for move in lifecycle.TRANSITIONS}
