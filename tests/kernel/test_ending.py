@@ -1,0 +1,95 @@
+"""Many cgroups ended at once: also those in which somebody forks without a pause, is frozen, or is about to begin."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.kernel import cgroupfs, ending
+from tests.kernel.live_runs import until
+
+JOIN = "import os, sys, time\nfor file in sys.argv[1:]:\n    open(file, 'w').write('0')\n"
+SLEEPS = JOIN + "print('in', flush=True)\ntime.sleep(600)\n"
+# Each forks as fast as the bound on processes lets it, and lives for a moment.
+FORKS = (
+    JOIN
+    + """
+print('in', flush=True)
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(0.001)
+    except OSError:
+        pass
+"""
+)
+
+
+@contextlib.contextmanager
+def leaf() -> Iterator[cgroupfs.Leaf]:
+    with cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}") as made:
+        made.apply([cgroupfs.Limit("pids", "pids.max", "64")])
+        yield made
+
+
+@contextlib.contextmanager
+def inside(place: cgroupfs.Leaf, code: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-I", "-S", "-c", code, *place.join_files()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def started(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"in\n"
+
+
+@pytest.mark.parametrize("code", [SLEEPS, FORKS])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_all_of_them_are_empty_when_it_returns(code: str, *, frozen: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        leaves = [stack.enter_context(leaf()) for _ in range(3)]
+        processes = [stack.enter_context(inside(one, code)) for one in leaves]
+        for one, process in zip(leaves, processes, strict=True):
+            started(process)
+            if frozen:
+                one.freeze()
+        other = stack.enter_context(leaf())
+        started(stack.enter_context(inside(other, SLEEPS)))
+        ending.stop(leaves)
+        ending.kill(leaves)
+        assert [one.pids() for one in leaves] == [[], [], []]
+        assert [process.wait(10) for process in processes] == [-9, -9, -9]
+        # The control: whoever lies beside them lives.
+        assert other.pids() != []
+
+
+def test_whoever_joins_one_that_was_empty_stands_until_it_is_killed() -> None:
+    with leaf() as place:
+        ending.stop([place])
+        ending.kill([place])
+        with inside(place, SLEEPS) as process:
+            until(place.pids)
+            assert process.stdout is not None
+            time.sleep(0.3)
+            assert "frozen" in _wchan(process.pid) or place.frozen()
+            ending.kill([place])
+            assert process.wait(10) == -9
+            assert process.stdout.read() == b""
+    # The control: where nobody stopped it, the same begins.
+    with leaf() as place, inside(place, SLEEPS) as process:
+        started(process)
+
+
+def _wchan(pid: int) -> str:
+    with open(f"/proc/{pid}/wchan") as file:
+        return file.read()
