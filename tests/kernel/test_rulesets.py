@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_what_the_kernel_refuses_changes_nothing_with_or_without_its_check(
     assert netns.within(space, lambda: nft.table(NFT, "inet", "probe")) is None
     # What was refused is not remembered; what was applied is, and by its text alone.
     for text in (GOOD, GOOD, GOOD + b"\n"):
-        netns.within(space, lambda text=text: rulesets.apply(NFT, text, state=tmp_path))
+        netns.within(space, functools.partial(rulesets.apply, NFT, text, state=tmp_path))
     assert checks == [True, True, True, False, True]
     assert "192.0.2.1" in str(netns.within(space, lambda: nft.table(NFT, "inet", "probe")))
     # A record that others could have written is none.
