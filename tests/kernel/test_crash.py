@@ -57,14 +57,14 @@ def _beside_a_strangers_device(campaign: Campaign, net: Internet) -> None:
     """It looks like one of ours, and is another supervisor's as far as anybody can tell: it stays, and so does the
     table that its packets may need, until it is gone and a run of ours is the last."""
     (last,) = (last for _, kind, _, _, last in campaign.calm.rows if kind == "run_started")
-    net.run("host", "ip", "link", "add", "cv-feedface", "type", "dummy")
+    net.run("host", "ip", "link", "add", "cv-feedface", "type", "veth", "peer", "name", "stranger0")
     try:
         killed = campaign.subject("run", Target(0, (last + campaign.steps[0]) // 2))
         assert killed.status == -9
         assert campaign.subject("recover", None).status == 0
-        links = [one for one in net.leftovers() if "cv-" in one]
+        links = [one for one in net.leftovers() if ": cv-" in one]
         assert len(links) == 1
-        assert "cv-feedface" in links[0]
+        assert ": cv-feedface@" in links[0]
         assert campaign.server.settle() == []
     finally:
         net.run("host", "ip", "link", "delete", "cv-feedface")
