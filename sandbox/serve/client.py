@@ -13,10 +13,13 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from policy import denials, errors
+from policy import errors
 from sandbox.serve import frames, places
+
+if TYPE_CHECKING:
+    from policy import denials
 
 # Before the request is sent; a queue that is full makes whoever connects wait.
 CONNECT_SECONDS: Final = 10.0
@@ -150,11 +153,20 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
             stderr=document["stderr"],
             not_enforced=tuple(document["not_enforced"]),
             unknown_sections=tuple(document["unknown_sections"]),
-            denials=tuple(denials.Row(denials.Denial(*row[:3]), row[3]) for row in document["denials"]),
+            denials=_denials(document["denials"]),
             timings=document["timings"],
         )
     except (KeyError, TypeError) as e:
         raise errors.ServiceError("the supervisor's answer is none of a run") from e
+
+
+def _denials(rows: Sequence[Sequence[Any]]) -> tuple[denials.Row, ...]:
+    """Most runs have none, and need not import what they are."""
+    if not rows:
+        return ()
+    from policy import denials
+
+    return tuple(denials.Row(denials.Denial(*row[:3]), row[3]) for row in rows)
 
 
 def _next(sock: socket.socket) -> dict[str, Any]:

@@ -67,3 +67,11 @@ def test_the_list_is_alive() -> None:
     command = [sys.executable, "-c", "import sys, policy.manifest.parse; print(*sys.modules)"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "pydantic" in done.stdout.split(), done.stderr
+
+
+def test_what_asks_the_supervisor_is_light() -> None:
+    """The command's own half of a run that the supervisor does: sockets and what `--help` has."""
+    code = "import sys, covenant.cli.run, covenant.cli.asking, sandbox.serve.client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "sandbox.serve.client" in done.stdout.split(), done.stderr
+    assert sorted(set(done.stdout.split()).intersection(HEAVY) - {"socket"}) == []
