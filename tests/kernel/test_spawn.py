@@ -166,14 +166,40 @@ def test_an_agent_hands_on_only_what_its_own_caller_had_to_hold(family_world: Wo
     assert [(row["passed"], row["missing_actions"]) for row in checks] == [(False, ["memory.read"]), (True, [])]
 
 
+def test_an_agent_of_node_has_the_same_broker(family_world: World) -> None:
+    world, node = family_world, {"runtime": "node", "entry": "main.js"}
+    # Of its own runtime: one of another calls what its parent may not.
+    leaf = {"main.js": "console.log(JSON.stringify({text: '1'}))"}
+    world.sign(world.package(leaf, name="node-leaf", id="node-leaf", **{**SMALL, **node, "memory_mb": 256}))
+    code = """
+    const fs = require("fs");
+    let heard = "";
+    function answer(request) {
+      fs.writeSync(3, JSON.stringify(request) + "\\n");
+      const piece = Buffer.alloc(65536);
+      while (!heard.includes("\\n")) heard += piece.toString("utf8", 0, fs.readSync(3, piece));
+      const [line, ...rest] = heard.split("\\n");
+      heard = rest.join("\\n");
+      return JSON.parse(line);
+    }
+    const said = answer({id: 1, kind: "spawn", agent: "node-leaf", text: ""});
+    const result = said.ok ? answer({id: 2, kind: "wait", run: said.ok.run}) : said;
+    console.log(JSON.stringify({text: JSON.stringify(result)}));
+    """
+    files = {"main.js": textwrap.dedent(code)}
+    path = world.sign(world.package(files, name="noded", id="noded", more=spawn(), **BIG, **node))
+    said = answered(world, path)
+    assert said.get("ok", said)["text"] == "1"
+
+
 # --- the budget ---------------------------------------------------------------------------------------------------
 
 
 def test_many_at_once_never_exceed_the_budget(world: World) -> None:
-    """Twelve ask through one broker at once for four places; as many as fit the sums get one."""
+    """Sixty-four ask through one broker at once for four places."""
     member(world, "leaf", "import time\ntime.sleep(600)", **SMALL)
     code = """
-    asked = [send("spawn", agent="leaf", text="") for _ in range(12)]
+    asked = [send("spawn", agent="leaf", text="") for _ in range(64)]
     answer = [hear(one) for one in asked]
     """
     path = member(world, "crowd", code, more=spawn(number=4), **BIG)
