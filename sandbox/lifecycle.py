@@ -37,7 +37,6 @@ from sandbox import (
     broker,
     bundle,
     canary_run,
-    credentials,
     delegation,
     gvisor,
     host,
@@ -478,7 +477,10 @@ class Run:
             keep=() if request.children is None else (request.children,),
             alive=None if self._child is None else self._child.errand.alive,
         )
-        if made is not None:
+        if made is not None and decision.artefacts.json("credentials.json")["names"]:
+            # Only here: to import its cryptography and documents is a tenth of a cold start.
+            from sandbox import credentials
+
             scope = credentials.Scope.of(decision, deadline)
             tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
             credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)

@@ -10,12 +10,12 @@ from typing import Final
 
 from policy import decide, errors
 from policy.package import Package
-from sandbox import host, trusted_local
+from sandbox import credentials, host, trusted_local
 from sandbox.network import cutting, dns_gate, tls_gate
 from sandbox.supervisor import Supervisor
 
 # Modules that the code imports when it first needs them.
-_MODULES: Final = (trusted_local, cutting, dns_gate, tls_gate)
+_MODULES: Final = (credentials, trusted_local, cutting, dns_gate, tls_gate)
 _MANIFEST: Final = """\
 [agent]
 id = "covenant.warm"
