@@ -41,7 +41,7 @@ from tests.kernel import internet, revoking  # noqa: E402
 from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
 from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS, LEAVING_SECONDS = 90.0, 20.0
 
 
 # --- the other process: forks a keeper for each run, inside the host's namespace ------------------------
@@ -70,9 +70,11 @@ def drive(state: Path, home: Path, where: Path, count: int) -> None:
         while not first and not (first := [one.run_id for one in registry.agents(registry.live(state / "runs"))]):
             time.sleep(0.01)
     sys.stdin.read()
+    until = time.monotonic() + LEAVING_SECONDS
     for one in keepers:
-        if not keeper.wait(one.pidfd, 30.0):
+        if not keeper.wait(one.pidfd, until - time.monotonic()):
             one.signal(signal.SIGTERM)
+    for one in keepers:
         one.reap()
 
 
