@@ -15,7 +15,7 @@ from pathlib import Path
 
 from policy import errors
 from sandbox.serve import hardening, notify, places, warm, watcher
-from sandbox.serve.server import Server
+from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
 
 _LOCK = "supervisor.lock"
@@ -57,6 +57,7 @@ def serve(state: Path) -> None:
         hidden = (str(state.parent),) if state.name == "supervisor" else ()
         supervisor = stack.enter_context(Supervisor(state, never_granted=hidden))
         supervisor.keeps_standby = True
+        check_callers(supervisor.config)
         stack.enter_context(only_one(state))
         listener = stack.enter_context(listening(supervisor))
         numbers = stack.enter_context(watcher.listening(supervisor.config))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pwd
 import selectors
 import signal
 import socket
@@ -299,7 +300,9 @@ class Server:
 
     def _reload(self) -> None:
         try:
-            self.supervisor.config = configuration.load(self.supervisor.path)
+            config = configuration.load(self.supervisor.path)
+            check_callers(config)
+            self.supervisor.config = config
         except errors.CovenantError as e:
             os.write(2, f"covenant-supervisor: the configuration stays as it was: {e}\n".encode())
 
@@ -313,6 +316,20 @@ class Server:
                     # Reaped by name first, and then this is asked again.
                     break
                 os.waitpid(found.si_pid, os.WNOHANG)
+
+
+def check_callers(config: configuration.Config) -> None:
+    """No agent asks for agents: those of trusted-local have a user of the host's, and may reach a socket.
+
+    Raises:
+        errors.ConfigError: that user is a caller.
+    """
+    with contextlib.suppress(KeyError):
+        if pwd.getpwnam(config.trusted_local_user).pw_uid in config.callers:
+            raise errors.ConfigError(
+                f"`callers` has the user of trusted-local agents, `{config.trusted_local_user}`",
+                hint="agents may not ask for runs: take that uid out",
+            )
 
 
 def _close(sock: socket.socket, said: bytes) -> None:

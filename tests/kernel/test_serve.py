@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -278,6 +279,15 @@ def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
     served.run(hello)
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
     assert json.loads(done.stdout)["code"] == "not_a_caller"
+
+
+def test_no_agent_is_a_caller(tmp_path: Path, warm: Path) -> None:
+    """Neither by the range of the sandboxed (tests/unit/sandbox/test_config.py) nor as the user of trusted-local."""
+    agents = Served(World(tmp_path, warm=warm), callers=[pwd.getpwnam("covenant-agent").pw_uid])
+    agents.start(wait=False)
+    assert agents.process is not None
+    assert agents.process.wait(START) == 1
+    assert "config_invalid" in agents.log()
 
 
 @pytest.mark.parametrize("wanted", ["end", "continue"])
