@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
+from sandbox import host
 from sandbox.config import Config
 from tests.crash import scenes, traces
 from tests.crash.campaign import Campaign, Point, Tally
@@ -102,8 +103,11 @@ def test_the_command_says_what_ran_out_with_its_own_code(small: Campaign) -> Non
     assert (control[0], control[1]["kind"]) == (0, "intent_result"), control
 
 
-def test_a_runsc_that_hangs_is_an_error_within_its_deadline(world: World, tmp_path: Path) -> None:
+def test_a_runsc_that_hangs_is_an_error_within_its_deadline(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """First one that never answers what it is, then one that never starts the sandbox."""
+    monkeypatch.setattr(host, "_VERSION_SECONDS", 1)
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
     real = Config().runsc
     assert world.run(path).error is None
