@@ -62,7 +62,7 @@ class Instance(lifecycle.Run):
         self._made_of = _Files.of_config(means.config)
         super().__init__(means, request, now_ms=int(time.time() * 1000))
         self._alive, self._tell = alive, tell
-        self._stack = contextlib.ExitStack()
+        self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
         self._asker: socket.socket | None = None
         self._since = time.monotonic()
         self._looked = 0.0
@@ -118,7 +118,7 @@ class Instance(lifecycle.Run):
             errors.KernelError, errors.NotEnforceableError: it cannot be stopped.
         """
         started.leaf.freeze()
-        listener = self._stack.enter_context(standby_wire.listening(started.directory, self._request.package))
+        listener = self._listening.enter_context(standby_wire.listening(started.directory, self._request.package))
         self._looked = time.monotonic()
         self._tell(READY + self.run_id.encode())
         return listener
@@ -149,6 +149,14 @@ class Instance(lifecycle.Run):
             return None
         connection, message = came
         self._stack.callback(connection.close)
+        result = self._heard(started, connection, message)
+        if result is None:
+            connection.close()
+        return result
+
+    def _heard(
+        self, started: gvisor.Started, connection: socket.socket, message: Mapping[str, Any]
+    ) -> Given | errors.RunError | None:
         try:
             if message.get("op") == "end":
                 return errors.KilledError(f"standby: {message.get('reason', 'it is not wanted')}")
@@ -179,6 +187,10 @@ class Instance(lifecycle.Run):
             return None
         try:
             trusted = self._verify()
+            # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
+            standby_wire.send(connection, {"offer": self.run_id})
+            if standby_wire.receive(connection).get("go") != self.run_id:
+                return None
             self._request, self._line = request, line
             manifest = self._decision.manifest
             deadline = self._deadline(trusted, manifest)
@@ -199,13 +211,18 @@ class Instance(lifecycle.Run):
             # The run that is started cold instead says it as ever: in its own row, to whoever asked.
             standby_wire.send(connection, {"cold": e.message})
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
-        standby_wire.send(connection, {"taken": self.run_id})
         self._asker = connection
         self._tell(TAKEN)
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
         if self._means.config.on_supervisor_exit == "end":
             watches[self._alive] = self.supervisor_gone
-        return Given(self._line, self._limits(deadline), watches, started.leaf.thaw)
+
+        def release() -> None:
+            started.leaf.thaw()
+            # Whoever came second is not kept waiting for what is not to be had.
+            self._listening.close()
+
+        return Given(self._line, self._limits(deadline), watches, release)
 
     def _asker_gone(self) -> Outcome:
         return errors.KilledError("whoever asked for it went away")
@@ -229,6 +246,7 @@ class Instance(lifecycle.Run):
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
         if not self._rows.started:
+            self._denials.wind_up()
             if self._rows.state is not State.TERMINATED:
                 self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)
             self._rows.to(State.ARCHIVED, "nothing was asked of it")
@@ -251,6 +269,7 @@ class Instance(lifecycle.Run):
 
     def close(self) -> None:
         """Let go of everybody who came."""
+        self._listening.close()
         self._stack.close()
 
 

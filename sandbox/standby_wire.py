@@ -1,8 +1,9 @@
 """Between whoever has an intent and an instance that waits for one: a socket in the instance's own run directory.
 
     runs/<id>/standby-<envelope>   where an instance that is ready listens; <envelope> is the digest of the signed bytes
-    {"op": "run", ...}             one intent for it; it answers {"cold": why} when it is not to be had
-    {"taken": RUN}                 the start is durable, and the agent is about to be told: nobody else may run it now
+    {"op": "run", ...}             one intent for it
+    {"offer": RUN}, {"go": RUN}    it would take it, and is told to: from now on nobody runs it elsewhere,
+                                   unless it says {"cold": why}, before or after: then no agent was told anything
     {"answer": {...}}              what came of it
     {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
 
@@ -121,12 +122,16 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer |
         with connection:
             try:
                 send(connection, order(request))
-                taken = receive(connection).get("taken")
+                run_id = receive(connection).get("offer")
+                if run_id is None:
+                    continue
+                send(connection, {"go": run_id})
             except GoneError:
-                continue  # another was first, or it died: nothing was begun for us
-            if taken is not None:
-                connection.settimeout(None)
-                return _answered(connection, str(taken), watches)
+                continue  # another was first, it died, or it is too slow: nothing was begun for us
+            # INVARIANT: from here on only its own word says that the agent was told nothing.
+            answer = _answered(connection, str(run_id), watches)
+            if answer is not None:
+                return answer
     return None
 
 
@@ -154,7 +159,8 @@ def give_way(runs: Path) -> bool:
     return bool(idle)
 
 
-def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer:
+def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer | None:
+    connection.settimeout(None)
     poll = select.poll()
     for fd in (connection.fileno(), *watches):
         poll.register(fd, select.POLLIN)
@@ -171,7 +177,7 @@ def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) 
                 return _answer_in(connection, run_id)
 
 
-def _answer_in(connection: socket.socket, run_id: str) -> Answer:
+def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:
     try:
         message = receive(connection)
     except GoneError:
@@ -180,6 +186,8 @@ def _answer_in(connection: socket.socket, run_id: str) -> Answer:
         ) from None
     if "error" in message:
         raise errors.restored(message["error"])
+    if "cold" in message:
+        return None
     return answer_of(message["answer"])
 
 

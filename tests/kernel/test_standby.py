@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, host, registry
+from sandbox import bundle, host, registry, standby_wire
+from sandbox import package as packages
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
+from sandbox.lifecycle import Request
 from sandbox.registry import Entry
 from sandbox.serve import client
 from tests.kernel.conftest import leftovers
@@ -279,6 +281,20 @@ late.start()
     assert answer.run_id == instance.run_id
     # Its word is on the pipe before the intent is, or beside the answer: no way round comes to a result.
     assert isinstance(answer.error, errors.EarlyOutputError | errors.MalformedOutputError), answer
+
+
+def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_nothing(served: Served) -> None:
+    path, (instance,) = _warmed(served, "gave-up")
+    runs, request = served.world.state / "runs", Request(packages.read(path), "x", served.world.issuer)
+    for says in (None, {"go": "another"}, {"nonsense": 1}):
+        (connection,) = standby_wire._ready(runs, request.package)
+        with connection:
+            standby_wire.send(connection, standby_wire.order(request))
+            assert standby_wire.receive(connection) == {"offer": instance.run_id}
+            if says is not None:
+                standby_wire.send(connection, says)
+    assert _states(served.world, instance.run_id)[-1] == "Isolated"
+    assert _said(served.run(path, "y"))["run"] == instance.run_id
 
 
 def test_an_intent_that_no_agent_can_be_told_costs_no_instance(served: Served) -> None:

@@ -62,8 +62,13 @@ class Instance(threading.Thread):
                         done = self._act(*came)
 
 
+def _offers(connection: socket.socket) -> None:
+    standby_wire.send(connection, {"offer": "r"})
+    assert standby_wire.receive(connection) == {"go": "r"}
+
+
 def _answers(connection: socket.socket, message: dict[str, Any]) -> bool:
-    standby_wire.send(connection, {"taken": "r"})
+    _offers(connection)
     standby_wire.send(connection, {"answer": standby_wire.answer_document(ANSWER)})
     return True
 
@@ -79,7 +84,7 @@ def test_an_answer_comes_back_as_it_was_given(runs: Path) -> None:
 
 def test_an_error_comes_back_as_the_error_that_it_was(runs: Path) -> None:
     def fails(connection: socket.socket, message: dict[str, Any]) -> bool:
-        standby_wire.send(connection, {"taken": "r"})
+        _offers(connection)
         standby_wire.send(connection, {"error": errors.KernelError("no memory", hint="more").to_json()})
         return True
 
@@ -111,8 +116,16 @@ def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs
     Instance(runs, lambda connection, message: True, "b")  # it dies with the order in its hand
     assert standby_wire.dispatch(runs, _request(), {}) is None
 
+    def cannot(connection: socket.socket, message: dict[str, Any]) -> bool:
+        _offers(connection)
+        standby_wire.send(connection, {"cold": "its start could not be written down"})
+        return True
+
+    Instance(runs, cannot, "d")  # it says itself that nothing was begun
+    assert standby_wire.dispatch(runs, _request(), {}) is None
+
     def dies(connection: socket.socket, message: dict[str, Any]) -> bool:
-        standby_wire.send(connection, {"taken": "c"})
+        _offers(connection)
         return True
 
     Instance(runs, dies, "c")
@@ -123,7 +136,7 @@ def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs
 
 def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
     def until_left(connection: socket.socket, message: dict[str, Any]) -> bool:
-        standby_wire.send(connection, {"taken": "r"})
+        _offers(connection)
         connection.settimeout(10)
         assert connection.recv(1) == b""
         standby_wire.send(connection, {"answer": standby_wire.answer_document(ANSWER)})
