@@ -21,6 +21,8 @@ from sandbox.registry import Entry
 Operation = Literal["suspend", "resume", "kill"]
 # How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+# What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.spawning).
+_GONE_SECONDS = 120.0
 # Deeper than any manifest may say that a tree is.
 _MOST_ABOVE = 64
 
@@ -303,7 +305,7 @@ def _await_record(state: Path, run_id: str, until: float) -> archive.Record:
 
 
 def _until_gone(state: Path, run_ids: Sequence[str]) -> None:
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + _GONE_SECONDS
     while left := {one.run_id for one in registry.live(state / "runs")} & set(run_ids):
         if time.monotonic() > until:
             raise errors.KeeperError(f"run `{min(left)}` was to end and is still there")

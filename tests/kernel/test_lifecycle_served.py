@@ -141,6 +141,37 @@ def test_a_tree_is_stopped_let_go_and_ended_as_one_and_shown_on_a_terminal(serve
     assert {ended[one] for one in ids} <= {"stopped", "parent_ended"}
 
 
+BROOD = """while True:
+    send("spawn", agent="clings", text="")
+    time.sleep(0.05)
+"""
+
+
+def test_a_tree_that_never_stops_growing_is_ended_with_what_would_outlive_its_parent(served: Served) -> None:
+    """The closest attack on `kill --tree`: children that outlive their parent, asked for until its last moment."""
+    world = served.world
+    member(world, "clings", "import time\ntime.sleep(600)", more=spawn(1, 1, "adopt"), **SMALL)
+    path = member(world, "brood", "import time\n" + BROOD, more=spawn(2, 4, "adopt"), **BIG)
+    with asked(served.path, path, detach=True):
+        until(lambda: len(entries(world)) >= 3)
+        (top,) = [one.run_id for one in entries(world) if one.agent_id == "brood"]
+        # The control: without --tree they do outlive it.
+        killed = said(covenant("kill", top, "--json", served=served))
+        assert killed == {"kind": "kill", "runs": [top]}
+        orphans = [one for one in registry.live(world.state / "runs") if top in one.ancestors]
+        assert len(orphans) >= 2
+        for one in orphans:
+            assert said(covenant("kill", one.run_id, "--json", served=served))["runs"] == [one.run_id]
+    with asked(served.path, path, detach=True):
+        until(lambda: len(entries(world)) >= 3)
+        (top,) = [one.run_id for one in entries(world) if one.agent_id == "brood"]
+        ended = said(covenant("kill", top, "--tree", "--json", served=served))["runs"]
+        assert registry.live(world.state / "runs") == []
+        assert len(ended) >= 3
+    served.quiet()
+    assert registry.live(world.state / "runs") == []
+
+
 def _watched(served: Served, word: str) -> int:
     """How many times `ps --watch` has shown the table on a terminal when it was interrupted."""
     pid, terminal = pty.fork()
