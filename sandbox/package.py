@@ -74,10 +74,8 @@ def read(path: Path | int) -> packages.Package:
 def beside(path: Path | int) -> Iterator[int | None]:
     """The directory that a package lies in, open for whoever looks for its children there; None where it cannot be."""
     try:
-        if isinstance(path, int):
-            above = os.open("..", _DIRECTORY, dir_fd=path)
-        else:
-            above = os.open(path / "..", _DIRECTORY)
+        place, within = ("..", path) if isinstance(path, int) else (str(path / ".."), None)
+        above = os.open(place, _DIRECTORY, dir_fd=within)
     except OSError:
         yield None
         return
