@@ -13,23 +13,25 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 SOCKET, PLACE = sys.argv[1:3]
 DEEP = b"[" * 200_000
 
 
-def connected():
+def connected() -> socket.socket:
     made = socket.socket(socket.AF_UNIX)
     made.settimeout(60)
     made.connect(SOCKET)
     return made
 
 
-def framed(body):
+def framed(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def rest(sock):
+def rest(sock: socket.socket) -> Any:
     """What the other side said until it closed: a frame's code, or a word."""
     raw = b""
     try:
@@ -49,7 +51,7 @@ def rest(sock):
     return told[0].get("code") or told[0]["kind"], told[0].get("message", "")
 
 
-def sent(data, fds=(), end=False):
+def sent(data: bytes, fds: Sequence[int] = (), end: bool = False) -> Any:
     with connected() as sock:
         try:
             if fds:
@@ -64,15 +66,15 @@ def sent(data, fds=(), end=False):
         return rest(sock)
 
 
-def run(fds, **fields):
+def run(fds: Sequence[int], **fields: Any) -> Any:
     return sent(framed(json.dumps({"kind": "run", "text": "hi", **fields}).encode()), fds)
 
 
-def opened(name, flags=os.O_RDONLY):
+def opened(name: str, flags: int = os.O_RDONLY) -> int:
     return os.open(os.path.join(PLACE, name), flags)
 
 
-def frames():
+def frames() -> Any:
     """What is no request."""
     body = json.dumps({"kind": "run", "text": "hi"}).encode()
     return {
@@ -103,7 +105,7 @@ def frames():
     }
 
 
-def descriptors():
+def descriptors() -> Any:
     """What is no directory, or none that its holder may read."""
     reader, _ = os.pipe()
     gone = os.path.join(PLACE, "gone")
@@ -140,13 +142,13 @@ def descriptors():
     return found
 
 
-def moving():
+def moving() -> Any:
     """A package that changes while it is read: twelve times, and what was said each time."""
     stop = threading.Event()
     target = os.path.join(PLACE, "moving", "main.py")
     other = os.path.join(PLACE, "moving-other")
 
-    def change():
+    def change() -> None:
         while not stop.is_set():
             with open(other, "wb") as file:
                 file.write(os.urandom(200_000))
@@ -166,7 +168,7 @@ def moving():
         thread.join()
 
 
-def slow(seconds):
+def slow(seconds: float) -> Any:
     """A frame of which a byte comes now and then: what was said, and after how long."""
     begin = time.monotonic()
     with connected() as sock:
@@ -182,9 +184,10 @@ def slow(seconds):
         return rest(sock)[0]
 
 
-def flood(count):
+def flood(count: int) -> Any:
     """Connections that say nothing: what each was told, by how often."""
-    held, told = [], {}
+    held: list[socket.socket] = []
+    told: dict[str, int] = {}
     for _ in range(count):
         try:
             held.append(connected())
@@ -200,7 +203,7 @@ def flood(count):
     return told
 
 
-def deaf(count):
+def deaf(count: int) -> Any:
     """Requests whose answers nobody reads, and half requests that nobody ends."""
     held = []
     for index in range(count):
@@ -218,7 +221,7 @@ def deaf(count):
     return len(held)
 
 
-ACTS = {
+ACTS: dict[str, Callable[[], Any]] = {
     "frames": frames,
     "descriptors": descriptors,
     "moving": moving,

@@ -26,7 +26,11 @@ _EPERM = 0x00050000 | errno.EPERM
 def _child(look: Any) -> Any:
     """What ``look`` says in a process of its own."""
     ours, its = os.pipe2(os.O_CLOEXEC)
-    child = keeper.fork(lambda: os.write(its, json.dumps(look()).encode()) and None, keep=[its])
+
+    def work() -> None:
+        os.write(its, json.dumps(look()).encode())
+
+    child = keeper.fork(work, keep=[its])
     os.close(its)
     with os.fdopen(ours, "rb") as stream:
         said = stream.read()
