@@ -472,3 +472,19 @@ def test_a_parent_that_ends_while_its_children_start_leaves_none(world: World) -
     ended = of(world, "run_ended", agent_id="leaf")
     assert [row["run_id"] for row in started] == [row["run_id"] for row in ended] or len(started) == len(ended)
     assert {row["code"] for row in ended} <= {"parent_ended"}
+
+
+def test_a_child_whose_keeper_is_killed_is_said_to_be_gone_and_leaves_its_place(world: World) -> None:
+    member(world, "slow", "import time\ntime.sleep(600)", **SMALL)
+    member(world, "quick", "answer = 'there was a place'", **SMALL)
+    code = "answer = [child('slow'), child('quick')]"
+    process = covenant(world, member(world, "top", code, more=spawn(number=1), **BIG))
+    slow = until(lambda: [one for one in entries(world) if (one.agent_id, one.state) == ("slow", "Running")])[0]
+    os.kill(slow.keeper, signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    gone, second = json.loads(json.loads(out)["text"])
+    assert gone["error"]["code"] == "cut_off", err
+    assert json.loads(second["ok"]["text"]) == "there was a place"
+    plain = world.sign(world.package({"main.py": 'print(\'{"text": ""}\')'}))
+    assert world.run(plain).error is None
+    assert [row["code"] for row in of(world, "run_ended", agent_id="slow")] == ["cut_off"]
