@@ -135,6 +135,7 @@ def test_addresses_of_both_families_are_sets() -> None:
 def test_what_a_counter_counts_is_read_past_and_must_be_named() -> None:
     counter = {"family": "inet", "table": "covenant", "name": "c", "handle": 3, "packets": 9, "bytes": 99}
     assert "counter c {" in live_nft.text(listing([*WHOLE, {"counter": counter}])).decode()
+    assert counter.keys() == live_nft._COUNTER.keys()
     for name in ("packets", "bytes"):
         less = {key: value for key, value in counter.items() if key != name}
         with pytest.raises(errors.ArtefactError):
