@@ -54,7 +54,7 @@ def member(world: World, name: str, code: str, **fields: Any) -> Path:
 def answered(world: World, path: Path, text: str = "hi", **request: Any) -> Any:
     """What the agent put into `answer`; fails the test when the run failed."""
     answer = world.run(path, text, **request)
-    assert answer.error is None, (answer.error, answer.error.hint if answer.error else "", answer.stderr)
+    assert answer.error is None, (str(answer.error), answer.stderr)
     assert answer.result is not None
     return json.loads(answer.result.text)
 

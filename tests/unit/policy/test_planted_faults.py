@@ -339,6 +339,9 @@ RUNSC: dict[str, tuple[str, Fault]] = {
     "another platform": ("much", lambda d: flag(d, "--platform", "ptrace")),
     "a flag more": ("much", lambda d: d["runtime.json"]["flags"].update({"--debug": "true"})),
     "a flag less": ("much", lambda d: d["runtime.json"]["flags"].pop("--host-uds")),
+    "a broker that nothing is asked of": ("much", lambda d: d["runtime.json"]["flags"].update({"--pass-fd": "3"})),
+    "no broker where children are granted": ("rest", lambda d: d["runtime.json"]["flags"].pop("--pass-fd")),
+    "a broker by another number": ("rest", lambda d: flag(d, "--pass-fd", "4")),
 }
 
 # --- what the supervisor and the vault hold ----

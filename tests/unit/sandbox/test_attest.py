@@ -133,6 +133,19 @@ def test_flags_of_this_run_are_no_flags_of_its_policy() -> None:
     assert attest_processes.flags(FAMILY, EXPECTED) == ("--network=none",)
 
 
+def test_each_descriptor_that_was_passed_is_a_flag_by_its_number_inside() -> None:
+    """Another number outside is another run; a second descriptor is one that no policy has."""
+
+    def passing(*flags: str) -> tuple[str, ...]:
+        arguments = ("runsc-sandbox", *FLAGS, "boot", "--bundle=x", *flags, "--stdio-fds=8,9,10", "id")
+        found = replace(FAMILY, sandbox=replace(FAMILY.sandbox, arguments=arguments))
+        return attest_processes.flags(found, EXPECTED)
+
+    assert passing("--pass-fd=11:3") == passing("--pass-fd=7:3") == ("--network=none", "--pass-fd=3")
+    assert passing("--pass-fd=11:3", "--pass-fd=12:3") == ("--network=none", "--pass-fd=3", "--pass-fd=3")
+    assert passing("--pass-fd=11:4") == ("--network=none", "--pass-fd=4")
+
+
 # --- what was made, written down --------------------------------------------------------------------------
 
 
