@@ -128,7 +128,7 @@ class Campaign:
             # Only something below it was killed, or nothing: it clears up by itself.
             if outcome.error not in (_ENDINGS if endings is None else endings):
                 wrong.append(f"it ended with `{outcome.error}`: {outcome.detail}")
-            if point.target is None or point.target.victim not in FAULTS:
+            if not self._leaves(point):
                 wrong += [f"before the next start: {one}" for one in self.problems(outcome, ids)]
         if point.again is not None:
             self.subject("recover", Target(0, point.again))
@@ -139,6 +139,14 @@ class Campaign:
         wrong = [f"{self.scene.name}: {point}: {one}" for one in wrong]
         self.tally.wrong += wrong
         return wrong
+
+    def _leaves(self, point: Point) -> bool:
+        """Whether something is left for the next start although the first process ended by itself: what had run out, or
+        the keeper of a child was killed, and nobody is above both."""
+        target = point.target
+        if target is None:
+            return False
+        return target.victim in FAULTS or (self.scene.name == "family" and target.slot > 0 and target.victim == "self")
 
     # --- the parts --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.server import Server
-from tests.kernel import internet
+from tests.kernel import families, internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.world import HEAD, TAIL, World
 
@@ -66,6 +66,14 @@ def _tested(base: Path, warm: Path | None) -> Scene:
     return scene
 
 
+def _family(base: Path, warm: Path | None) -> Scene:
+    """An agent that starts another one under a keeper of its own, and waits for it."""
+    world = World(base, warm=warm)
+    families.member(world, "child", WORK)
+    parent = families.member(world, "parent", "answer = child('child')", more=families.spawn(), **families.BIG)
+    return Scene("family", world, parent)
+
+
 def _served(base: Path, warm: Path | None) -> Scene:
     """By a supervisor that forks a keeper for it, and that goes on when the keeper does not."""
     scene = _plain(base, warm)
@@ -103,6 +111,7 @@ def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Sce
     """The scenes of these names, each in a folder of its own."""
     makers: dict[str, Callable[[Path, Path | None], Scene]] = {
         "plain": _plain,
+        "family": _family,
         "served": _served,
         "tested": _tested,
         "local": _local,
@@ -119,4 +128,4 @@ def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Sce
         yield scenes
 
 
-NAMES = ("plain", "networked", "served", "tested", "local")
+NAMES = ("plain", "family", "networked", "served", "tested", "local")

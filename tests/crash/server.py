@@ -264,14 +264,16 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
     trigger.install()
     with Supervisor(Path(subject.state), never_granted=(subject.home,)) as supervisor:
         if subject.work == "run":
-            request = Request(
-                package.read(Path(subject.package)),
-                "hi",
-                subject.issuer,
-                user=subject.user,
-                package_name=subject.package,
-            )
-            answer = supervisor.run(request)
+            with package.beside(Path(subject.package)) as children:
+                request = Request(
+                    package.read(Path(subject.package)),
+                    "hi",
+                    subject.issuer,
+                    user=subject.user,
+                    package_name=subject.package,
+                    children=children,
+                )
+                answer = supervisor.run(request)
             if answer.error is not None:
                 raise answer.error
 
