@@ -32,7 +32,7 @@ from policy.signing import trust
 from sandbox import admission, bundle, gvisor, lifecycle, revocation, standby_wire
 from sandbox.config import SYSTEM_FILE, Config
 from sandbox.kernel import cgroupfs, waiting
-from sandbox.lifecycle import Answer, Request
+from sandbox.request import Answer, Means, Request
 from sandbox.runner import Finished, Given, Outcome, Round
 from sandbox.standby_wire import GoneError
 
@@ -58,7 +58,7 @@ class Instance(lifecycle.Run):
     ``go`` is the run's own, and raises ``UnusedError`` when nobody came.
     """
 
-    def __init__(self, means: lifecycle.Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+    def __init__(self, means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
         self._made_of = _Files.of_config(means.config)
         super().__init__(means, request, now_ms=int(time.time() * 1000))
         self._alive, self._tell = alive, tell
@@ -301,7 +301,7 @@ class _Later:
         return self._instance.asked(self._started, self._listener)
 
 
-def keep(means: lifecycle.Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
     """In a keeper: make an instance of the package in ``request``, and hold it until it was used or is of no use.
 
     Raises:

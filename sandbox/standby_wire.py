@@ -28,8 +28,8 @@ from typing import Any
 
 from policy import contract, denials, errors
 from policy.package import Package
-from sandbox.lifecycle import Answer, Request
 from sandbox.network import gateway
+from sandbox.request import Answer, Request
 
 _PREFIX = "standby-"
 _LENGTH = struct.Struct(">I")

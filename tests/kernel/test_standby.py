@@ -19,8 +19,8 @@ from sandbox import bundle, host, registry, standby_wire
 from sandbox import package as packages
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
-from sandbox.lifecycle import Request
 from sandbox.registry import Entry
+from sandbox.request import Request
 from sandbox.serve import client
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke

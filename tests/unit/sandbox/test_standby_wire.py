@@ -14,7 +14,7 @@ import pytest
 from policy import contract, denials, errors
 from policy.package import Package
 from sandbox import standby_records, standby_wire
-from sandbox.lifecycle import Answer, Request
+from sandbox.request import Answer, Request
 from sandbox.standby_wire import GoneError
 
 PACKAGE = Package({"agent.toml": b"[agent]"}, b"an envelope")
