@@ -19,24 +19,21 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy import clocks, contract, decide, denials, errors
+from policy import clocks, contract, decide, errors
 from policy import lifecycle as life
 from policy.grants.effective import Effective
 from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
-from policy.package import Package
 from policy.rules.case import Unsigned
 from policy.signing import authority, trust
 from sandbox import (
     admission,
     broker,
     bundle,
-    canary_run,
     delegation,
     gvisor,
     host,
@@ -45,19 +42,17 @@ from sandbox import (
     progress,
     registry,
     revocation,
-    self_test,
-    spawning,
+    trials,
 )
-from sandbox.config import Config
 from sandbox.denials import Denials
 from sandbox.kernel import runsc
-from sandbox.ledger import Ledger
-from sandbox.network import gateway
+from sandbox.request import Answer, Means, Request
 from sandbox.rows import Rows
 from sandbox.runner import Finished, Limits, Round
-from sandbox.state import State
 from sandbox.steering import Steering
 from sandbox.uids import UidLease
+
+__all__ = ["Answer", "Means", "Request", "Run"]
 
 # What the log says of a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
@@ -66,62 +61,6 @@ _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold 
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 _NO_TRIES = "the tries inside the interpreter: none on this architecture"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked: a package's bytes, the intent's text, who asks, and how long they will wait.
-
-    ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
-    the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
-    ``children`` an open directory in which those of its children are looked for after the configured ones, with the
-    ``rights`` of whoever asked.
-    """
-
-    package: Package
-    text: str
-    issuer: Mapping[str, str]
-    timeout_ms: int | None = None
-    user: str | None = None
-    dev: str = ""
-    package_name: str = ""
-    children: int | None = None
-    rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a run that was started: ``error`` is None exactly when ``result`` is not. Times in seconds."""
-
-    run_id: str
-    intent_id: str
-    agent_id: str
-    policy_digest: str | None
-    result: contract.AgentResult | None
-    error: errors.CovenantError | None
-    stderr: str
-    not_enforced: tuple[str, ...] = ()
-    unknown_sections: tuple[str, ...] = ()
-    denials: tuple[denials.Row, ...] = ()
-    timings: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
-    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches). ``isolated`` says that
-    this process's network namespace is not the host's."""
-
-    path: Path
-    config: Config
-    ledger: Ledger
-    state: State
-    never_granted: tuple[str, ...]
-    policies: decide.Policies
-    watches: gateway.Watches = field(default_factory=dict)
-    start_child: Callable[[Request, spawning.Errand, spawning.Say], None] | None = None
-    keeps_standby: bool = False
-    isolated: bool = False
 
 
 class Run:
@@ -227,7 +166,8 @@ class Run:
         decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case())
         self._rows.to(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
         self._lap("decide")
-        self._prove(facts)
+        if trials.runsc(means, self._rows, facts):
+            self._lap("self test")
         deadline = self._deadline(trusted, manifest)
         with contextlib.ExitStack() as stack:
             # Copies may take seconds or fail: what is written down as started is only what is about to start.
@@ -235,7 +175,8 @@ class Run:
             self._lap("prepare")
             advisory = _ALARM if means.config.on_drift == "alarm" else ()
             if means.config.self_test:
-                self._try_canaries(decision, facts, job)
+                if trials.policy(means, self._rows, decision, facts, job, self._uids(), now_ms=self._now_ms):
+                    self._lap("canaries")
                 if job.tries is None and manifest.agent.runtime in prelude.RUNTIMES:
                     advisory = (*advisory, _NO_TRIES)
             else:
@@ -258,44 +199,6 @@ class Run:
             return (_NO_STANDBY,)
         self.standby = wanted
         return ()
-
-    def _prove(self, facts: HostFacts) -> None:
-        """A runsc that does not apply the filter runs nothing."""
-        config = self._means.config
-        if self_test.proved(config, facts):
-            return
-        assert facts.runsc is not None
-        self._rows.self_test_started(f"runsc sha256 {facts.runsc.sha256[:16]}", name="system call filter")
-        with progress.step("trying whether this runsc holds an agent"):
-            proof = self_test.prove(config, facts)
-        self._rows.self_test(proof.detail, passed=not proof.fault)
-        if proof.fault:
-            raise errors.NotEnforceableError(
-                f"this runsc cannot hold an agent: {proof.fault}",
-                hint="run `covenant doctor` for the mend",
-                grant="permissions.syscalls",
-            )
-        self._lap("self test")
-
-    def _try_canaries(self, decision: decide.Decision, facts: HostFacts, job: gvisor.Job) -> None:
-        """What the policy forbids is tried under it, once a day and after any change, before the agent may start."""
-        means = self._means
-        key = canary_run.Key(decision.policy_digest, facts, means.config.uplink)
-        if canary_run.passed(means.path, key, now_ms=self._now_ms):
-            return
-        self._rows.self_test_started(f"policy {decision.policy_digest[:16]}", name="canaries")
-        try:
-            closures = preparation.closures(decision, facts)
-            with progress.step("trying what its policy forbids, before its first run of the day"):
-                faults = canary_run.attempt(job, closures, runs=means.path / "runs", uids=self._uids())
-        except errors.CovenantError as e:
-            faults = (f"it could not be tried: {e.message}",)
-        says = faults[0] if faults else "what it forbids is refused, what it allows is not"
-        self._rows.self_test(f"policy {decision.policy_digest[:16]}: {says}", passed=not faults, name="canaries")
-        if faults:
-            raise canary_run.error(faults)
-        canary_run.remember(means.path, key, now_ms=self._now_ms)
-        self._lap("canaries")
 
     def _uids(self) -> UidLease:
         config = self._means.config

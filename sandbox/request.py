@@ -1,0 +1,72 @@
+"""What is asked of the supervisor, what it lends to a run, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from policy import contract, decide, denials, errors
+from policy.package import Package
+from sandbox import spawning
+from sandbox.config import Config
+from sandbox.ledger import Ledger
+from sandbox.network import gateway
+from sandbox.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: a package's bytes, the intent's text, who asks, and how long they will wait.
+
+    ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
+    the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
+    ``children`` an open directory in which those of its children are looked for after the configured ones, with the
+    ``rights`` of whoever asked.
+    """
+
+    package: Package
+    text: str
+    issuer: Mapping[str, str]
+    timeout_ms: int | None = None
+    user: str | None = None
+    dev: str = ""
+    package_name: str = ""
+    children: int | None = None
+    rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a run that was started: ``error`` is None exactly when ``result`` is not. Times in seconds."""
+
+    run_id: str
+    intent_id: str
+    agent_id: str
+    policy_digest: str | None
+    result: contract.AgentResult | None
+    error: errors.CovenantError | None
+    stderr: str
+    not_enforced: tuple[str, ...] = ()
+    unknown_sections: tuple[str, ...] = ()
+    denials: tuple[denials.Row, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
+    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches). ``isolated`` says that
+    this process's network namespace is not the host's."""
+
+    path: Path
+    config: Config
+    ledger: Ledger
+    state: State
+    never_granted: tuple[str, ...]
+    policies: decide.Policies
+    watches: gateway.Watches = field(default_factory=dict)
+    start_child: Callable[[Request, spawning.Errand, spawning.Say], None] | None = None
+    keeps_standby: bool = False
+    isolated: bool = False
