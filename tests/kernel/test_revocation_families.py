@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 from sandbox import registry, revocation
 from tests.kernel import revoking
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until
+from tests.kernel.test_command_line import call, document
 from tests.kernel.world import World
 
 SLOW = "import time\ntime.sleep(600)"
@@ -62,3 +65,24 @@ def test_an_orphan_that_was_adopted_ends_with_its_dead_parents_manifest(world: W
         enforced = revoking.revoke(world, revoking.next_root(world, revoking.manifest_of(world, digest)))
         assert [(one.agent_id, one.because) for one in enforced.ended] == [("orphan", run.entry.run_id)]
         until(lambda: not registry.live(world.state / "runs"))
+
+
+def test_the_command_that_revokes_says_what_it_ended_and_an_operator_can_ask_again(world: World) -> None:
+    shutil.rmtree(world.state / "trust")
+    for words in ("keys new ann --no-passphrase", "trust init --key ann"):
+        assert call(world.home, *words.split()).returncode == 0
+    package = world.package({"main.py": SLOW}, cpu_ms=250_000)
+    assert call(world.home, "manifest", "sign", package, "--key", "ann").returncode == 0
+    with revoking.running(world, package) as run:
+        until(lambda: _running(world, {"probe"}))
+        assert document(call(world.home, "trust", "enforce", "--json"))["ended"] == []
+        terms: list[str | Path] = ["--package", package, "--reason", "it leaks", "--sign-with", "ann", "--json"]
+        said = document(call(world.home, "trust", "revoke", *terms))
+        assert (said["kind"], said["decides"], said["not_done"]) == ("trust_changed", True, [])
+        reason = "the signed manifest was revoked: it leaks"
+        assert [(one["run_id"], one["reason"]) for one in said["ended"]] == [(run.entry.run_id, reason)]
+        assert run.document()["code"] == "revoked"
+    assert document(call(world.home, "trust", "enforce", "--json"))["ended"] == []
+    # And it does not start again.
+    again = call(world.home, "run", package, "hi", "--json")
+    assert (again.returncode, document(again)["code"]) == (1, "revoked")
