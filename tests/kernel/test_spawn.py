@@ -256,7 +256,7 @@ def parent_of_three(
     """A run with a child of each fate."""
     world.configure(grace_seconds=10)
     for fate in FATES:
-        member(world, fate, WAITS.format(6 if fate == "adopt" else 600), more=spawn(1, 1, fate), **SMALL)
+        member(world, fate, WAITS.format(3 if fate == "adopt" else 600), more=spawn(1, 1, fate), **SMALL)
     code = f"asked = [send('spawn', agent=name, text='') for name in {FATES}]\n[hear(one) for one in asked]\n{tail}"
     process = covenant(world, member(world, "top", code, more=more + spawn(fate="adopt"), **BIG))
     try:
