@@ -58,7 +58,10 @@ def top(once: bool, seconds: float, as_json: bool) -> None:
 
 @click.command()
 def metrics() -> None:
-    """Print every number once, as Prometheus reads it, as root. By `metrics` of config.toml a supervisor serves them."""
+    """Print every number once, as Prometheus reads it. As root.
+
+    By `metrics` of config.toml a supervisor serves them.
+    """
     state = _as_root()
     from sandbox import metrics as numbers
 
