@@ -188,7 +188,13 @@ class Spawner:
 
     def _listen(self, until: float) -> None:
         """Until no child is left but those that go on: what one is, it says when it is admitted, which may be now."""
-        while self._children and self._clock() < until:
+        while self._clock() < until:
+            for child in [one for one in self._children.values() if one.fate == _OUTLIVES]:
+                self._let_go(child)
+                child.keeper.close()
+                del self._children[child.run_id]
+            if not self._children:
+                break
             poll = select.poll()
             for child in self._children.values():
                 poll.register(child.pipe, select.POLLIN)
@@ -196,10 +202,6 @@ class Spawner:
             for child in list(self._children.values()):
                 if child.pipe in ready:
                     self._hear(child)
-            for child in [one for one in self._children.values() if one.fate == _OUTLIVES]:
-                self._let_go(child)
-                child.keeper.close()
-                del self._children[child.run_id]
 
     def _check(self) -> None:
         """What can be said without looking at a package. The rules are asked again in the child's keeper."""
