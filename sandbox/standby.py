@@ -186,9 +186,9 @@ class Instance(lifecycle.Run):
             standby_wire.send(connection, {"cold": e.message})
             return None
         try:
+            standby_wire.send(connection, {"offer": self.run_id})
             trusted = self._verify()
             # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
-            standby_wire.send(connection, {"offer": self.run_id})
             if standby_wire.receive(connection).get("go") != self.run_id:
                 return None
             self._request, self._line = request, line
