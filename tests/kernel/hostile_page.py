@@ -53,8 +53,8 @@ carries a mark, and no mark and no packet that nothing grants may be seen behind
 _SANDBOX = """\
 ## Files, processes, memory, programs
 
-{count} probes by `hostile/python`, `hostile/exec`, `hostile/bombs` and `hostile/binary`, without a network. The control is a plain runsc
-bundle with secrets, neighbours and listeners planted for the probes to find.
+{count} probes by `hostile/python`, `hostile/exec`, `hostile/bombs` and `hostile/binary`, without a network. The control
+is a plain runsc bundle with secrets, neighbours and listeners planted for the probes to find.
 """
 
 _TAIL = """\
