@@ -131,7 +131,9 @@ def _gate(fds: Mapping[str, int]) -> gate_process.Gate:
 
 def _of_path(path: Path, stack: contextlib.ExitStack) -> socket.socket:
     """A socket that only root can connect to, in a directory where only root can put one."""
-    check_owner(path.parent)
+    # Of a directory above it that is in other hands, another could be put in its place.
+    for one in path.parents:
+        check_owner(one)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise errors.ConfigError(f"`{path}` is there and is no socket", where=str(path))
