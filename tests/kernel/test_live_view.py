@@ -46,7 +46,7 @@ def until(true: Callable[[], Any], *, seconds: float = 60.0) -> Any:
 def served(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Served]:
     """A supervisor that serves its numbers, and under which one agent works."""
     world = World(tmp_path_factory.mktemp("live"), warm=warm)
-    package = world.sign(world.package({"main.py": HEAD + BUSY + TAIL}, id="busy-one"))
+    package = world.sign(world.package({"main.py": HEAD + BUSY + TAIL}, id="busy-one", cpu_ms=300_000))
     with Served(world, journal=True, metrics=f"unix:{world.base}/numbers.sock") as made:
         run = subprocess.Popen(
             [sys.executable, "-m", "covenant", "run", str(package), "a secret intent"],
