@@ -35,6 +35,10 @@ _ENDINGS = frozenset({
     "not_enforceable", "self_test_failed",
 })  # fmt: skip
 
+# A stub process holds the agent's memory, and its command line is the sandbox's: without one the sandbox may wait for it
+# until the run's own clock ends it.
+_OF_STUBS = frozenset({"deadline"})
+
 
 @dataclass(frozen=True)
 class Point:
@@ -126,7 +130,8 @@ class Campaign:
         by_itself = outcome.status is not None and outcome.status >= 0
         if by_itself:
             # Only something below it was killed, or nothing: it clears up by itself.
-            if outcome.error not in (_ENDINGS if endings is None else endings):
+            allowed = _ENDINGS | (_OF_STUBS if point.target and point.target.victim in ROLES else set())
+            if outcome.error not in (allowed if endings is None else endings):
                 wrong.append(f"it ended with `{outcome.error}`: {outcome.detail}")
             if not self._leaves(point):
                 wrong += [f"before the next start: {one}" for one in self.problems(outcome, ids)]
