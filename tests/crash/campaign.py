@@ -35,8 +35,8 @@ _ENDINGS = frozenset({
     "not_enforceable", "self_test_failed",
 })  # fmt: skip
 
-# A stub process holds the agent's memory, and its command line is the sandbox's: without one the sandbox may wait for it
-# until the run's own clock ends it.
+# A stub process holds the agent's memory, and its command line may be the sandbox's: the sandbox may wait for one that
+# is gone until the run's own clock ends it.
 _OF_STUBS = frozenset({"deadline"})
 
 
