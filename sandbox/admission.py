@@ -93,7 +93,7 @@ class Lineage:
         parent = self.parent
         if all(one.run_id != parent.run_id for one in agents):
             raise errors.ParentEndedError("the run that asked for it has ended")
-        children = registry.children(agents, parent.run_id)
+        holders = registry.held_under(agents, parent.run_id)
         return Parent(
             run_id=parent.run_id,
             agent_id=parent.agent_id,
@@ -102,7 +102,7 @@ class Lineage:
             remaining_seconds=self.remaining_ms // 1000,
             drawn=Drawn(
                 **{
-                    name: getattr(self.own, name) + sum(getattr(one, name) for one in children)
+                    name: getattr(self.own, name) + sum(getattr(one, name) for one in holders)
                     for name in Drawn.__slots__
                 }
             ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,9 +89,11 @@ def subtree(entries: Iterable[Entry], run_id: str) -> list[Entry]:
     return sorted(below, key=lambda one: (one.depth, one.started_ms, one.run_id))
 
 
-def children(entries: Iterable[Entry], run_id: str) -> list[Entry]:
-    """The runs that it started itself."""
-    return [one for one in entries if one.parent == run_id]
+def held_under(entries: Collection[Entry], run_id: str) -> list[Entry]:
+    """The runs that hold their places in the sums of this one: those that it started, and those that lost whoever
+    stood between, which held them until then."""
+    live = {one.run_id for one in entries}
+    return [one for one in entries if next((up for up in reversed(one.ancestors) if up in live), "") == run_id]
 
 
 def agents(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -160,6 +160,22 @@ def test_a_child_of_a_run_that_has_ended_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", Drawn.__slots__)
+def test_what_outlives_its_parent_is_held_by_who_is_above(tmp_path: Path, name: str) -> None:
+    limits = replace(LARGE, **{name: 10})
+    root = member("root", Above("root", "root", 0, Spawning(3, 8)), resources=limits)
+    middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)), resources=limits)
+    with root_run(tmp_path, "root"), contextlib.ExitStack() as adopted:
+        with admitted(tmp_path, "middle", claim(root, **{name: 8})):
+            adopted.enter_context(admitted(tmp_path, "adopted", claim(middle, **{name: 7})))
+            with admitted(tmp_path, "beside", claim(root, **{name: 2})):
+                pass
+        with pytest.raises(errors.SpawnBudgetViolation), admitted(tmp_path, "again", claim(root, **{name: 4})):
+            pass
+        with admitted(tmp_path, "fits", claim(root, **{name: 3})):
+            pass
+
+
 def test_a_label_says_where_a_run_stands() -> None:
     root = member("root", Above("root", "root", 0, Spawning(3, 8)))
     middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)))

@@ -74,7 +74,9 @@ def test_a_subtree_is_a_run_and_all_below_it(runs: Path) -> None:
             "leaf": {"leaf"},
         }
         assert registry.subtree(entries, "root")[0].run_id == "root"
-        assert {one.run_id for one in registry.children(entries, "root")} == {"left", "right"}
+        assert {one.run_id for one in registry.held_under(entries, "root")} == {"left", "right"}
+        orphaned = [one for one in entries if one.run_id != "left" and not one.self_test]
+        assert {one.run_id for one in registry.held_under(orphaned, "root")} == {"right", "leaf"}
         assert {one.run_id for one in registry.agents(entries)} == set(above)
 
 
