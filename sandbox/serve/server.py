@@ -5,6 +5,9 @@
     (3) the rest wait without a process of their own until their first byte is there, or until their time is over
     (4) then a keeper is forked, which has the connection alone (sandbox.serve.connection)
 
+What is refused is closed by a process of its own: a descriptor that was sent and that nobody took is closed with its
+connection, and its author decides how long that takes (SO_LINGER, a file system of theirs).
+
 A keeper that ended by a signal left something: a further keeper removes it (``Supervisor.recover``), as the next start
 would.
 """
@@ -42,6 +45,8 @@ ROOT_REQUESTS = 2048
 # How many are accepted before anything else has its turn.
 _ACCEPTS = 64
 _END_SECONDS: Final = 60.0
+# So many refused connections are closed together, and none waits longer for that.
+_TOGETHER, _TOGETHER_SECONDS = 64, 0.05
 # So often a watcher that ended is replaced.
 _WATCHERS: Final = 5
 _NOT_A_CALLER: Final = frames.encode(
@@ -87,6 +92,8 @@ class Server:
     _recovering: bool = False
     _again: bool = False
     _paused_until: float = 0.0
+    _refused: list[socket.socket] = field(default_factory=list)
+    _refused_until: float = 0.0
 
     def serve(self) -> None:
         """Until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
@@ -110,6 +117,7 @@ class Server:
                 self._turn(watchdog)
             notify.say("STOPPING=1")
             self._close_waiting()
+            self._let_go()
             if self.supervisor.config.on_supervisor_exit == "end":
                 self._end_keepers()
             for child, _ in self._keepers.values():
@@ -123,8 +131,11 @@ class Server:
         if self._paused_until and now >= self._paused_until:
             self._paused_until = 0.0
             self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        if self._refused and now >= self._refused_until:
+            self._let_go()
         self._pool.tick(now)
         dues = [one.until for one in self._waiting.values()] + ([self._paused_until] if self._paused_until else [])
+        dues += [self._refused_until] if self._refused else []
         dues += [due for due in (self._pool.due(),) if due is not None]
         for key, _ in self._selector.select(min([watchdog, *(max(0.0, due - now) for due in dues)])):
             key.data()
@@ -141,8 +152,7 @@ class Server:
                 continue
             except OSError:
                 # No descriptor or no memory is left: whoever waits in the queue waits for a moment more.
-                self._selector.unregister(self.listener)
-                self._paused_until = time.monotonic() + 0.2
+                self._pause()
                 return
             self._admit(sock)
 
@@ -152,14 +162,14 @@ class Server:
         caller = Caller.of(sock)
         config = self.supervisor.config
         if caller.uid != 0 and caller.uid not in config.callers:
-            _close(sock, _NOT_A_CALLER)
+            self._refuse(sock, _NOT_A_CALLER)
             return
         now = time.monotonic()
         account = self._accounts.setdefault(caller.uid, _Account(Tokens(PER_SECOND, BURST, now)))
         most = ROOT_REQUESTS if caller.uid == 0 else config.caller_requests
         often = caller.uid != 0 and not account.tokens.take(now)
         if often or account.open >= most or len(self._waiting) + len(self._keepers) >= MAX_OPEN:
-            _close(sock, _BUSY)
+            self._refuse(sock, _BUSY)
             return
         account.open += 1
         fd = sock.fileno()
@@ -184,7 +194,7 @@ class Server:
             self._fork(functools.partial(connection.serve, talk, self.supervisor), talk.descriptors(), ended)
         except errors.KernelError:
             self._accounts[one.caller.uid].open -= 1
-            _close(one.sock, _BUSY)
+            self._refuse(one.sock, _BUSY)
             return
         one.sock.close()
 
@@ -192,7 +202,7 @@ class Server:
         one = self._waiting[fd]
         self._forget(fd)
         self._accounts[one.caller.uid].open -= 1
-        _close(one.sock, said)
+        self._refuse(one.sock, said)
 
     def _forget(self, fd: int) -> None:
         self._selector.unregister(fd)
@@ -201,6 +211,44 @@ class Server:
     def _close_waiting(self) -> None:
         for fd in list(self._waiting):
             self._drop(fd, b"")
+
+    def _pause(self) -> None:
+        if not self._paused_until:
+            self._selector.unregister(self.listener)
+        self._paused_until = time.monotonic() + 0.2
+
+    def _refuse(self, sock: socket.socket, said: bytes) -> None:
+        """One constant answer, as much of it as the socket takes at once, and its end; it is closed elsewhere."""
+        with contextlib.suppress(OSError):
+            if said:
+                sock.send(said, socket.MSG_DONTWAIT)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        if not self._refused:
+            self._refused_until = time.monotonic() + _TOGETHER_SECONDS
+        self._refused.append(sock)
+        if len(self._refused) >= _TOGETHER:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Have a process close what was refused. It waits until it is the last that has them, and ends: nothing lingers
+        for a process that ends, and what waits all the same has that one alone."""
+        if not self._refused:
+            return
+        fds = [sock.fileno() for sock in self._refused]
+        with contextlib.ExitStack() as stack:
+            try:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                stack.callback(os.close, read)
+                stack.callback(os.close, write)
+                self._fork(functools.partial(_until_end, read), (read, *fds), lambda status: None)
+            except (OSError, errors.KernelError):
+                self._refused_until = time.monotonic() + 0.2
+                self._pause()
+                return
+            for sock in self._refused:
+                sock.close()
+        self._refused.clear()
 
     # --- keepers ----------------------------------------------------------------------------------
 
@@ -332,12 +380,9 @@ def check_callers(config: configuration.Config) -> None:
             )
 
 
-def _close(sock: socket.socket, said: bytes) -> None:
-    """One constant answer, as much of it as the socket takes at once."""
-    with contextlib.suppress(OSError):
-        if said:
-            sock.send(said, socket.MSG_DONTWAIT)
-    sock.close()
+def _until_end(pipe: int) -> None:
+    """Until nobody has the other end any more."""
+    os.read(pipe, 1)
 
 
 @contextlib.contextmanager
