@@ -1,0 +1,86 @@
+"""The main loop of the service alone: what it refuses costs it nothing that its author decides."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sandbox import keeper
+from sandbox.config import Config
+from sandbox.serve import frames, server
+
+# Longer than any test may take: whoever waits for it hangs.
+_LINGER_SECONDS = 600
+
+
+@contextlib.contextmanager
+def serving(place: Path, listener: socket.socket) -> Iterator[int]:
+    supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False)))
+    child = keeper.fork(server.Server(supervisor, listener).serve, keep=[2, listener.fileno()])
+    try:
+        yield child.pid
+    finally:
+        child.signal(signal.SIGTERM)
+        child.reap()
+        child.close()
+
+
+def asking(place: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(30)
+    client.connect(str(place / "s"))
+    return client
+
+
+def lingering(stack: contextlib.ExitStack) -> socket.socket:
+    """A connection whose last close waits for its other end to read, which it does not."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    client = socket.create_connection(listener.getsockname())
+    stack.enter_context(listener.accept()[0])
+    client.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(bytes(1 << 16))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, _LINGER_SECONDS))
+    return client
+
+
+def test_descriptors_that_nobody_took_hold_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ROOT_REQUESTS", 0)  # so that root is refused as well
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(16)
+        hostile = stack.enter_context(asking(tmp_path))
+        with lingering(stack) as sent:
+            socket.send_fds(hostile, [b"x"], [sent.fileno()])
+        with serving(tmp_path, listener) as pid:
+            for client in (hostile, *(stack.enter_context(asking(tmp_path)) for _ in range(3))):
+                raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=None)
+                assert raw is not None
+                assert json.loads(raw)["code"] == ("too_many_requests" if os.geteuid() == 0 else "not_a_caller")
+                assert client.recv(1) == b""
+            # What was refused is let go of in the end, and not only said to be.
+            until = time.monotonic() + 30
+            while _sockets(pid) > 1 and time.monotonic() < until:
+                time.sleep(0.01)
+            assert _sockets(pid) == 1
+
+
+def _sockets(pid: int) -> int:
+    found = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:")
+    return found
