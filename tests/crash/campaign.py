@@ -35,8 +35,8 @@ _ENDINGS = frozenset({
     "not_enforceable", "self_test_failed",
 })  # fmt: skip
 
-# Seen once in some two thousand points, on a machine with thirty processes waiting for each core, and not again in forty
-# tries at the same step: what was killed was noticed by the run's clock alone.
+# Seen once in some two thousand points, where thirty processes waited for each core, and not again in forty tries of
+# the like: what was killed was noticed by the run's clock alone.
 _LATE = frozenset({"deadline"})
 
 
