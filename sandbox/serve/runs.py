@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from policy import errors
@@ -33,7 +35,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
         with own.logged(issuer):
             package = packages.read(directory) if talk.caller.uid == 0 else _of_caller(talk, own, directory)
         # Its children lie beside it; who may not look there has none.
-        with talk.caller.rights():
+        with in_their_name(talk, own):
             children = stack.enter_context(packages.beside(directory))
         request = Request(
             package=package,
@@ -43,10 +45,31 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
             user=asked.user,
             package_name=_name(directory),
             children=children,
-            rights=talk.caller.rights,
+            rights=functools.partial(in_their_name, talk, own),
         )
         answer = own.run(request, watches=talk.watches(detach=asked.detach))
         talk.answer(document(answer))
+
+
+@contextlib.contextmanager
+def in_their_name(talk: Conversation, own: Supervisor) -> Iterator[None]:
+    """While the block lasts, files are opened with the caller's rights and, of somebody who is not root, within their
+    bounds: the keeper of a child, too, reads what lies in their hands before any signature says that it is worth it.
+
+    Raises:
+        errors.CovenantError: it would have taken more.
+    """
+    if talk.caller.uid == 0:
+        yield
+        return
+    most = float(own.config.request_seconds)
+    with (
+        bounds.turn(own.path, talk.caller.uid, most),
+        bounds.memory(bounds.PACKAGE_MEMORY),
+        bounds.seconds(most, "reading packages"),
+        talk.caller.rights(),
+    ):
+        yield
 
 
 def _of_caller(talk: Conversation, own: Supervisor, directory: int) -> Package:

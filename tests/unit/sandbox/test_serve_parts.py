@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,14 +11,15 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from policy import data, errors
 from policy.decompile import bpf
 from sandbox import keeper
-from sandbox.serve import bounds, client, frames, hardening, notify, places, protocol
+from sandbox.serve import bounds, client, frames, hardening, notify, places, protocol, runs
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _EPERM = 0x00050000 | errno.EPERM
@@ -119,6 +121,28 @@ def test_packages_of_one_user_take_turns_and_of_two_do_not(tmp_path: Path) -> No
         thread.join()
     with bounds.turn(tmp_path, 1000, 0.05):
         pass
+
+
+def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Path) -> None:
+    def look() -> Any:
+        caller = SimpleNamespace(uid=1000, rights=contextlib.nullcontext)
+        own = SimpleNamespace(path=tmp_path, config=SimpleNamespace(request_seconds=1))
+        talk, said = SimpleNamespace(caller=caller), []
+        silent, _ = os.pipe()
+
+        def two() -> None:
+            with bounds.turn(tmp_path, 1000, 0.01):
+                pass
+
+        for act in (two, lambda: os.read(silent, 1), lambda: bytearray(2 * bounds.PACKAGE_MEMORY)):
+            try:
+                with runs.in_their_name(cast("Any", talk), cast("Any", own)):
+                    act()
+            except errors.CovenantError as e:
+                said.append(e.code)
+        return said
+
+    assert _child(look) == ["too_many_requests", "bad_request", "bad_request"]
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
