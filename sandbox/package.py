@@ -53,7 +53,7 @@ def read(path: Path | int) -> packages.Package:
             a file that changed while it was read.
     """
     if isinstance(path, int):
-        root = os.open(".", _DIRECTORY, dir_fd=path)
+        root = _open(".", ".", path, _DIRECTORY)
     else:
         try:
             root = os.open(path, _DIRECTORY)
@@ -97,7 +97,11 @@ class _Reader:
     def walk(self, directory: int, prefix: str, *, depth: int) -> None:
         if depth > packages.MAX_DEPTH:
             raise errors.PackageError(f"the path `{prefix[:64]}...` is deeper than {packages.MAX_DEPTH} levels")
-        for name in self._names(directory):
+        try:
+            names = self._names(directory)
+        except OSError as e:
+            raise _refused(prefix or ".", e) from e
+        for name in names:
             path = prefix + name
             if path != packages.ENVELOPE_NAME:
                 packages.check_path(path)
@@ -136,6 +140,8 @@ class _Reader:
         fd = _open(name, path, directory, _FILE)
         try:
             data = _read_unchanged(fd, path, seen)
+        except OSError as e:
+            raise _refused(path, e) from e
         finally:
             os.close(fd)
         if is_envelope:

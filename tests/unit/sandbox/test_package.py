@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -44,6 +45,18 @@ def test_a_descriptor_is_read_and_stays_open(folder: Path) -> None:
         assert package.read(fd).manifest == b"manifest"
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("call", ["read", "scandir"])
+def test_what_its_file_system_refuses_is_said_as_of_any_package(
+    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(errors.PackageError, match="Input/output error"):
+        package.read(folder)
 
 
 def test_no_descriptor_is_left_open(folder: Path) -> None:
