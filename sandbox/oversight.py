@@ -21,6 +21,8 @@ from sandbox.registry import Entry
 Operation = Literal["suspend", "resume", "kill"]
 # How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+# When whoever waits comes back whose place another took.
+_PUSHED_OUT_SECONDS = 0.25
 # What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.spawning).
 _GONE_SECONDS = 120.0
 # Deeper than any manifest may say that a tree is.
@@ -136,6 +138,8 @@ def ended(state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lam
                     pass
                 if over and not (entry.path / control.NAME).exists():
                     return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+            # More who wait than the keeper takes would push each other out without a pause.
+            time.sleep(_PUSHED_OUT_SECONDS)
         except errors.NoRunError:
             if not registry.held(entry.path) or not control.until_there(entry.path, 1.0):
                 return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from policy import errors
-from sandbox import archive, oversight
+from sandbox import archive, control, oversight
 from sandbox.oversight import Asker
 from tests.unit.sandbox.test_archive import FIELDS
 
@@ -111,3 +113,31 @@ def test_nothing_is_asked_of_what_is_not_live(state: Path) -> None:
             with pytest.raises(errors.NoRunError, match="no live run"):
                 oversight.act(state, ROOT, operation, run_id, tree=tree)
     assert oversight.listed(state, ROOT) == []
+
+
+def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        """A keeper's, where another takes each place."""
+
+        def __init__(self, path: Path) -> None:
+            turns.append("asked")
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+        def closed(self, seconds: float) -> bool:
+            return True
+
+    turns: list[str] = []
+    (tmp_path / control.NAME).touch()
+    live = SimpleNamespace(run_id="a", path=tmp_path)
+    monkeypatch.setattr(oversight, "_seen", lambda state, asker: [live])
+    monkeypatch.setattr(control, "Connection", Full)
+    monkeypatch.setattr(time, "sleep", lambda seconds: turns.append("slept"))
+    assert oversight.ended(tmp_path, ROOT, "a", left=lambda: len(turns) >= 6) is None
+    assert turns == ["asked", "slept"] * 3
