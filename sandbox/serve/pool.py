@@ -144,8 +144,13 @@ class Pool:
         self.loop.listen(told, functools.partial(self._told, number))
 
     def _told(self, number: int) -> None:
-        one = self._made[number]
-        said = os.read(one.told, 4096)
+        one = self._made.get(number)
+        if one is None:
+            return  # its end was seen in the same turn
+        try:
+            said = os.read(one.told, 4096)
+        except BlockingIOError:
+            return  # it was killed, and what it had just forked has the other end for a moment more
         if not said:
             self.loop.forget(one.told)
             os.close(one.told)

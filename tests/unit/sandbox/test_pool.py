@@ -136,6 +136,17 @@ def test_a_failure_waits_before_the_next_and_its_debris_is_taken_away(pool: Pool
     assert len(loop.made) == 2
 
 
+def test_one_that_was_killed_may_leave_its_pipe_with_what_it_had_just_forked(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    tell, ended = loop.made[0]
+    (act,) = loop.acts.values()
+    ended(137)
+    assert (loop.acts, loop.recovered) == ({}, 1)
+    # The loop may have seen the pipe ready in the turn in which it saw the end.
+    act()
+    os.close(tell)
+
+
 def test_what_is_refused_is_not_asked_for_again_until_a_run_succeeds(pool: Pool, loop: Loop, tmp_path: Path) -> None:
     pool.tick(0.0)
     loop.say(0, HOPELESS)
