@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ NOW = 1_000_000
         ({"expires_at_ms": NOW - 9}, Deadline(0, "expires_at")),
     ],
 )
-def test_the_earliest_clock_is_the_deadline(clocks: dict[str, int], expected: Deadline) -> None:
+def test_the_earliest_clock_is_the_deadline(clocks: dict[str, Any], expected: Deadline) -> None:
     assert effective_deadline(now_ms=NOW, cpu_ms_per_task=30_000, **clocks) == expected
 
 

@@ -162,17 +162,20 @@ def test_a_child_of_a_run_that_has_ended_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", Drawn.__slots__)
 def test_what_outlives_its_parent_is_held_by_who_is_above(tmp_path: Path, name: str) -> None:
+    def some(amount: int) -> dict[str, Any]:
+        return {name: amount}
+
     limits = replace(LARGE, **{name: 10})
     root = member("root", Above("root", "root", 0, Spawning(3, 8)), resources=limits)
     middle = member("middle", *root.line, Above("middle", "middle", 1, Spawning(2, 5)), resources=limits)
     with root_run(tmp_path, "root"), contextlib.ExitStack() as adopted:
-        with admitted(tmp_path, "middle", claim(root, **{name: 8})):
-            adopted.enter_context(admitted(tmp_path, "adopted", claim(middle, **{name: 7})))
-            with admitted(tmp_path, "beside", claim(root, **{name: 2})):
+        with admitted(tmp_path, "middle", claim(root, **some(8))):
+            adopted.enter_context(admitted(tmp_path, "adopted", claim(middle, **some(7))))
+            with admitted(tmp_path, "beside", claim(root, **some(2))):
                 pass
-        with pytest.raises(errors.SpawnBudgetViolation), admitted(tmp_path, "again", claim(root, **{name: 4})):
+        with pytest.raises(errors.SpawnBudgetViolation), admitted(tmp_path, "again", claim(root, **some(4))):
             pass
-        with admitted(tmp_path, "fits", claim(root, **{name: 3})):
+        with admitted(tmp_path, "fits", claim(root, **some(3))):
             pass
 
 
