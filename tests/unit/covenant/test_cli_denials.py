@@ -16,8 +16,8 @@ ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChK
 FIRST, SECOND = "11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa", "11112222-bbbb-4bbb-8bbb-bbbbbbbbbbbb"
 NAME = Denial("dns", "www.example.org", "name_not_granted")
 STARTED: dict[str, Any] = {
-    "operator": "ann", "parent": None, "intent_id": "i", "policy_digest": None, "payload_digest": None, "backend": "linux-gvisor",
-    "signers": [], "not_enforced": [], "deadline_ms": 1, "deadline_clock": "timeout",
+    "operator": "ann", "parent": None, "intent_id": "i", "policy_digest": None, "payload_digest": None,
+    "backend": "linux-gvisor", "signers": [], "not_enforced": [], "deadline_ms": 1, "deadline_clock": "timeout",
 }  # fmt: skip
 
 
