@@ -188,6 +188,10 @@ class Instance(lifecycle.Run):
         try:
             standby_wire.send(connection, {"offer": self.run_id})
             trusted = self._verify()
+            assert isinstance(trusted, trust.TrustedPackage)
+            if trusted.root_version != self._trusted.root_version:
+                # What was decided was decided under the one before: who may sign for this role, above all.
+                raise errors.TrustError(f"trust root version {trusted.root_version} holds now")
             # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
             if standby_wire.receive(connection).get("go") != self.run_id:
                 return None
