@@ -22,8 +22,11 @@ _TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 def serve(gate: Gate) -> None:
     """Answer until the watcher is gone."""
-    listener = socket.socket(fileno=gate.fds["listener"])
-    numbers = socket.socket(fileno=gate.fds["numbers"])
+    with socket.socket(fileno=gate.fds["listener"]) as listener, socket.socket(fileno=gate.fds["numbers"]) as numbers:
+        _serve(gate, listener, numbers)
+
+
+def _serve(gate: Gate, listener: socket.socket, numbers: socket.socket) -> None:
     listener.setblocking(False)
     numbers.settimeout(_SECONDS)
     poll = select.poll()
@@ -33,7 +36,10 @@ def serve(gate: Gate) -> None:
     while True:
         ready = dict(poll.poll())
         if numbers.fileno() in ready:
-            return  # nobody speaks there unasked: it is the end
+            # Unasked comes the end, or an answer that was too late for whoever had asked.
+            if not _said(numbers):
+                return
+            continue
         try:
             client, _ = listener.accept()
         except OSError:
@@ -44,6 +50,13 @@ def serve(gate: Gate) -> None:
             pass
         finally:
             client.close()
+
+
+def _said(numbers: socket.socket) -> bytes:
+    try:
+        return numbers.recv(TEXT_BYTES)
+    except OSError:
+        return b""
 
 
 def _answer(client: socket.socket, numbers: socket.socket) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from sandbox import metrics
 from sandbox.kernel.counters import Usage, usage
 from sandbox.metrics import Seen, Tally
 from sandbox.registry import Entry
-from sandbox.serve import watcher
+from sandbox.serve import exposition, watcher
 from tests import prometheus_text
 
 EMPTY: dict[str, Any] = {
@@ -129,3 +132,29 @@ def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, mo
     assert len(list(short.read())) in (9, 10)
     assert len(list(whole.read())) == 100
     assert short.by_run["r"] in (9, 10)
+
+
+def test_an_answer_that_is_too_late_for_who_asked_does_not_end_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine would leave it without numbers, and after a few times without the journal of the same watcher."""
+    monkeypatch.setattr(exposition, "_SECONDS", 0.2)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "m"))
+    listener.listen()
+    # Both are its own from here on.
+    fds = {"listener": listener.detach(), "numbers": theirs.detach()}
+    serving = threading.Thread(target=exposition.serve, args=(SimpleNamespace(fds=fds, seal=lambda: None),))
+    serving.start()
+    with ours:
+        ours.settimeout(10)
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as scraper:
+                scraper.connect(str(tmp_path / "m"))
+                scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                assert ours.recv(16) == b"?"
+                assert scraper.recv(1) == b"", "nobody answered in time"
+            ours.send(b"too late\n")
+    serving.join(10)
+    assert not serving.is_alive(), "the watcher's end is its end"
