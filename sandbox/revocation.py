@@ -31,7 +31,7 @@ from policy.signing.root import TrustRoot
 from sandbox import bundle, registry
 from sandbox.kernel import cgroupfs, ending
 from sandbox.kernel import urgent as priority
-from sandbox.network import cutting
+from sandbox.network import cutting, gate_leaf
 from sandbox.runner import Outcome, Round
 from sandbox.state import State
 
@@ -108,7 +108,7 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     hierarchies = cgroupfs.Hierarchies.read()
     leaves = [_leaf(hierarchies, one.path) for one in chosen]
     ending.stop(leaves)  # (4)
-    begun = {leaf.name for leaf in leaves if leaf.pids()}
+    begun = {leaf.name for leaf in leaves if gate_leaf.without(leaf).pids()}
     cut = _Aside(functools.partial(cutting.cut, list(_links(chosen))))  # (5)
     _try(failed, "processes", lambda: ending.kill(leaves))  # (6)
     _try(failed, "networks", lambda: failed.extend(cut.result()))

@@ -17,6 +17,7 @@ MEMORY_BYTES: Final = 256 << 20
 PIDS_MAX: Final = 8
 # One core for both: each has one thread.
 _PERIOD_US: Final = 100_000
+_GATES: Final = "gates."
 
 LIMITS: Final[Mapping[int, tuple[cgroupfs.Limit, ...]]] = {
     1: (
@@ -41,4 +42,11 @@ def of(leaf: cgroupfs.Leaf) -> cgroupfs.Leaf:
 
 def noted(gates: cgroupfs.Leaf) -> dict[str, Path]:
     """Where it will lie, under names that are no controller's: what recovery empties and removes with the run's own."""
-    return {f"gates.{name}": path for name, path in gates.plan().items()}
+    return {f"{_GATES}{name}": path for name, path in gates.plan().items()}
+
+
+def without(adopted: cgroupfs.Leaf) -> cgroupfs.Leaf:
+    """A leaf that was adopted by all that was noted, as the agent's own alone: gates are up before it is."""
+    own = cgroupfs.Leaf(adopted.hierarchies, adopted.name)
+    own.paths = {name: path for name, path in adopted.paths.items() if not name.startswith(_GATES)}
+    return own

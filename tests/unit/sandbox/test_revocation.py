@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,28 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
         assert "the log: No space left on device" in done.failed
         assert "a mark: No space left on device" in done.failed
         assert asked[:3] == ["stop", "cut", "kill"]
+
+
+def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sandbox is about to be started, in a cgroup in which nothing was killed."""
+    waited: list[str] = []
+    monkeypatch.setattr(ending, "stop", lambda leaves: None)
+    monkeypatch.setattr(ending, "kill", lambda leaves: None)
+    monkeypatch.setattr(
+        revocation, "_outwait", lambda entries, hierarchies: waited.extend(one.run_id for one in entries)
+    )
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with live(runs, "starting", (1,)) as starting, live(runs, "running", (1,)) as running:
+        for path, inside in ((starting, "gates.pids"), (running, "pids")):
+            places = {name: path / f"cgroup-{name}" for name in ("pids", "gates.pids")}
+            for name, place in places.items():
+                place.mkdir()
+                (place / "cgroup.procs").write_text("4\n" if name == inside else "")
+            (path / "cgroups.json").write_text(json.dumps({name: str(place) for name, place in places.items()}))
+        done, _ = enforced(runs)
+        assert {one.run_id for one in done.ended} == {"starting", "running"}
+        assert waited == ["starting"]
 
 
 def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
