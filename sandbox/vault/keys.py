@@ -17,7 +17,7 @@ from typing import Literal
 from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
 from sandbox import durable
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.locked import Locked, guard_process
 from sandbox.vault.settings import CREDENTIAL
 
 KEY_FILE_BYTES = 32
@@ -41,6 +41,7 @@ def passphrase(given: bytearray) -> Iterator[Key]:
     """
     if not 0 < len(given) <= MAX_PASSPHRASE_BYTES:
         raise errors.VaultKeyError(f"a passphrase has between 1 and {MAX_PASSPHRASE_BYTES} bytes")
+    guard_process()
     with Locked(len(given)) as secret:
         secret.view[:] = given
         given[:] = bytes(len(given))
@@ -65,6 +66,8 @@ def private_file(path: Path, *, least_bytes: int) -> Iterator[Locked]:
     Raises:
         errors.VaultKeyError: it is missing, a symlink, in other hands, or has not the size of a key.
     """
+    # What opens a vault opens all of it: whoever holds that leaves no core, for `covenant vault list` as well.
+    guard_process()
     with Locked(_MAX_FILE_BYTES) as buffer:
         size = _read(path, buffer, least_bytes)
         with Locked(size) as secret:

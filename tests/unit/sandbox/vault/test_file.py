@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,10 @@ import pytest
 from policy import errors
 from policy.signing import strict_json
 from policy.signing.keyfile import Argon2Parameters
+from sandbox.kernel import libc
 from sandbox.vault import keys
 from sandbox.vault.file import FileVault
+from tests.unit.sandbox.kernel.test_locked import PR_GET_DUMPABLE, status_of
 
 CHEAP = Argon2Parameters(memory_kib=8 * 1024, iterations=1, lanes=1)
 FILE, HEAD = "vault/vault.json", "vault-head.json"
@@ -421,3 +424,18 @@ def test_writers_take_turns_and_readers_see_one_of_them(
         for _ in range(100):
             assert read(vault) == "0"
     assert len(vault.entries("b")) == len(vault.entries("c")) == 15
+
+
+@pytest.mark.parametrize("kind", ["file", "passphrase"])
+def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
+    kind: str, key_file: pathlib.Path
+) -> None:
+    """Also `covenant vault list`, which takes no secret in and gives none out."""
+
+    def look() -> None:
+        libc.prctl(libc.PR_SET_DUMPABLE, 1)
+        with keys.configured(str(key_file)) if kind == "file" else keys.passphrase(bytearray(b"open")):
+            assert libc.prctl(PR_GET_DUMPABLE) == 0
+            assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+
+    assert status_of(look) == 0
