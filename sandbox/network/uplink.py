@@ -10,6 +10,7 @@ interface; what those would let pass beside our runs, the table drops.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -234,7 +235,7 @@ def _unplug(name: str, place: addresses.Uplink) -> None:
     with _lock(), netlink.Route() as route:
         links = route.links()
         if name in links:
-            route.do([netlink.delete(links[name])])
+            _delete(route, links[name])
         forget(place)
 
 
@@ -250,7 +251,7 @@ def _end(name: str, binary: Path) -> None:
     with _lock(), netlink.Route() as route:
         links = route.links()
         if name in links:
-            route.do([netlink.delete(links[name])])
+            _delete(route, links[name])
         if any(link.startswith(addresses.HOST_PREFIX) for link in links if link != name):
             return
         held = held_table(binary)
