@@ -377,7 +377,7 @@ class Run:
             denied=self._denials.told,
             grace_seconds=means.config.grace_seconds,
             start=None if start is None else functools.partial(start, request),
-            keep=() if request.children is None else (request.children,),
+            keep=(*means.below, *(() if request.children is None else (request.children,))),
             alive=None if self._child is None else self._child.errand.alive,
         )
         if made is not None and decision.artefacts.json("credentials.json")["names"]:

@@ -57,8 +57,9 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Means:
     """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
-    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches). ``isolated`` says that
-    this process's network namespace is not the host's."""
+    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches). ``below`` are those that
+    end what it starts as well, whose descriptors its children's keepers keep. ``isolated`` says that this process's
+    network namespace is not the host's."""
 
     path: Path
     config: Config
@@ -70,3 +71,4 @@ class Means:
     start_child: Callable[[Request, spawning.Errand, spawning.Say], None] | None = None
     keeps_standby: bool = False
     isolated: bool = False
+    below: gateway.Watches = field(default_factory=dict)

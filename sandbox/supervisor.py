@@ -42,7 +42,8 @@ class Supervisor:
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
     ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.pool); ``isolated``
-    that this process is in a network of its own.
+    that this process is in a network of its own; ``below`` are whoever ends all that is started from here, children
+    that outlive their parent among it (runner.Channel.watches).
 
     Raises:
         errors.PrivilegeError: not root.
@@ -57,6 +58,7 @@ class Supervisor:
         self.policies = decide.Policies()
         self.keeps_standby = False
         self.isolated = False
+        self.below: gateway.Watches = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Supervisor:
@@ -114,6 +116,7 @@ class Supervisor:
             start_child=self._start_child,
             keeps_standby=self.keeps_standby,
             isolated=self.isolated,
+            below=self.below,
         )
 
     def stand_by(self, one: Wanted, *, alive: int, tell: Callable[[bytes], None]) -> None:
@@ -130,7 +133,7 @@ class Supervisor:
     def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
         """In the keeper of a child, forked from its parent's."""
         with self.in_keeper() as own:
-            offspring.keep(own.means(), parent, errand, say)
+            offspring.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
 
     def run(self, request: Request, *, watches: gateway.Watches | None = None) -> Answer:
         """Decide and run. ``watches`` are descriptors of whoever may end it (runner.Channel.watches).

@@ -38,6 +38,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
     """
     enter_host_network(supervisor, opening.host_network)
     talk = Conversation(opening.sock, opening.caller, supervisor, alive=opening.alive)
+    supervisor.below = talk.ends_with_us()
     try:
         asked = _request(talk, opening.until)
         if asked is not None:

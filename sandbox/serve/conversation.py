@@ -148,9 +148,13 @@ class Conversation:
         watches: dict[int, Callable[[], Outcome]] = {}
         if not detach:
             watches[self.sock.fileno()] = self._left
+        return {**watches, **self.ends_with_us()}
+
+    def ends_with_us(self) -> dict[int, Callable[[], Outcome]]:
+        """What of these a run's children have as well, whatever becomes of them at its end."""
         if self.alive >= 0 and self.supervisor.config.on_supervisor_exit == "end":
-            watches[self.alive] = _supervisor_ended
-        return watches
+            return {self.alive: _supervisor_ended}
+        return {}
 
     def left(self) -> bool:
         """Whether whoever asked has gone, or said something more, which is the same."""

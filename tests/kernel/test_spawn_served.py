@@ -51,6 +51,22 @@ def test_a_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
         assert leftovers(world) == []
 
 
+def test_what_outlives_its_parent_ends_with_the_supervisor_where_runs_do(warm: Path) -> None:
+    with serving.open_place() as base, Served(World(base, warm=warm), on_supervisor_exit="end") as served:
+        world = served.world
+        member(world, "slow", "import time\ntime.sleep(600)", more=spawn(1, 1, "adopt"), **SMALL)
+        top = member(world, "top", "answer = ask(kind='spawn', agent='slow', text='')", more=spawn(fate="adopt"), **BIG)
+        assert served.run(top).error is None
+        until(lambda: _running(world, {"slow"}))
+        served.kill()
+        until(lambda: not registry.live(world.state / "runs"))
+        served.start()
+        served.quiet()
+        (ended,) = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"][1:]
+        assert ended["code"] == "stopped"
+        assert leftovers(world) == []
+
+
 def _running(world: World, names: set[str]) -> dict[str, registry.Entry]:
     live = {one.agent_id: one for one in registry.live(world.state / "runs") if one.state == "Running"}
     return live if set(live) == names else {}
