@@ -239,6 +239,15 @@ def _unplug(name: str, place: addresses.Uplink) -> None:
         forget(place)
 
 
+def _delete(route: netlink.Route, index: int) -> None:
+    """It may go at this moment by itself, with the namespace of a run whose last process has just ended."""
+    try:
+        route.do([netlink.delete(index)])
+    except errors.KernelError as e:
+        if not (isinstance(e.__cause__, OSError) and e.__cause__.errno == errno.ENODEV):
+            raise
+
+
 def forget(place: addresses.Uplink) -> None:
     """Forget the connections of a run that is over. Where the kernel cannot, they end by their own clocks."""
     for address in (place.ipv4, place.ipv6):
