@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,8 @@ def _id(package: int) -> str | None:
     try:
         fd = libc.openat2(MANIFEST, _FILE, dir_fd=package, resolve=_RESOLVE)
         with os.fdopen(fd, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
             agent = tomllib.loads(stream.read(MANIFEST_BYTES).decode()).get("agent")
     except (OSError, ValueError, RecursionError):
         return None

@@ -57,6 +57,18 @@ def test_two_of_one_id_are_none(tmp_path: Path) -> None:
         catalogue.find("wanted", (), beside)
 
 
+def test_a_manifest_that_somebody_holds_open_and_does_not_write_is_none(tmp_path: Path) -> None:
+    held = package(tmp_path, "wanted", name="its own")
+    (tmp_path / "fifo").mkdir()
+    os.mkfifo(tmp_path / "fifo" / "agent.toml")
+    writer = os.open(tmp_path / "fifo" / "agent.toml", os.O_RDWR)
+    try:
+        with opened(tmp_path) as beside:
+            assert catalogue.find("wanted", (), beside).name == str(held)
+    finally:
+        os.close(writer)
+
+
 def test_links_lead_nowhere(tmp_path: Path) -> None:
     """A package elsewhere under a name here, and a manifest elsewhere in a package here."""
     package(tmp_path / "far", "wanted")
