@@ -20,7 +20,7 @@ from policy import denials, errors
 from policy.compile import plan
 from policy.host import Closure, ClosureFile, HostFacts
 from policy.prove import live
-from sandbox import canary, canary_program, gvisor, memo, own_code
+from sandbox import canary, canary_program, durable, gvisor, memo, own_code
 from sandbox.bundle import SELF_TEST
 from sandbox.config import Config
 from sandbox.rootfs import MountPoint, Skeletons
@@ -70,10 +70,8 @@ def closure(config: Config, arch: str) -> Closure:
     """The canary program as one more closure of a root directory."""
     raw = canary_program.program(arch)
     source = config.state / "closures" / f"canary-{arch}"
-    if not source.exists() or source.read_bytes() != raw:
-        source.parent.mkdir(mode=0o700, exist_ok=True)
-        source.write_bytes(raw)
-        source.chmod(0o700)
+    source.parent.mkdir(mode=0o700, exist_ok=True)
+    durable.derive(source, raw, mode=0o700)
     digest = hashlib.sha256(raw).hexdigest()
     file = ClosureFile(canary_program.PATH, "file", 0o755, len(raw), digest, source=str(source))
     return Closure("canary", canary_program.PATH, (file,))

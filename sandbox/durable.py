@@ -125,6 +125,21 @@ def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> Non
     os.fsync(directory)
 
 
+def derive(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Have a file that can be made again hold ``data``: whole whenever it can be seen, and without a lock, so that many
+    who need it at once may all make it. What a crash leaves of it is made again."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    making = path.with_name(f".{path.name}.{uuid.uuid4()}")
+    try:
+        making.write_bytes(data)
+        making.chmod(mode)
+        making.replace(path)
+    finally:
+        making.unlink(missing_ok=True)
+
+
 def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
     """Make a file that is not there yet, whole or not at all, durably.
 

@@ -25,7 +25,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile import gates
 from policy.decompile import read as reading
 from policy.host import Closure, ClosureFile
-from sandbox import canary, prelude_object
+from sandbox import canary, durable, prelude_object
 from sandbox.canary_program import Argument, Bytes, Call, Result
 from sandbox.denials import PRELUDE_FILE
 from sandbox.kernel import sentry_log, trace
@@ -136,9 +136,7 @@ def closure(directory: Path, program: bytes) -> Closure:
     for path, content in ((prelude_object.LIST, prelude_object.PATH.encode() + b"\n"), (prelude_object.PATH, program)):
         digest = hashlib.sha256(content).hexdigest()
         source = directory / f"prelude-{digest[:32]}"
-        if not source.exists() or source.read_bytes() != content:
-            source.write_bytes(content)
-            source.chmod(0o600)
+        durable.derive(source, content)
         files.append(ClosureFile(path, "file", 0o644, len(content), digest, source=str(source)))
     return Closure("prelude", prelude_object.PATH, tuple(files))
 

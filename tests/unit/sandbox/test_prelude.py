@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,15 @@ def test_each_try_is_taken_once_and_what_comes_on_top_is_passed_on() -> None:
 )
 def test_who_can_be_asked(runtime: str, arch: str, possible: bool) -> None:
     assert prelude.possible(runtime, arch) is possible
+
+
+def test_many_that_start_at_once_never_copy_what_another_is_just_writing(tmp_path: Path) -> None:
+    """A closure is checked while it is copied: a half of one would refuse the run, and have all of them listed anew."""
+    made = prelude.closure.__wrapped__(tmp_path, b"the object")
+    source = next(file.source for file in made.files if file.sha256 and file.path == prelude_object.PATH)
+    Path(source).write_bytes(b"another")
+    with open(source, "rb") as copied:
+        prelude.closure.__wrapped__(tmp_path, b"the object")
+        assert copied.read() == b"another"
+    assert Path(source).read_bytes() == b"the object"
+    assert {name for name in os.listdir(tmp_path) if name.startswith(".")} == set()
