@@ -180,11 +180,12 @@ class Server:
         """(4): something is there to read, which is not read here."""
         one = self._waiting[fd]
         try:
-            if not one.sock.recv(1, socket.MSG_PEEK):
-                self._drop(fd, b"")
-                return
+            there = one.sock.recv(1, socket.MSG_PEEK)
         except OSError:
+            there = b""
+        if not there:
             self._drop(fd, b"")
+            self._let_go()
             return
         self._forget(fd)
         talk = connection.Opening(one.sock, one.caller, one.until, self._alive, self.host_network)
