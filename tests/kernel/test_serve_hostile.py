@@ -70,6 +70,8 @@ def attacked(served: Served, *acts: str, uid: int = CALLER, seconds: float = 120
 @pytest.fixture
 def unharmed(served: Served) -> Iterator[None]:
     """Afterwards the supervisor has as many descriptors as before, no keeper, and serves."""
+    with served.connected() as sock:  # it listens before it has opened all that it serves with
+        client.ask(sock, "ps")
     served.quiet()
     before, pid = served.descriptors(), served.pid
     yield
