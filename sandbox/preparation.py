@@ -122,6 +122,8 @@ def _resolver(state: Path) -> Path:
         with contextlib.ExitStack() as stack:
             directory = durable.open_directory(path.parent, error=errors.HomeError)
             stack.callback(os.close, directory)
+            # Of the first two runs that come at once, each would take the other's half-made file away.
+            stack.enter_context(durable.locked(directory, where=str(path.parent), error=errors.HomeError))
             durable.replace(directory, path.name, content, mode=0o444)
     return path
 
