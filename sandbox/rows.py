@@ -6,6 +6,7 @@ Every row of a run carries its id and the operator who answers for it, once that
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,10 @@ class Rows:
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
         self.signers, self.operator = signers, operator or signers[0].name
+        # What was not written yet is of the same run, and is written with who answers for it.
+        self._waiting = [
+            dataclasses.replace(one, fields={**one.fields, "operator": self.operator}) for one in self._waiting
+        ]
 
     def to(self, target: State, reason: str, *, waits: bool = False) -> None:
         """The next state of the run, written down before the act. ``waits``: it need not be durable by itself, and goes

@@ -116,7 +116,7 @@ def test_what_run_refuses_is_a_note_and_not_an_error(world: World, granted: Path
     assert done.returncode == 0, done.stderr
     assert b"note: run refuses this: network `full`" in done.stderr
     codes = {one["code"] for one in document(call(world.home, "policy", "prove", granted, "--json"))["refusals"]}
-    assert codes == {"not_enforceable", "not_yet_enforceable"}
+    assert codes == {"not_enforceable"}
 
 
 def test_a_change_is_told_by_risk_and_widening_is_status_three(world: World, granted: Path) -> None:

@@ -55,7 +55,10 @@ def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:
         scripts.read_string(archive.read(f"{info}/entry_points.txt").decode())
         metadata = archive.read(f"{info}/METADATA").decode()
         assert f"{info}/licenses/LICENSE" in archive.namelist()
-    assert dict(scripts["console_scripts"]) == {"covenant": "covenant.cli.main:entry"}
+    assert dict(scripts["console_scripts"]) == {
+        "covenant": "covenant.cli.main:entry",
+        "covenant-supervisor": "sandbox.serve.main:entry",
+    }
     assert "Name: covenant-supervisor\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata
 

@@ -311,6 +311,9 @@ def _probes_in(package: Path) -> dict[str, bool]:
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) in ("CONNECTS", "DATAGRAMS"):
                 assert isinstance(node.value, ast.Dict)
                 found |= {ast.literal_eval(key): False for key in node.value.keys if key is not None}
+    for path in package.glob("src/*.c"):
+        named = re.findall(r'^ +\{"(binary_\w+)", \w+\},( /\* alone \*/)?$', path.read_text(), re.MULTILINE)
+        found |= {name: bool(alone) for name, alone in named}
     for path in package.glob("probes.js"):
         found |= dict.fromkeys(re.findall(r"^  (node_\w+): ", path.read_text(), re.MULTILINE), False)
     return found

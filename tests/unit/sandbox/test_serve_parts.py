@@ -8,6 +8,8 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -62,15 +64,18 @@ def test_a_document_of_millions_of_objects_is_refused() -> None:
     raw = b'{"kind": "run", "x": [' + b"{}," * 1_300_000 + b"{}]}"
     assert len(raw) <= frames.REQUEST_BYTES
 
-    def look() -> Any:
-        try:
-            with bounds.memory(bounds.REQUEST_MEMORY):
-                protocol.parse(raw)
-        except errors.RequestError as e:
-            return e.message
-        return "it could"
-
-    assert "more memory" in _child(look)
+    # A fresh interpreter, as the supervisor's keepers are: a test runner has gigabytes of its own that lie free.
+    program = (
+        "import sys\nfrom policy import errors\nfrom sandbox.serve import bounds, protocol\n"
+        "raw = sys.stdin.buffer.read()\n"
+        "try:\n"
+        "    with bounds.memory(bounds.REQUEST_MEMORY):\n"
+        "        protocol.parse(raw)\n"
+        "except errors.RequestError as e:\n"
+        "    print(e.message)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=raw, capture_output=True, timeout=120)
+    assert "more memory" in done.stdout.decode(), done
 
 
 def test_the_largest_intent_fits_into_a_request() -> None:

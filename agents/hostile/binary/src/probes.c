@@ -253,7 +253,7 @@ static const struct {
 #endif
     {"binary_threads", threads},
     {"binary_processes", processes},
-    {"binary_memory", memory},
+    {"binary_memory", memory}, /* alone */
 };
 
 /* --- the protocol --------------------------------------------------------------------------------------------------- */
