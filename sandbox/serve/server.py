@@ -28,7 +28,7 @@ from typing import Final
 
 from policy import errors
 from sandbox import config as configuration
-from sandbox import keeper
+from sandbox import keeper, registry
 from sandbox.keeper import Keeper
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify, watcher
@@ -45,6 +45,9 @@ ROOT_REQUESTS = 2048
 # How many are accepted before anything else has its turn.
 _ACCEPTS = 64
 _END_SECONDS: Final = 60.0
+# How often it is looked for runs without a keeper: a child's keeper is its parent's, and an orphan's is nobody's, so
+# that no end of a process tells of it.
+_ABANDONED_SECONDS: Final = 5.0
 # So many refused connections are closed together, and none waits longer for that.
 _TOGETHER, _TOGETHER_SECONDS = 64, 0.05
 # So often a watcher that ended is replaced.
@@ -92,6 +95,7 @@ class Server:
     _recovering: bool = False
     _again: bool = False
     _paused_until: float = 0.0
+    _look_at: float = 0.0
     _refused: list[socket.socket] = field(default_factory=list)
     _refused_until: float = 0.0
 
@@ -134,7 +138,11 @@ class Server:
         if self._refused and now >= self._refused_until:
             self._let_go()
         self._pool.tick(now)
-        dues = [one.until for one in self._waiting.values()] + ([self._paused_until] if self._paused_until else [])
+        if now >= self._look_at:
+            self._look_at = now + _ABANDONED_SECONDS
+            self._look_for_abandoned()
+        dues = [self._look_at, *(one.until for one in self._waiting.values())]
+        dues += [self._paused_until] if self._paused_until else []
         dues += [self._refused_until] if self._refused else []
         dues += [due for due in (self._pool.due(),) if due is not None]
         for key, _ in self._selector.select(min([watchdog, *(max(0.0, due - now) for due in dues)])):
@@ -318,6 +326,13 @@ class Server:
             self._fork(functools.partial(connection.recover, self.supervisor, self.host_network), keep, self._recovered)
         except errors.KernelError:
             self._recovering = False  # the next that ends badly asks again, and so does the next start
+
+    def _look_for_abandoned(self) -> None:
+        # One that is just being made or removed is held by nobody for a moment; recovery waits for it behind the gate.
+        with contextlib.suppress(OSError):
+            runs = self.supervisor.path / "runs"
+            if any(path.is_dir() and not registry.held(path) for path in runs.iterdir()):
+                self.recover()
 
     def _recovered(self, status: int) -> None:
         self._recovering = False

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from sandbox import registry
 from tests.kernel import serving
@@ -52,19 +53,28 @@ def test_a_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
 
 
 def test_what_outlives_its_parent_ends_with_the_supervisor_where_runs_do(warm: Path) -> None:
+    """And when its keeper is killed, which is not one of the supervisor's own, it is cleaned up all the same."""
     with serving.open_place() as base, Served(World(base, warm=warm), on_supervisor_exit="end") as served:
         world = served.world
         member(world, "slow", "import time\ntime.sleep(600)", more=spawn(1, 1, "adopt"), **SMALL)
         top = member(world, "top", "answer = ask(kind='spawn', agent='slow', text='')", more=spawn(fate="adopt"), **BIG)
+        assert served.run(top).error is None
+        os.kill(until(lambda: _running(world, {"slow"}))["slow"].keeper, signal.SIGKILL)
+        until(lambda: [kind for kind in _ends(world) if kind["code"] == "cut_off"])
+        until(lambda: leftovers(world) == [])
+
         assert served.run(top).error is None
         until(lambda: _running(world, {"slow"}))
         served.kill()
         until(lambda: not registry.live(world.state / "runs"))
         served.start()
         served.quiet()
-        (ended,) = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"][1:]
-        assert ended["code"] == "stopped"
+        assert [kind["code"] for kind in _ends(world)] == [None, "cut_off", None, "stopped"]
         assert leftovers(world) == []
+
+
+def _ends(world: World) -> list[dict[str, Any]]:
+    return [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
 
 
 def _running(world: World, names: set[str]) -> dict[str, registry.Entry]:
