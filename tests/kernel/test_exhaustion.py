@@ -116,7 +116,7 @@ def test_a_runsc_that_hangs_is_an_error_within_its_deadline(
         (False, (errors.NotEnforceableError,)),
     ):
         script = tmp_path / f"runsc-{asleep}"
-        rest = "sleep 1000" if asleep else f'case "$*" in *" run "*) sleep 1000;; esac; exec {real} "$@"'
+        rest = "exec sleep 1000" if asleep else f'case "$*" in *" run "*) exec sleep 1000;; esac; exec {real} "$@"'
         script.write_text(f"#!/bin/sh\n{rest}\n")
         script.chmod(0o755)
         world.configure(runsc=str(script), start_deadline_seconds=2)
