@@ -48,17 +48,16 @@ def ps(tree: bool, watch: bool, as_json: bool) -> None:
     if as_json:
         common.emit({"kind": "runs", "runs": _listed()})
         return
-    while True:
-        lines = _table(_listed(), tree=tree)
-        if not watch:
-            common.say("\n".join(lines))
-            return
-        room = max(2, shutil.get_terminal_size().lines - 1)
-        common.say("\x1b[H\x1b[J" + "\n".join(lines[:room]))
-        try:
+    if not watch:
+        common.say("\n".join(_table(_listed(), tree=tree)))
+        return
+    # Whenever it comes: asking takes as long as waiting does.
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            lines = _table(_listed(), tree=tree)
+            room = max(2, shutil.get_terminal_size().lines - 1)
+            common.say("\x1b[H\x1b[J" + "\n".join(lines[:room]))
             time.sleep(_WATCH_SECONDS)
-        except KeyboardInterrupt:
-            return
 
 
 @click.command()

@@ -131,6 +131,6 @@ def test_the_log_tells_the_run(world: World) -> None:
     started = world.rows()[4]["kind"]
     assert started["policy_digest"] == answer.policy_digest
     assert started["signers"] == ["tester"]
-    # Who answers for it is known once its package is read.
-    assert [row["kind"]["operator"] for row in world.rows()] == [None, *["tester"] * 9]
+    # Also in what waited to be written until it was known.
+    assert [row["kind"]["operator"] for row in world.rows()] == ["tester"] * 10
     assert json.dumps(started).count(answer.run_id) == 1
