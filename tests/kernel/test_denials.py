@@ -173,7 +173,9 @@ def test_a_flood_of_refused_packets_is_few_rows(networked: NetworkedWorld) -> No
     code = HEAD + internet.PROBES + FLOOD + TAIL
     answer = networked.run_code(code, network="full", more=internet.entries(*GRANTED), cpu_ms=100_000)
     assert answer.error is None, (answer.error, answer.stderr)
-    *rows, rest = [row for row in denied(networked, answer.run_id) if row["layer"] == "packet"]
+    told = [row for row in denied(networked, answer.run_id) if row["layer"] == "packet"]
+    # A few rows a turn: what was heard of before may be told after the number of all others.
+    rows, (rest,) = [row for row in told if row["target"]], [row for row in told if not row["target"]]
     # The rule's rate while the run lasted, whatever the agent sends.
     bound = LOG_BURST + LOG_PACKETS_PER_SECOND * (answer.timings["sandbox"] + 2)
     assert LOG_BURST / 2 <= len(rows) <= bound
