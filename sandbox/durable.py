@@ -158,6 +158,24 @@ def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None
     os.fsync(directory)
 
 
+def held(path: Path) -> bool:
+    """Whether a process holds the lock file at ``path``; no when there is none.
+
+    A shared lock is tried, which two that look at once can both have.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 @contextlib.contextmanager
 def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> Iterator[None]:
     """Hold the directory's lock file; writers of one state take turns, threads and processes alike.

@@ -7,13 +7,11 @@ on it is free, which is what its keeper's death comes to.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import bundle
+from sandbox import bundle, durable
 
 # One word, written by whoever keeps the run (policy.lifecycle); absent while nobody wrote one.
 STATE = "state"
@@ -137,15 +135,5 @@ def _number(label: Mapping[str, str], name: str) -> int:
 
 
 def held(path: Path) -> bool:
-    """Whether a process holds the run's lock. A shared lock is tried, which two that look at once can both have."""
-    try:
-        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    """Whether a process holds the run's lock."""
+    return durable.held(path / "lock")

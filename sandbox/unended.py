@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandbox import bundle, memo
+from sandbox import bundle, durable, memo
 from sandbox.ledger import Ledger
 
 # Up to where every run of the log has its end: what need not be read again. Moved on now and then alone.
@@ -95,18 +95,8 @@ def named(state: Path, begin: str) -> str | None:
 
 
 def owed(state: Path, run_id: str) -> bool:
-    """Whether somebody lives who will write the run's end. A shared lock is tried, which two can both have."""
-    try:
-        fd = os.open(state / "unended" / run_id, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    """Whether somebody lives who will write the run's end."""
+    return durable.held(state / "unended" / run_id)
 
 
 def _place(ledger: Ledger) -> Path:
