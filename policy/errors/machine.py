@@ -78,6 +78,18 @@ class LedgerError(MachineError):
     code = "ledger"
 
 
+class StoreError(MachineError):
+    """A file of the daemon's state cannot be read or written; what was acknowledged before is there."""
+
+    code = "store"
+
+
+class StoreFullError(StoreError):
+    """There is no room on the disk for what should be kept. Nothing of it was written, and nothing else suffered."""
+
+    code = "store_full"
+
+
 class EventError(MachineError):
     """An audit event does not have the fields of its kind: a programming error, nothing was written."""
 

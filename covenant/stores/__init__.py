@@ -1,0 +1,1 @@
+"""What the daemon keeps: each store is an interface with a durable implementation and one in memory."""

@@ -1,0 +1,291 @@
+"""An append-only file of lines: what ``append`` returned for is on the disk.
+
+Many appends at once share a sync (``covenant.stores.turns``). A line that a crash left without its newline was never
+acknowledged; at the next opening it is set aside in a file beside, and reported. When the disk is full the line is
+refused and the file is as it was; when a sync fails nobody knows what is on the disk, and the journal takes no more.
+
+One process writes a journal: the daemon's lock on its home sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio.to_thread
+
+from covenant.stores import turns
+from policy import errors
+from sandbox import durable
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+
+_CHUNK_BYTES = 1 << 20
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+Select = Callable[[list[bytes]], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    lines: Iterable[bytes] | Select
+
+
+class Journal:
+    """An open journal. Make it with ``Journal.open``; close it, or use it as an async context manager.
+
+    ``recovered`` says what was set aside when it was opened.
+    """
+
+    def __init__(self, path: Path, mode: int) -> None:
+        self.recovered: list[str] = []
+        self._path = path
+        self._mode = mode
+        self._directory = self._fd = -1
+        self._size = 0
+        self._turns: turns.Turns[_Append | _Rewrite, None] = turns.Turns(self._write, what=str(path))
+
+    @classmethod
+    async def open(cls, path: Path, mode: int = 0o600) -> Self:
+        """Open or make the journal at ``path``; its directory is made 0700 in one that is there.
+
+        Raises:
+            errors.StoreError: the file or its directory is a symlink, not ours alone, or cannot be used.
+        """
+        journal = cls(path, mode)
+        await anyio.to_thread.run_sync(journal._open)
+        return journal
+
+    async def append(self, line: bytes) -> None:
+        """Write one line, given without its newline; when this returns it is durable.
+
+        Cancelled, the line may be there or not; other lines do not suffer.
+
+        Raises:
+            errors.StoreFullError: there is no room; nothing of it is there, and later appends are tried again.
+            errors.StoreError: it is not one line, or the disk failed. After the latter every append is refused.
+        """
+        await self.append_all([line])
+
+    async def append_all(self, lines: Sequence[bytes]) -> None:
+        """As ``append`` for several lines in one write; after a crash some of the first may be there alone.
+
+        Raises:
+            errors.StoreError: as ``append``; for all of them.
+        """
+        for line in lines:
+            self._check(line)
+        if lines:
+            await self._turns.submit(_Append(b"".join(line + b"\n" for line in lines)))
+
+    async def rewrite(self, lines: Iterable[bytes] | Select) -> None:
+        """Put other lines in the place of all, whole or not at all.
+
+        ``lines`` may be a function from the present lines to the new ones. It runs in a worker thread between two
+        writes, so that what was appended meanwhile is among what it is given.
+
+        Raises:
+            errors.StoreError: as ``append``; the old lines are there.
+        """
+        await self._turns.submit(_Rewrite(lines))
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """The lines from the first to the last that was durable when this began, without their newlines."""
+        position, end, rest = 0, self._size, b""
+        while position < end:
+            chunk = await anyio.to_thread.run_sync(os.pread, self._fd, min(_CHUNK_BYTES, end - position), position)
+            if not chunk:
+                raise errors.StoreError("the file became shorter while it was read", where=str(self._path))
+            position += len(chunk)
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.lines()
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of the file is acknowledged."""
+        return self._size
+
+    async def close(self) -> None:
+        """Write what waits, refuse what comes later, and let go of the file."""
+        await self._turns.close("it was closed")
+        for fd in (self._fd, self._directory):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._directory = -1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                self._directory = self._open_directory()
+                stack.callback(os.close, self._directory)
+                self._fd = os.open(self._path.name, _FLAGS, self._mode, dir_fd=self._directory)
+                stack.callback(os.close, self._fd)
+                self._check_private()
+                os.fsync(self._directory)
+                self._set_torn_tail_aside()
+                stack.pop_all()
+        except OSError as e:
+            reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
+            raise errors.StoreError(f"`{self._path}` cannot be used: {reason}", where=str(self._path)) from e
+
+    def _open_directory(self) -> int:
+        parent, name = self._path.parent.parent, self._path.parent.name
+        if self._path.parent.exists():
+            return durable.open_directory(self._path.parent, error=errors.StoreError)
+        above = durable.open_directory(parent, error=errors.StoreError)
+        try:
+            return durable.open_subdirectory(above, name, where=str(parent), make=True, error=errors.StoreError)
+        finally:
+            os.close(above)
+
+    def _check_private(self) -> None:
+        info = os.fstat(self._fd)
+        # A second link would be a name of the same bytes outside our directory.
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+            raise errors.StoreError(f"`{self._path}` is no plain file with one name", where=str(self._path))
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077 & ~self._mode:
+            raise errors.StoreError(
+                f"`{self._path}` is not ours alone", hint=f"chmod {self._mode:04o} {self._path}", where=str(self._path)
+            )
+
+    def _set_torn_tail_aside(self) -> None:
+        size = os.fstat(self._fd).st_size
+        end = _end_of_last_line(self._fd, size)
+        if end < size:
+            tail = os.pread(self._fd, size - end, end)
+            aside = self._free_name()
+            durable.create(self._directory, aside, tail)
+            os.ftruncate(self._fd, end)
+            os.fsync(self._fd)
+            self.recovered.append(
+                f"{size - end} bytes of `{self._path.name}` that were never acknowledged: see `{aside}`"
+            )
+        self._size = end
+
+    def _free_name(self) -> str:
+        taken = set(os.listdir(self._directory))
+        return next(name for n in range(1, len(taken) + 2) if (name := f"{self._path.name}.torn-{n}") not in taken)
+
+    # --- writing, in the worker thread ------------------------------------------------------------------
+
+    def _write(self, items: Sequence[_Append | _Rewrite]) -> list[Exception | None]:
+        answers: list[Exception | None] = []
+        together: list[bytes] = []
+        for item in items:
+            if isinstance(item, _Append):
+                together.append(item.data)
+                continue
+            answers += self._write_lines(together)
+            together = []
+            answers.append(self._replace(item.lines))
+        return answers + self._write_lines(together)
+
+    def _write_lines(self, lines: Sequence[bytes]) -> list[Exception | None]:
+        if not lines:
+            return []
+        self._check_name()
+        data = b"".join(lines)
+        try:
+            _write_all(self._fd, data)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            # What there was room for is no whole line for anybody; none of it was acknowledged.
+            os.ftruncate(self._fd, self._size)
+            return [self._full(e) for _ in lines]
+        os.fdatasync(self._fd)
+        self._size += len(data)
+        return [None] * len(lines)
+
+    def _replace(self, lines: Iterable[bytes] | Select) -> Exception | None:
+        self._check_name()
+        name = self._path.name
+        try:
+            if callable(lines):
+                lines = lines(os.pread(self._fd, self._size, 0).split(b"\n")[:-1])
+            kept = list(lines)
+            for line in kept:
+                self._check(line)
+        except Exception as e:  # whatever the caller's function raises is the caller's
+            return e
+        data = b"".join(line + b"\n" for line in kept)
+        try:
+            durable.replace(self._directory, name, data, mode=self._mode)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            return self._full(e)
+        fd = os.open(name, _FLAGS, dir_fd=self._directory)
+        os.dup2(fd, self._fd, inheritable=False)
+        os.close(fd)
+        self._size = len(data)
+        return None
+
+    def _check_name(self) -> None:
+        """The open file must still be the one under its name: a line in an unlinked file is lost."""
+        ours = os.fstat(self._fd)
+        try:
+            named = os.stat(self._path.name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            named = None
+        if named is None or (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino):
+            raise errors.StoreError("it was removed or replaced while it was open", where=str(self._path))
+        if ours.st_size != self._size:
+            raise errors.StoreError("somebody else wrote to it", where=str(self._path))
+
+    def _check(self, line: bytes) -> None:
+        if b"\n" in line or not line or len(line) > MAX_LINE_BYTES:
+            raise errors.StoreError(
+                f"what should be written is not one line of at most {MAX_LINE_BYTES} bytes", where=str(self._path)
+            )
+
+    def _full(self, error: OSError) -> errors.StoreFullError:
+        return errors.StoreFullError(
+            f"`{self._path.name}` could not take what should be kept: {error.strerror}",
+            hint="make room on the disk and repeat",
+            where=str(self._path),
+        )
+
+
+def _end_of_last_line(fd: int, size: int) -> int:
+    end = size
+    while end:
+        start = max(0, end - _CHUNK_BYTES)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
