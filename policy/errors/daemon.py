@@ -1,0 +1,179 @@
+"""What the daemon refuses, and what its clients find at its socket."""
+
+from __future__ import annotations
+
+from policy.errors.base import Actor
+from policy.errors.machine import MachineError
+from policy.errors.operator import OperatorError
+from policy.errors.runs import RunError
+
+
+class MalformedRequestError(OperatorError):
+    """The request is not one JSON object with the fields of its kind, or is nested too deeply."""
+
+    code = "malformed_request"
+
+
+class UnknownKindError(OperatorError):
+    """The request has a kind that this daemon does not know."""
+
+    code = "unknown_kind"
+
+
+class UnsupportedError(OperatorError):
+    """A kind of Covenant version 1 that this daemon does not serve."""
+
+    code = "unsupported"
+
+
+class FrameError(OperatorError):
+    """What came is no frame: longer than 8 MiB, or cut off."""
+
+    code = "bad_frame"
+
+
+class AuthenticationError(OperatorError):
+    """Whoever connected gave no token that lets somebody in."""
+
+    code = "authentication_failed"
+
+
+class AnswerTooLargeError(OperatorError):
+    """The answer would not fit one frame of 8 MiB; ask for fewer rows."""
+
+    code = "answer_too_large"
+
+
+class DaemonSilentError(MachineError):
+    """No daemon listens at the socket, it ended before it answered, or does not speak as one."""
+
+    code = "daemon_silent"
+    actor = Actor.OPERATOR
+
+
+class DaemonRunsError(OperatorError):
+    """Another daemon serves this home."""
+
+    code = "daemon_runs"
+
+
+class SettingError(OperatorError):
+    """An environment variable or file that configures the daemon has a value that cannot be used."""
+
+    code = "setting_invalid"
+
+
+class NoSupervisorError(MachineError):
+    """No supervisor listens, or not for this user: the daemon itself runs no agent."""
+
+    code = "no_supervisor"
+    actor = Actor.OPERATOR
+
+
+class NoAgentError(OperatorError):
+    """No agent of this daemon has that id, or its package cannot be used."""
+
+    code = "no_such_agent"
+
+
+class AgentIdTakenError(OperatorError):
+    """Two packages have the same agent id: neither is run until one is gone."""
+
+    code = "agent_id_taken"
+
+
+class StaleAgentError(OperatorError):
+    """The package was changed since the daemon looked at it."""
+
+    code = "agent_changed"
+
+
+class HermesError(MachineError):
+    """The Hermes API did not answer, answered nonsense, or lacks what a run needs."""
+
+    code = "hermes_failed"
+
+
+class HermesUnconfiguredError(OperatorError):
+    """The agent's runtime is hermes, and no Hermes API is configured."""
+
+    code = "hermes_unconfigured"
+
+
+class RemoteRunError(RunError):
+    """The run ended at the Hermes API without an answer."""
+
+    code = "remote_run_failed"
+
+
+class ToolRefusedError(RunError):
+    """The run used a tool that is not in `hermes.tools_allowed`: it was stopped."""
+
+    code = "tool_not_allowed"
+
+
+class NoApprovalError(OperatorError):
+    """No run of Hermes waits for such an approval."""
+
+    code = "no_such_approval"
+
+
+class PreemptedError(RunError):
+    """The agent's budget was used up while it ran: it was ended."""
+
+    code = "budget_preempted"
+    actor = Actor.OPERATOR
+
+
+class BudgetUnseededError(OperatorError):
+    """No capacity was set for the agent: it has no bucket, and nothing is taken from it."""
+
+    code = "budget_unseeded"
+
+
+class BudgetExhaustedError(OperatorError):
+    """The agent's bucket does not hold what the intent needs; `hint` says when it will."""
+
+    code = "budget_exhausted"
+
+
+class ReservationError(OperatorError):
+    """No reservation with that receipt is open: it was settled or given back already, or never made."""
+
+    code = "budget_reservation"
+
+
+class CheckpointError(OperatorError):
+    """The checkpoint cannot be kept: another is active for its intent and agent, or it names a path of this machine."""
+
+    code = "budget_checkpoint"
+
+
+class NoCheckpointError(OperatorError):
+    """No intent of that id waits to be resumed, or not for this caller; each checkpoint is used once."""
+
+    code = "no_checkpoint"
+
+
+class ReceiptError(OperatorError):
+    """The receipt or batch contradicts one that is there, or is not there."""
+
+    code = "receipt_conflict"
+
+
+class NothingToSettleError(OperatorError):
+    """Every receipt is in a batch already."""
+
+    code = "nothing_to_settle"
+
+
+class ChainError(OperatorError):
+    """The chain did not take the transaction, or what it took is not what was sent."""
+
+    code = "chain_failed"
+
+
+class SettlementMissingError(OperatorError):
+    """The packages of the extra `settlement` are not installed."""
+
+    code = "settlement_missing"
