@@ -177,3 +177,45 @@ class SettlementMissingError(OperatorError):
     """The packages of the extra `settlement` are not installed."""
 
     code = "settlement_missing"
+
+
+class NoMemoryError(OperatorError):
+    """No record of memory that the caller may see has this id."""
+
+    code = "no_such_memory"
+
+
+class MemoryInvalidError(OperatorError):
+    """The record, order or policy is one that memory does not take."""
+
+    code = "memory_invalid"
+
+
+class MemoryConflictError(OperatorError):
+    """The record is not as the order expects it."""
+
+    code = "memory_conflict"
+
+
+class MemoryStoreError(MachineError):
+    """The memory database cannot be opened, read or written, or a newer daemon made it."""
+
+    code = "memory_store"
+
+
+class TextIgnoredError(OperatorError):
+    """The text matches a rule of .covenantignore, so it is not kept."""
+
+    code = "text_ignored"
+
+
+class IgnoreFileError(OperatorError):
+    """The rules of .covenantignore cannot be read."""
+
+    code = "ignore_file"
+
+
+class EmbedderError(MachineError):
+    """The embedder is not installed, did not answer in time, or answered with something that is no vector."""
+
+    code = "embedder"
