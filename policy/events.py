@@ -1,9 +1,10 @@
 """The one table of audit events: each kind with its fields and their types.
 
-The kinds and fields of Covenant version 1 keep their names and meaning (capability_check,
-intent_dispatched); the others are ours. Every row of a run carries ``run_id`` and ``operator``. An unknown
-kind, or a field that is missing, extra or of a wrong type, is a programming error and is refused before
-anything is written: a log whose rows cannot be relied on is not evidence.
+Here are the kinds of the supervisor's log, and the two of Covenant version 1 that both logs have (capability_check,
+intent_dispatched); ``policy.event_kinds`` has those of the daemon's. The kinds and fields of version 1 keep their
+names and meaning. Every row of a run carries ``run_id`` and ``operator``. An unknown kind, or a field that is missing,
+extra or of a wrong type, is a programming error and is refused before anything is written: a log whose rows cannot be
+relied on is not evidence.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy import errors
+from policy import errors, event_kinds
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
@@ -43,6 +44,10 @@ def _objects(value: Any) -> bool:
     )
 
 
+def _counts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_text(k) and _int(v) for k, v in value.items())
+
+
 # A type's name as it stands in the tables below; a `?` after it allows null (the field itself must be there).
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "text": _text,
@@ -51,11 +56,12 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "digest": lambda value: isinstance(value, str) and _HEX64.match(value) is not None,
     "texts": _texts,
     "objects": _objects,
+    "counts": _counts,
 }
 
 _RUN = {"run_id": "text", "agent_id": "text", "operator": "text?"}
 
-KINDS: dict[str, dict[str, str]] = {
+SUPERVISOR: dict[str, dict[str, str]] = {
     # Version 1. `agent_id` names whose requirements were checked, `authorized_by` holds
     # {action, granted_by_display, signature_b58}.
     "capability_check": {
@@ -169,6 +175,8 @@ KINDS: dict[str, dict[str, str]] = {
         "changes": "texts",
     },
 }
+
+KINDS: dict[str, Mapping[str, str]] = {**SUPERVISOR, **event_kinds.V1, **event_kinds.OURS}
 
 
 def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:

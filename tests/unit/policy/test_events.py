@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from policy import errors, events
+from policy import errors, event_kinds, events
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 STATE = {"run_id": "r1", "agent_id": "a", "operator": None, "state": "started", "reason": ""}
@@ -20,6 +20,7 @@ SAMPLES = {
     "digest": "a" * 64,
     "digest?": None,
     "texts": ["a"],
+    "counts": {"attempts": 2},
     "objects": [{"action": "intent.subscribe", "granted_by_display": "operator@local", "signature_b58": "1"}],
 }
 
@@ -40,7 +41,7 @@ def test_every_kind_takes_exactly_its_fields(kind: str) -> None:
         line(kind, {**fields, "surplus": "x"})
 
 
-@pytest.mark.parametrize("kind", sorted(set(events.KINDS) - {"trust_changed", "vault_changed", "runs_revoked"}))
+@pytest.mark.parametrize("kind", sorted(set(events.SUPERVISOR) - {"trust_changed", "vault_changed", "runs_revoked"}))
 def test_every_row_that_can_belong_to_a_run_names_run_and_operator(kind: str) -> None:
     assert {"run_id", "operator"} <= set(events.KINDS[kind])
 
@@ -48,6 +49,13 @@ def test_every_row_that_can_belong_to_a_run_names_run_and_operator(kind: str) ->
 @pytest.mark.parametrize("kind", ["run_started", "run_ended", "run_state", "denied", "drift"])
 def test_a_row_of_a_run_cannot_leave_the_run_out(kind: str) -> None:
     assert events.KINDS[kind]["run_id"] == "text"
+
+
+def test_version_1s_kinds_are_all_there_and_none_twice() -> None:
+    version_1 = {*event_kinds.V1, "capability_check", "intent_dispatched"}
+    assert len(version_1) == 41
+    assert version_1 <= set(events.KINDS)
+    assert len(events.KINDS) == len(events.SUPERVISOR) + len(event_kinds.V1) + len(event_kinds.OURS)
 
 
 def test_an_unknown_kind_is_refused() -> None:
@@ -72,6 +80,9 @@ def test_an_unknown_kind_is_refused() -> None:
         ("objects", [{"a": [1]}]),
         ("objects", [{1: "a"}]),
         ("digest?", ""),
+        ("counts", {"a": -1}),
+        ("counts", {"a": "1"}),
+        ("counts", [1]),
     ],
 )
 def test_a_wrong_type_is_refused(wanted: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
