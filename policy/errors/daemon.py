@@ -219,3 +219,21 @@ class EmbedderError(MachineError):
     """The embedder is not installed, did not answer in time, or answered with something that is no vector."""
 
     code = "embedder"
+
+
+class HttpRefusedError(OperatorError):
+    """The request over HTTP is refused before it is asked whose it is: its host, origin, type, size or form."""
+
+    code = "http_refused"
+
+
+class SlowSubscriberError(OperatorError):
+    """Whoever follows a stream took so long that its queue was full; what was missed is in the store."""
+
+    code = "slow_subscriber"
+
+
+class TooManySubscribersError(OperatorError):
+    """As many streams are open as there may be."""
+
+    code = "too_many_streams"

@@ -1,0 +1,184 @@
+"""What is refused before anybody asks whose token it is: a browser's page that was lured here, a proxy's confusion.
+
+A server on the loopback is within reach of every page that the user's browser shows. Nothing here knows a token; the
+checks stand in front of it, so that neither a stolen name (DNS rebinding) nor a form, an image or a script of another
+origin ever comes to where tokens count. All of it is pure: a request's head in, a refusal out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from policy import errors
+
+BODY_BYTES: Final = 8 * 1024 * 1024
+DEFAULT_ORIGINS: Final = "http://localhost:3000"
+# By these names, and no others, a client can mean this machine. RFC 9110, section 7.2: Host is what it asked for.
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+_ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
+_JSON: Final = re.compile(r'application/json(?:\s*;\s*charset="?utf-8"?)?\s*', re.IGNORECASE)
+# A query goes into histories, referrers and logs: RFC 6750, section 5.3, and OAuth 2.1 forbid tokens there.
+_CREDENTIALS: Final = frozenset({"access_token", "authorization", "bearer", "token", "token_b58"})
+_METHODS: Final = "GET, POST, OPTIONS"
+_HEADERS: Final = "authorization, content-type, last-event-id"
+_PREFLIGHT_SECONDS: Final = "600"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request without its body. ``has_body`` as its headers say."""
+
+    method: str
+    target: str
+    headers: CIMultiDictProxy[str] | CIMultiDict[str]
+    query_names: Collection[str] = ()
+    has_body: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The checks of one listening gateway.
+
+    Args:
+        port: where it listens; a Host without it is not ours.
+        origins: whose pages may ask, as browsers write origins.
+    """
+
+    port: int
+    origins: frozenset[str] = frozenset({DEFAULT_ORIGINS})
+
+    def check(self, head: Head) -> None:
+        """Raise unless the request may come to where tokens count.
+
+        (1) target: a path of this server. (2) Host: one, and a name of the loopback with our port. (3) Origin: none,
+        or one that is listed. (4) what a browser says of a request without Origin: not another site's. (5) no upgrade,
+        (6) no token in the query. (7) body: JSON that is not compressed, of a length that may be, and none with GET.
+
+        Raises:
+            errors.HttpRefusedError: with the ``status`` to answer.
+        """
+        # (1) The absolute form would name a second authority beside Host (RFC 9112, section 3.2.2).
+        if not head.target.startswith("/"):
+            raise _refused(400, "the request's target is not a path")
+        # (2)
+        self._check_host(head)
+        # (3)
+        origin = self.origin(head)
+        # (4) Images, frames and forms of another page send no Origin with GET, but say where they come from:
+        # https://www.w3.org/TR/fetch-metadata/
+        site = _one(head, "Sec-Fetch-Site")
+        if site is not None and site not in ("same-origin", "none") and origin is None:
+            raise _refused(403, "another site's page may not ask here")
+        # (5)
+        if "Upgrade" in head.headers:
+            raise _refused(400, "no other protocol is spoken here")
+        # (6)
+        if not _CREDENTIALS.isdisjoint(name.lower() for name in head.query_names):
+            raise _refused(400, "a token does not belong into a query", hint="send `Authorization: Bearer TOKEN`")
+        # (7)
+        self._check_body(head)
+
+    def _check_host(self, head: Head) -> None:
+        hosts = head.headers.getall("Host", [])
+        if len(hosts) != 1:
+            raise _refused(400, "a request has one Host")
+        name, _, port = hosts[0].lower().rpartition(":")
+        if port == "" or hosts[0].endswith("]"):
+            name, port = hosts[0].lower(), "80"
+        if name not in LOCAL_NAMES or port != str(self.port):
+            raise _refused(421, "this is not the host that was asked for", hint=f"ask 127.0.0.1:{self.port}")
+
+    def origin(self, head: Head) -> str | None:
+        """The origin of the page that asks, where it is one that may.
+
+        Raises:
+            errors.HttpRefusedError: another, or several.
+        """
+        origin = _one(head, "Origin")
+        if origin is not None and origin not in self.origins:
+            # Refused, and not only left without CORS headers: some of what GET does here has effects.
+            raise _refused(403, "this origin may not ask here", hint="list it in COVENANT_HTTP_ORIGINS")
+        return origin
+
+    @staticmethod
+    def _check_body(head: Head) -> None:
+        if head.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _refused(415, "bodies are read as they are, not compressed")
+        length = _one(head, "Content-Length")
+        if length is not None and (not length.isdecimal() or len(length) > 18 or int(length) > BODY_BYTES):
+            raise _refused(413, "a body has at most 8 MiB")
+        kind = _one(head, "Content-Type")
+        if not head.has_body:
+            return
+        if head.method == "GET":
+            raise _refused(400, "GET has no body")
+        # Not one of the three types that a form can send to another origin without asking first.
+        if kind is None or not _JSON.fullmatch(kind):
+            raise _refused(415, "a body is application/json")
+
+    def cors(self, origin: str | None, *, preflight: bool = False) -> dict[str, str]:
+        """The headers that let a listed origin's page read the answer."""
+        headers = {"Vary": "Origin"}
+        if origin is None:
+            return headers
+        headers |= {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
+        if preflight:
+            headers |= {
+                "Access-Control-Allow-Methods": _METHODS,
+                "Access-Control-Allow-Headers": _HEADERS,
+                "Access-Control-Max-Age": _PREFLIGHT_SECONDS,
+            }
+        return headers
+
+
+def origins(words: Sequence[str]) -> tuple[frozenset[str], list[str]]:
+    """The origins of a list that are some, and the words that are none: paths, wildcards, `null`, other schemes."""
+    good, bad = set[str](), list[str]()
+    for word in filter(None, (word.strip() for word in words)):
+        if _ORIGIN.fullmatch(word) and _port_is_one(word):
+            good.add(word)
+        else:
+            bad.append(word)
+    return frozenset(good), bad
+
+
+def bearer(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> str:
+    """The token of `Authorization: Bearer TOKEN`; the scheme in any case.
+
+    Raises:
+        errors.AuthenticationError: there is none, or more than one.
+    """
+    values = headers.getall("Authorization", [])
+    if len(values) != 1:
+        raise errors.AuthenticationError("no bearer token" if not values else "more than one Authorization header")
+    scheme, _, token = values[0].partition(" ")
+    token = token.strip(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise errors.AuthenticationError("no bearer token")
+    return token
+
+
+def _port_is_one(origin: str) -> bool:
+    """As a browser writes it: the scheme's own port is left out."""
+    try:
+        parts = urlsplit(origin)
+        return parts.port is None or (parts.port > 0 and f"{parts.scheme}:{parts.port}" not in ("http:80", "https:443"))
+    except ValueError:
+        return False
+
+
+def _one(head: Head, name: str) -> str | None:
+    values = head.headers.getall(name, [])
+    if len(values) > 1:
+        raise _refused(400, f"the header {name} stands twice")
+    return values[0] if values else None
+
+
+def _refused(status: int, message: str, *, hint: str = "") -> errors.HttpRefusedError:
+    return errors.HttpRefusedError(message, hint=hint, status=status)

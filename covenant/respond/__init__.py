@@ -1,0 +1,1 @@
+"""What each request does, whoever carried it here."""
