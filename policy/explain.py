@@ -21,7 +21,8 @@ from policy.explain_documents import closed
 # The closed set of places in config.json; anything else there is a rule that nobody explained.
 _CONFIG_KEYS = {"ociVersion", "hostname", "root", "process", "mounts", "linux"}
 _PROCESS_KEYS = {"terminal", "user", "args", "env", "cwd", "capabilities", "noNewPrivileges", "rlimits"}
-_LINUX_KEYS = {"namespaces", "resources", "seccomp"}
+_LINUX_KEYS = {"namespaces", "resources", "seccomp", "gidMappings", "uidMappings"}
+_MAPPINGS = ("gidMappings", "uidMappings")
 _ROOT_KEYS = {"path", "readonly"}
 _CAUSE_KEYS = {"kind", "key", "reason", "parent"}
 _RUNTIME_KEYS = {"version", "runsc", "flags"}
@@ -140,6 +141,9 @@ def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, A
     yield "config.json:linux/resources", str(linux["resources"])
     for namespace in linux["namespaces"]:
         yield f"config.json:linux/namespaces/{namespace['type']}", namespace.get("path", "new")
+    for name in _MAPPINGS:
+        if name in linux:
+            yield f"config.json:linux/{name}", str(linux[name])
 
 
 def _agree(config_mounts: list[dict[str, Any]], plan: list[dict[str, Any]]) -> None:

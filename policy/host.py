@@ -90,10 +90,15 @@ class RunscFacts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """Whether an agent can have a network here: ``lacks`` is what is missing, ``mend`` what to do; empty if nothing."""
+    """Whether an agent can have a network here: ``lacks`` is what is missing, ``mend`` what to do; empty if nothing.
+
+    ``stack`` says whose network stack an agent's packets are made by: gVisor's own (``sandbox``), or that of the host's
+    kernel within the agent's namespace (``host``), as runsc's flag has it.
+    """
 
     lacks: str = "a look at this host"
     mend: str = "run `covenant doctor`"
+    stack: Literal["sandbox", "host"] = "sandbox"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,9 @@ class Config(pydantic.BaseModel):
     go on and are found by the next. ``socket`` is where it listens, by default where clients look
     (sandbox.serve.places).
 
+    ``runsc_network`` is whose network stack agents with a network have: gVisor's own, or with ``host`` the kernel's, in
+    their own namespace, for a runsc that takes no network otherwise. The rules beyond it are the same.
+
     ``metrics`` is where numbers are served to Prometheus: `unix:` and a path, or an address of the loopback and a port;
     nowhere while it is empty. By ``journal`` the supervisor says each run's steps on stderr, as JSON, a line each.
 
@@ -91,6 +94,7 @@ class Config(pydantic.BaseModel):
     self_test: bool = True
     resolvers: tuple[str, ...] = ()
     uplink: str = ""
+    runsc_network: Literal["sandbox", "host"] = "sandbox"
     callers: tuple[Annotated[int, pydantic.Field(ge=1, le=2**32 - 2)], ...] = ()
     caller_requests: int = pydantic.Field(default=32, ge=1, le=4_096)
     request_seconds: int = pydantic.Field(default=10, ge=1, le=600)

@@ -149,7 +149,7 @@ def network_facts(config: Config) -> NetworkFacts:
         return NetworkFacts("an uplink", 'write uplink = "NAME" in config.toml, an interface that `ip link` shows')
     if not _NET.joinpath("ipv4", "conf", config.uplink).is_dir():
         return NetworkFacts(f"the uplink `{config.uplink}`", "name an interface that `ip link` shows")
-    return NetworkFacts("", "")
+    return NetworkFacts("", "", config.runsc_network)
 
 
 def runsc_facts(config: Config) -> RunscFacts:

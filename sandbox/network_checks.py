@@ -26,6 +26,8 @@ _WORDS: Final = {
     "plain": "--network=sandbox, started in the agent's namespace as it is",
     "masked": "--network=sandbox, started in the agent's namespace with /proc/sys/net/core covered: this runsc takes "
     "rmem_default there for a sign of the machine's own namespace, and this kernel shows it in every one",
+    "host": "--network=host in the agent's namespace, by runsc_network of config.toml: the host kernel's stack and not "
+    "gVisor's own makes agents' packets; the gateway's rules are the same",
 }
 _AS_ROOT: Final = "run covenant doctor as root"
 # Rules of the old kind are not in what nft lists.
@@ -58,7 +60,8 @@ def way(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Lo
         deadline_seconds=deadline_seconds,
     )
     if not found.name:
-        return MISSING, f"neither way works, last said: {found.fault}", "install a newer runsc; network off is enforced"
+        mend = "install a newer runsc" + ("" if config.runsc_network == "host" else ', or write runsc_network = "host"')
+        return MISSING, f"no way works, last said: {found.fault}", f"{mend}; network off is enforced"
     return OK, _WORDS[found.name], ""
 
 

@@ -2,6 +2,7 @@
 
     plain    in the agent's namespace, as it is
     masked   the same, with /proc/sys/net/core covered by an empty directory
+    host     with the host kernel's network stack instead of gVisor's, where the operator says so: the only one then
 
 Releases up to 20240729 take /proc/sys/net/core/rmem_default for a sign of the machine's own namespace and refuse, and
 from about Linux 6.7 on every namespace shows it. Covered, they see what older kernels showed (sandbox-facts).
@@ -23,11 +24,12 @@ from sandbox.network import netns
 
 # The directories that the sandbox's own processes see empty, by the name of the way; tried in this order.
 WAYS: Final[Mapping[str, tuple[str, ...]]] = {"plain": (), "masked": ("/proc/sys/net/core",)}
+HOST: Final[Mapping[str, tuple[str, ...]]] = {"host": ()}
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``name`` is one of ``WAYS``, empty where none works; ``fault`` then says what runsc said of the last."""
+    """``name`` is one of ``WAYS`` or ``HOST``, empty where none works; ``fault`` is what runsc said of the last."""
 
     name: str
     fault: str = ""
@@ -36,7 +38,7 @@ class Way:
 def known(config: Config, *, sha256: str, kernel: str) -> Way | None:
     """What was found before for this binary on this kernel."""
     held = memo.read(_record(config))
-    if held is None or held.get("key") != [sha256, kernel] or held.get("way") not in WAYS:
+    if held is None or held.get("key") != [sha256, kernel] or held.get("way") not in _ways(config):
         return None
     return Way(str(held["way"]))
 
@@ -48,7 +50,7 @@ def find(config: Config, binary: Path, *, sha256: str, kernel: str, deadline_sec
         errors.MachineError: the attempt itself could not be made.
     """
     fault = ""
-    for name, covered in WAYS.items():
+    for name, covered in _ways(config).items():
         with contextlib.ExitStack() as stack:
             spaces = stack.enter_context(netns.made())
             netns.connect(spaces)
@@ -80,7 +82,11 @@ def covered(config: Config, facts: HostFacts) -> tuple[str, ...]:
             hint="run `covenant doctor` for the mend",
             grant="resources.network",
         )
-    return WAYS[way.name]
+    return _ways(config)[way.name]
+
+
+def _ways(config: Config) -> Mapping[str, tuple[str, ...]]:
+    return HOST if config.runsc_network == "host" else WAYS
 
 
 def _record(config: Config) -> Path:

@@ -80,6 +80,7 @@ def alive(config: Config, binary: Path, *, deadline_seconds: float) -> Alive:
 
 def networked(config: Config, binary: Path, *, network: int, covered: Sequence[str], deadline_seconds: float) -> str:
     """Start a sandbox in a network namespace whose device is eth0; empty when it takes the device, else what is wrong.
+    Its network stack is the one of the configuration.
 
     Raises:
         errors.MachineError: no cgroup can be made, or the probe's own program is missing.
@@ -87,7 +88,7 @@ def networked(config: Config, binary: Path, *, network: int, covered: Sequence[s
     with _folder(config) as (folder, note):
         store = rootfs.Skeletons(folder / "rootfs")
         root = store.get([closure.of_elf(_PROGRAMS["cat"], config)], _POINTS)
-        probe = _Probe(folder, note, binary, root, deadline_seconds)
+        probe = _Probe(folder, note, binary, root, deadline_seconds, stack=config.runsc_network)
         argv = [str(_PROGRAMS["cat"]), "/proc/net/dev"]
         found = probe.start(argv, filtered=True, network=network, covered=covered)
         if fault := _started(found):
@@ -113,8 +114,10 @@ def _folder(config: Config) -> Iterator[tuple[Path, _Note]]:
 
 
 class _Probe:
-    def __init__(self, folder: Path, note: _Note, binary: Path, root: Path, deadline_seconds: float) -> None:
-        self._folder, self._note, self._deadline = folder, note, deadline_seconds
+    def __init__(
+        self, folder: Path, note: _Note, binary: Path, root: Path, deadline_seconds: float, *, stack: str = "sandbox"
+    ) -> None:
+        self._folder, self._note, self._deadline, self._stack = folder, note, deadline_seconds, stack
         self._binary, self._root = binary, root
 
     def start(
@@ -124,10 +127,12 @@ class _Probe:
         name = f"{PREFIX}{secrets.token_hex(8)}"
         bundle, state = self._folder / name, self._folder / f"{name}-state"
         bundle.mkdir(mode=0o700)
-        (bundle / "config.json").write_text(json.dumps(_config(self._root, argv, network=network is not None)))
+        (bundle / "config.json").write_text(
+            json.dumps(_config(self._root, argv, stack=None if network is None else self._stack))
+        )
         flags = {flag: value for flag, (value, _) in plan.RUNSC_FLAGS.items() if filtered or flag != _FILTER_FLAG}
         if network is not None:
-            flags["--network"] = plan.NETSTACK[0]
+            flags["--network"] = self._stack
         arguments = [str(self._binary), f"--root={state}", *(f"{k}={v}" for k, v in flags.items())]
         with contextlib.ExitStack() as stack:
             leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), name)
@@ -172,7 +177,7 @@ def _read(child: process.Child, until: float) -> bytes | None:
     return out if exited.poll(max(0, int((until - time.monotonic()) * 1000))) else None
 
 
-def _config(root: Path, argv: list[str], *, network: bool) -> Mapping[str, object]:
+def _config(root: Path, argv: list[str], *, stack: str | None) -> Mapping[str, object]:
     arch, names = _ARCHES[os.uname().machine]
     deny = {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": 1}
     return {
@@ -192,7 +197,7 @@ def _config(root: Path, argv: list[str], *, network: bool) -> Mapping[str, objec
             {"destination": _SCRATCH, "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]},
         ],
         "linux": {
-            "namespaces": oci.namespaces(network=network),
+            **oci.namespaces(stack),
             "seccomp": {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [arch], "syscalls": [deny]},
         },
     }

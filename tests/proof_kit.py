@@ -10,7 +10,7 @@ from policy import data, prove
 from policy.compile import plan
 from policy.compile.artefacts import Artefacts, canonical
 from policy.grants.effective import Effective
-from policy.host import Closure, ClosureFile, GrantedPath, HostFacts
+from policy.host import Closure, ClosureFile, GrantedPath, HostFacts, NetworkFacts
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.prove import Facts, Proof
@@ -165,6 +165,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "network": lambda: case(sample.manifest(network="full", more=sample.entries(*DESTINATIONS))),
     "rest": lambda: case(
         sample.manifest(network="full", more=SUPERVISED + sample.entries(*DESTINATIONS), resources=_IO)
+    ),
+    "host stack": lambda: case(
+        sample.manifest(network="full", more=sample.entries(*DESTINATIONS)), host(network=NetworkFacts("", "", "host"))
     ),
     "child": _under_a_parent,
 }

@@ -20,6 +20,8 @@ HOSTNAME = "agent"
 CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
 NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
 OWN_NETWORK = "/proc/self/ns/net"
+# Every number of a user as itself: what runsc makes for its own stack, and with the host's leaves out.
+ALL_IDS = [{"containerID": 0, "hostID": 0, "size": 2**32 - 1}]
 MIB = 1024 * 1024
 
 
@@ -39,10 +41,14 @@ def compile(
     seccomp: dict[str, Any],
     resources: dict[str, Any],
     provenance: Provenance,
+    stack: str = "sandbox",
 ) -> dict[str, Any]:
-    """config.json as a document. ``interpreter`` is the runtime's path in the root, empty for rust-bin."""
+    """config.json as a document. ``interpreter`` is the runtime's path in the root, empty for rust-bin; ``stack`` whose
+    network stack it is (policy.host.NetworkFacts), where there is a network."""
     scratch = effective.filesystem.mode != "read-only-package"
     _explain(origins, provenance)
+    if stack == "host" and effective.network.mode != "off":
+        _explain_user(provenance)
     home = SCRATCH if scratch else WORKSPACE
     env = [f"COVENANT_RUN_ID={TEMPLATE_RUN_ID}", f"HOME={home}", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
     return {
@@ -61,18 +67,30 @@ def compile(
         },
         "mounts": [_mount(i, m) for i, m in enumerate(mounts["mounts"])],
         "linux": {
-            "namespaces": namespaces(network=effective.network.mode != "off"),
+            **namespaces(stack if effective.network.mode != "off" else None),
             "resources": resources,
             "seccomp": seccomp,
         },
     }
 
 
-def namespaces(*, network: bool) -> list[dict[str, str]]:
+def _explain_user(provenance: Provenance) -> None:
+    reason = "with the host's network stack runsc makes none by itself, and its rights would be rights on the host"
+    for place in ("namespaces/user", "gidMappings", "uidMappings"):
+        provenance.add(f"config.json:linux/{place}", built_in("namespace user", reason))
+
+
+def namespaces(stack: str | None) -> dict[str, Any]:
     """New ones, but for the network of an agent that has one: there it is that in which the supervisor starts runsc,
-    which takes the addresses of the device that it finds there."""
-    own = {"network": {"path": OWN_NETWORK}} if network else {}
-    return [{"type": name, **own.get(name, {})} for name in NAMESPACES]
+    which takes the addresses of the device that it finds there. ``stack`` is None where there is no network.
+
+    With the host's stack runsc makes no user namespace unless it is told, and its rights would be rights on the host.
+    """
+    own = {"network": {"path": OWN_NETWORK}} if stack is not None else {}
+    found = [{"type": name, **own.get(name, {})} for name in NAMESPACES]
+    if stack != "host":
+        return {"namespaces": found}
+    return {"gidMappings": ALL_IDS, "namespaces": [*found, {"type": "user"}], "uidMappings": ALL_IDS}
 
 
 def _rlimits(effective: Effective) -> list[dict[str, Any]]:

@@ -36,8 +36,12 @@ RUNSC_FLAGS = {
 # The agent's broker: its one descriptor beside stdio, by its number inside (docs/broker.md). Where nothing is granted
 # that is asked for over it, there is none.
 BROKER = ("--pass-fd", "3", "the agent asks its supervisor over it for children and credentials, and for nothing else")
-# --network where a network is granted: gVisor's own stack on the one interface of the agent's namespace.
-NETSTACK = ("sandbox", "gVisor's own network stack, on the agent's end of the veth")
+# --network where a network is granted, by the host's facts: who makes the packets on the agent's end of the veth. The
+# gateway's rules are the same for both, and stand where neither reaches.
+STACKS = {
+    "sandbox": "gVisor's own network stack, on the agent's end of the veth",
+    "host": "the host kernel's network stack, in the agent's namespace alone: the operator's choice for this host",
+}
 
 
 def compile(
@@ -78,6 +82,7 @@ def compile(
         seccomp=filter_.oci,
         resources=cgroup_doc["oci"],
         provenance=provenance,
+        stack=host.network.stack,
     )
     documents: dict[str, Any] = {
         "config.json": config,
@@ -170,11 +175,11 @@ def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Prov
         provenance.add("seccomp.bpf:clone3", built_in("clone3", reason))
 
 
-def flags(effective: Effective) -> dict[str, str]:
+def flags(effective: Effective, host: HostFacts) -> dict[str, str]:
     """runsc's flags for these grants, ``--pass-fd`` with the number that the descriptor has inside."""
     stated = {flag: value for flag, (value, _) in RUNSC_FLAGS.items()}
     if effective.network.mode != "off":
-        stated["--network"] = NETSTACK[0]
+        stated["--network"] = host.network.stack
     if effective.spawning.allowed or effective.credentials.listing():
         stated[BROKER[0]] = BROKER[1]
     return stated
@@ -182,10 +187,10 @@ def flags(effective: Effective) -> dict[str, str]:
 
 def _runtime(host: HostFacts, effective: Effective, provenance: Provenance) -> dict[str, Any]:
     assert host.runsc is not None
-    stated = flags(effective)
+    stated = flags(effective, host)
     for flag, found in stated.items():
         value, reason = RUNSC_FLAGS.get(flag, BROKER[1:])
-        provenance.add(f"runtime.json:{flag}", built_in(flag, reason if found == value else NETSTACK[1]))
+        provenance.add(f"runtime.json:{flag}", built_in(flag, reason if found == value else STACKS[found]))
     return {
         "version": 1,
         "runsc": {"version": host.runsc.version, "sha256": host.runsc.sha256},

@@ -23,6 +23,17 @@ _CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitte
 # is not listed is the host's.
 _NEW = [{"type": name} for name in ("ipc", "mount", "network", "pid", "uts")]
 _STARTED_IN = [{**one, "path": "/proc/self/ns/net"} if one["type"] == "network" else one for one in _NEW]
+# With the host's stack runsc must be told to make a user namespace, in which every number is itself.
+_EVERY_ID = [{"containerID": 0, "hostID": 0, "size": 4294967295}]
+_BY_STACK: Final[dict[str, dict[str, Any]]] = {
+    "": {"namespaces": _NEW},
+    "sandbox": {"namespaces": _STARTED_IN},
+    "host": {
+        "gidMappings": _EVERY_ID,
+        "namespaces": [*_STARTED_IN, {"type": "user"}],
+        "uidMappings": _EVERY_ID,
+    },
+}
 # A uid of its own is filled in for each run; the template stands for it. Never 0 (sandbox-facts: "never run as uid 0").
 USER = {"gid": 65534, "uid": 65534}
 RUN_ID = "COVENANT_RUN_ID=00000000-0000-0000-0000-000000000000"
@@ -40,15 +51,15 @@ FLAGS: Final = {
     "--platform": "systrap",
 }
 _BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks for children and credentials
-_NETWORK_FLAG = {"off": "none", "outbound-https-only": "sandbox", "full": "sandbox"}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What varies from one config.json to another. ``network`` says that it is given a network namespace."""
+    """What varies from one config.json to another. ``stack`` says whose network stack it has, in a namespace that
+    it is given; empty where it has none."""
 
     args: tuple[str, ...]
-    network: bool
+    stack: str
     scratch: bool  # whether HOME and TMPDIR say that /tmp can be written
     pids_max: int
     disk_bytes: int
@@ -78,19 +89,21 @@ def read(files: Files) -> Config:
     fixed(whole["hostname"], f"{CONFIG}:hostname", "agent")
     fixed(whole["ociVersion"], f"{CONFIG}:ociVersion", "1.0.2")
     fixed(whole["root"], f"{CONFIG}:root", {"path": "rootfs", "readonly": True})
-    linux = closed(whole["linux"], f"{CONFIG}:linux", {"namespaces": list, "resources": dict, "seccomp": dict})
-    network = linux["namespaces"] == _STARTED_IN
-    fixed(linux["namespaces"], f"{CONFIG}:linux/namespaces", _STARTED_IN if network else _NEW)
+    linux = dict(whole["linux"])
+    varies = {name: linux.pop(name) for name in ("resources", "seccomp") if name in linux}
+    closed(varies, f"{CONFIG}:linux", {"resources": dict, "seccomp": dict})
+    stack = next((name for name, form in _BY_STACK.items() if linux == form), "")
+    fixed(linux, f"{CONFIG}:linux", _BY_STACK[stack])
     args, scratch, limits = _process(whole["process"])
     return Config(
         args,
-        network,
+        stack,
         scratch,
         limits["RLIMIT_NPROC"],
         limits["RLIMIT_FSIZE"],
         whole["mounts"],
-        linux["resources"],
-        linux["seccomp"],
+        varies["resources"],
+        varies["seccomp"],
     )
 
 
@@ -151,8 +164,8 @@ class Runsc:
     flags: tuple[str, ...] = tuple(FLAGS)
 
 
-def runtime(files: Files, *, mode: str, broker: bool = False) -> Runsc:
-    """runtime.json, with the flags that a policy of this network mode must have and no other. With ``broker`` the
+def runtime(files: Files, *, stack: str, broker: bool = False) -> Runsc:
+    """runtime.json, with the flags that a policy with this network stack must have and no other. With ``broker`` the
     agent has the one descriptor by which it asks for what it was granted.
 
     Raises:
@@ -160,7 +173,7 @@ def runtime(files: Files, *, mode: str, broker: bool = False) -> Runsc:
     """
     whole = closed(documents.load(files, RUNTIME), RUNTIME, {"flags": dict, "runsc": dict, "version": int})
     fixed(whole["version"], f"{RUNTIME}:version", 1)
-    wanted = FLAGS | {"--network": _NETWORK_FLAG[mode]} | (_BROKER if broker else {})
+    wanted = FLAGS | {"--network": stack or FLAGS["--network"]} | (_BROKER if broker else {})
     flags = closed(whole["flags"], f"{RUNTIME}:flags", dict.fromkeys(wanted, str))
     for name, value in wanted.items():
         fixed(flags[name], f"{RUNTIME}:{name}", value)

@@ -91,7 +91,7 @@ def read(files: Files) -> Decompiled:
     arch, found = _filters(files, oci)
     seen = mounts.read(files, oci)
     reached = network.read(files)
-    if oci.network != (reached.mode != "off"):
+    if bool(oci.stack) != (reached.mode != "off"):
         raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
     if seen.resolver != reached.named:
         raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
@@ -133,7 +133,7 @@ def read(files: Files) -> Decompiled:
         limits.files,
         seen,
         oci.args,
-        config.runtime(files, mode=reached.mode, broker=asks),
+        config.runtime(files, stack=oci.stack, broker=asks),
         reached,
     )
 

@@ -232,6 +232,30 @@ PROCESS: dict[str, tuple[str, Fault]] = {
         "network",
         lambda d: d["config.json"]["linux"]["namespaces"][2].update(path="/proc/1/ns/net"),
     ),
+    "the host's stack without a user namespace": (
+        "host stack",
+        lambda d: drop(d["config.json"]["linux"]["namespaces"], type="user"),
+    ),
+    "the host's user namespace": (
+        "host stack",
+        lambda d: d["config.json"]["linux"]["namespaces"][5].update(path="/proc/1/ns/user"),
+    ),
+    "another user for root inside": (
+        "host stack",
+        lambda d: d["config.json"]["linux"]["uidMappings"][0].update(hostID=1),
+    ),
+    "gVisor's stack with the form of the host's": (
+        "host stack",
+        lambda d: d["runtime.json"]["flags"].update({"--network": "sandbox"}),
+    ),
+    "the host's stack with the form of gVisor's": (
+        "network",
+        lambda d: d["runtime.json"]["flags"].update({"--network": "host"}),
+    ),
+    "the host's stack without a network": (
+        "least",
+        lambda d: d["runtime.json"]["flags"].update({"--network": "host"}),
+    ),
     "no resolver where names are resolved": ("network", lambda d: unmount(d, "/etc/resolv.conf")),
     "the host's resolver": ("network", lambda d: mount(d, "/etc/resolv.conf", source="/etc/resolv.conf")),
     "a resolver that can be written": (
