@@ -237,3 +237,69 @@ class TooManySubscribersError(OperatorError):
     """As many streams are open as there may be."""
 
     code = "too_many_streams"
+
+
+class SenderMismatchError(OperatorError):
+    """The task names another sender than whoever sends it."""
+
+    code = "a2a_sender_mismatch"
+
+
+class RecipientRejectedError(OperatorError):
+    """The recipient has granted nobody to send it tasks in the sender's name, or is not known here."""
+
+    code = "a2a_recipient_rejected"
+
+
+class NoTaskError(OperatorError):
+    """The mailbox holds no such task, or the caller is neither its sender nor its recipient."""
+
+    code = "no_such_task"
+
+
+class TaskStateError(OperatorError):
+    """The task is not in a state in which that can be done: it is not leased, or has its result already."""
+
+    code = "task_state"
+
+
+class LeaseMismatchError(OperatorError):
+    """The task is leased under another lease than the one that was named."""
+
+    code = "lease_mismatch"
+
+
+class TaskExistsError(OperatorError):
+    """Another task has the same id."""
+
+    code = "task_exists"
+
+
+class TaskInvalidError(OperatorError):
+    """The task, its result, or what should be done with it is not as the mailbox takes it."""
+
+    code = "task_invalid"
+
+
+class MailboxFullError(OperatorError):
+    """As many tasks wait for this recipient, or in all, as may."""
+
+    code = "mailbox_full"
+
+
+class NoToolError(OperatorError):
+    """No tool of that name is registered."""
+
+    code = "no_such_tool"
+
+
+class ToolArgumentsError(OperatorError):
+    """The arguments do not fit the tool's schema; `where` names the place."""
+
+    code = "tool_arguments"
+
+
+class ToolError(MachineError):
+    """The tool gave no answer, or none in time."""
+
+    code = "tool_failed"
