@@ -10,6 +10,7 @@ from __future__ import annotations
 # One class stands in one place: each module is re-exported whole.
 from policy.errors.author import *  # noqa: F403
 from policy.errors.base import *  # noqa: F403
+from policy.errors.daemon import *  # noqa: F403
 from policy.errors.exhausted import *  # noqa: F403
 from policy.errors.machine import *  # noqa: F403
 from policy.errors.operator import *  # noqa: F403

@@ -1,0 +1,53 @@
+"""The seed's ``Server::respond``: every store in one place, and one request in, one response out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covenant.respond.caller import Caller
+from covenant.wire import requests, responses
+from policy import errors
+
+_LOG = logging.getLogger(__name__)
+
+# A handler takes the class of its kind and refuses by raising a CovenantError; `Any`, since each takes another one.
+Handler = Callable[["Server", Caller, Any], Awaitable[responses.Response]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """What handlers work with. ``now_ms`` is the one clock: Unix milliseconds."""
+
+    home: Path
+    now_ms: Callable[[], int]
+    settings: Any
+    identity: Any
+    audit: Any
+    capabilities: Any
+    peers: Any
+    memory: Any
+    embedder: Any
+    ignore: Any
+    budget: Any
+    checkpoints: Any
+    receipts: Any
+    mailbox: Any
+    tools: Any
+    agents: Any
+    runners: Any
+    secrets: Any
+    handlers: Mapping[str, Handler]
+
+    async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
+        """The one answer to a request: a refusal is an answer too, and so is a fault of ours, which the log keeps."""
+        try:
+            return await self.handlers[request.kind](self, caller, request)
+        except errors.CovenantError as e:
+            return responses.Error.of(e)
+        except Exception:
+            _LOG.exception("`%s` of %s failed", request.kind, caller.agent.display)
+            return responses.Error.of(errors.InternalError("the daemon failed at this", hint="see its log"))

@@ -1,0 +1,322 @@
+"""What stands inside requests and responses: orders to repair, outcomes, reports. Names as version 1 has them.
+
+Where version 1's page names no field, ours are chosen in its manner, and a comment says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from covenant.wire.types import U64, AgentId, Base58, PeerSummary, Wire
+
+Mode = Literal["dry_run", "apply"]
+# How much one answer may hold; a handler cuts further where rows are large.
+Limit = Annotated[int, pydantic.Field(ge=0, lt=2**32)]
+DuplicateRisk = Literal["idempotent", "operator-accepted", "operator_accepted"]
+# Roots and hashes are 64 lower-case hexadecimal digits.
+Hex = str
+
+
+# Memory -------------------------------------------------------------------------------------------------------
+
+
+class DetachParent(Wire):
+    """Take a record's parent away; with ``expected_parent``, only where it is that one."""
+
+    action: Literal["detach_parent"] = "detach_parent"
+    id: str
+    expected_parent: str | None = None
+
+
+class DeleteRecord(Wire):
+    """Take one record out."""
+
+    action: Literal["delete_record"] = "delete_record"
+    id: str
+
+
+class BackfillProvenance(Wire):
+    """Write where a record came from into its metadata."""
+
+    action: Literal["backfill_provenance"] = "backfill_provenance"
+    id: str
+    provenance: Any
+
+
+MemoryCommand = Annotated[DetachParent | DeleteRecord | BackfillProvenance, pydantic.Field(discriminator="action")]
+
+
+class MemoryRepairOrder(Wire):
+    """One repair, tried or done, and why."""
+
+    mode: Mode
+    command: MemoryCommand
+    reason: str
+
+
+class MemoryRepairOutcome(Wire):
+    """What a repair did or would do; ``before`` and ``after`` are records."""
+
+    id: str
+    action: str
+    mode: Mode
+    would_change: bool
+    changed: bool
+    before: Any = None
+    after: Any = None
+
+
+class CompactionPolicy(Wire):
+    """What a compaction takes out and marks; a policy without any of it is refused."""
+
+    delete_working_before_ms: U64 | None = None
+    delete_episodic_before_ms: U64 | None = None
+    mark_longterm_stale_before_ms: U64 | None = None
+    detach_stale_parents: bool = False
+    marked_at_ms: U64 | None = None
+
+
+class MemoryCompactionOrder(Wire):
+    """One compaction, tried or done, and why."""
+
+    mode: Mode
+    policy: CompactionPolicy
+    reason: str
+
+
+class MemoryCompactionOutcome(Wire):
+    """The ids that a compaction touched or would touch."""
+
+    mode: Mode
+    would_change: bool
+    changed: bool
+    deleted: tuple[str, ...] = ()
+    stale_marked: tuple[str, ...] = ()
+    parents_detached: tuple[str, ...] = ()
+
+
+class Check(Wire):
+    """One check of ``verify``."""
+
+    name: str
+    passed: bool
+    message: str
+
+
+class Drift(Wire):
+    """Where two stores disagree, and how that is mended."""
+
+    kind: str
+    id: str | None = None
+    message: str
+    repair: str
+
+
+# Settlement ---------------------------------------------------------------------------------------------------
+
+
+class ChainStatus(Wire):
+    """What is configured of a chain, and what is missing for it."""
+
+    chain: str | None = None
+    cluster: str | None = None
+    rpc_url: str | None = None
+    ws_url: str | None = None
+    program_id: str | None = None
+    covnt_mint: str | None = None
+    ready: bool
+    missing: tuple[str, ...] = ()
+
+
+class ReceiptBatch(Wire):
+    """Receipts under one Merkle root; ``tx_sig`` and ``slot`` where that went to a chain."""
+
+    batch_id: str
+    merkle_root: Hex
+    receipt_count: U64
+    tx_sig: str | None = None
+    slot: U64 | None = None
+
+
+# Capabilities, peers ------------------------------------------------------------------------------------------
+
+
+class UseBudget(Wire):
+    """How often a metered grant was used."""
+
+    max_uses: U64
+    used: U64
+    remaining: U64
+
+
+class CapabilityUse(Wire):
+    """A grant, whether it holds now, and what is left of it."""
+
+    signature_b58: Base58
+    action: str
+    expires_at: U64 | None = None
+    revoked: bool
+    effective: bool
+    budget: UseBudget | None = None
+
+
+class PeerRevokeOutcome(Wire):
+    """What came of ``revoke_peer``. The page names the outcomes; the tag and ``peer`` are ours."""
+
+    type: Literal["revoked", "already_revoked", "not_found", "ambiguous", "self_revoke_forbidden"]
+    peer: PeerSummary | None = None
+    matches: tuple[PeerSummary, ...] = ()
+    truncated: bool = False
+
+
+class GrantedAction(Wire):
+    """A grant made on the way (``enroll_peer``)."""
+
+    action: str
+    signature_b58: Base58
+
+
+# Audit --------------------------------------------------------------------------------------------------------
+
+
+class AuditEvent(Wire):
+    """One row: ``kind`` is an object whose ``type`` names the kind and which holds its fields."""
+
+    id: str
+    timestamp_ms: U64
+    issuer: AgentId
+    kind: dict[str, Any]
+
+
+class AuditReport(Wire):
+    """What ``verify_audit_integrity`` found."""
+
+    events: U64
+    anchors: U64
+    valid: bool
+    root_hash_hex: Hex
+    failures: tuple[Any, ...] = ()
+
+
+class InclusionProof(Wire):
+    """That a row is in the log (RFC 6962, section 2.1.1). The page names no fields; these are ours."""
+
+    event_id: str
+    leaf_index: U64
+    tree_size: U64
+    leaf_hash_hex: Hex
+    path_hex: tuple[Hex, ...] = ()
+    root_hash_hex: Hex
+    # The signed note (C2SP) of a checkpoint of that size, where there is one.
+    checkpoint: str | None = None
+
+
+class ProvenanceAction(Wire):
+    """One row, as who did what by whose leave."""
+
+    event_id: str
+    timestamp_ms: U64
+    kind: str
+    actor: str
+    action: str
+    approver: str | None = None
+    rule: str | None = None
+    outcome: str
+
+
+# Mailbox ------------------------------------------------------------------------------------------------------
+
+
+class Requeue(Wire):
+    """Put a leased task back."""
+
+    action: Literal["requeue"] = "requeue"
+    lease_id: str | None = None
+    duplicate_risk: DuplicateRisk
+
+
+class ForceError(Wire):
+    """End a task with an error."""
+
+    action: Literal["force_error"] = "force_error"
+    lease_id: str | None = None
+    message: str
+
+
+A2ACommand = Annotated[Requeue | ForceError, pydantic.Field(discriminator="action")]
+
+
+class A2ARepairOrder(Wire):
+    """One repair of the mailbox, and why; shaped as version 1's repair of memory is."""
+
+    task_id: str
+    command: A2ACommand
+    reason: str
+
+
+class A2ARepairOutcome(Wire):
+    """What a repair of the mailbox did."""
+
+    task_id: str
+    action: str
+    lease_id: str | None = None
+    duplicate_risk: str | None = None
+    attempt: U64 = 0
+
+
+class RetryPolicy(Wire):
+    """Which stale leases may be put back; version 1's defaults."""
+
+    enabled: bool = False
+    min_lease_age_ms: U64 = 300_000
+    max_attempts: U64 = 3
+    max_requeues: U64 = 1
+    scan_limit: U64 = 100
+
+
+class RetryReport(Wire):
+    """What a look for stale leases did, as its audit row has it."""
+
+    enabled: bool
+    considered: U64
+    requeued: U64
+    skipped: U64
+    skipped_by_reason: dict[str, U64] = pydantic.Field(default_factory=dict)
+    min_lease_age_ms: U64
+    max_attempts: U64
+    max_requeues: U64
+    scan_limit: U64
+    error: str | None = None
+
+
+# Ours ---------------------------------------------------------------------------------------------------------
+
+
+class AgentListing(Wire):
+    """A package below ``agents/``: routable, or with the error that keeps it from being so."""
+
+    directory: str
+    id: str | None = None
+    name: str | None = None
+    version: str | None = None
+    runtime: str | None = None
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    budget_credits_per_hour: U64 = 0
+    tools_allowed: tuple[str, ...] = ()
+    routable: bool
+    error: str | None = None
+
+
+class Denial(Wire):
+    """Something that the kernel or a gate denied an agent, from the supervisor's rows."""
+
+    event_id: str
+    timestamp_ms: U64
+    run_id: str | None = None
+    agent_id: str | None = None
+    layer: str
+    target: str
+    count: U64 = 1

@@ -1,0 +1,100 @@
+"""Connections, intents, agents and tools."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+
+from covenant.wire.parts import Limit
+from covenant.wire.requests.base import Request
+from covenant.wire.types import Priority
+
+# The connection -------------------------------------------------------------------------------------------------
+
+
+class Ping(Request):
+    """Is anybody there."""
+
+    kind: Literal["ping"] = "ping"
+
+
+class ProtocolInfo(Request):
+    """Which protocol and versions; the only request before ``authenticate``, any number of times."""
+
+    kind: Literal["protocol_info"] = "protocol_info"
+
+
+class Authenticate(Request):
+    """Who asks on this connection from now on."""
+
+    kind: Literal["authenticate"] = "authenticate"
+    token_b58: str
+
+
+# Intents --------------------------------------------------------------------------------------------------------
+
+
+class SubmitIntent(Request):
+    """Do this. Ours: ``agent`` names who, ``priority`` may only lower the manifest's, and with the same
+    ``idempotency_key`` the same caller gets the same answer without a second run."""
+
+    kind: Literal["submit_intent"] = "submit_intent"
+    text: str
+    prefer_stream: bool = False
+    agent: str | None = None
+    priority: Priority | None = None
+    idempotency_key: str | None = pydantic.Field(default=None, min_length=1, max_length=256)
+
+
+class ResumeIntent(Request):
+    """Go on with an intent that waited for credits."""
+
+    kind: Literal["resume_intent"] = "resume_intent"
+    intent_id: str
+
+
+class RecentDebits(Request):
+    """The newest debits of the budget."""
+
+    kind: Literal["recent_debits"] = "recent_debits"
+    limit: Limit = 10
+
+
+# Tools ----------------------------------------------------------------------------------------------------------
+
+
+class ListTools(Request):
+    """Which tools there are."""
+
+    kind: Literal["list_tools"] = "list_tools"
+
+
+class CallTool(Request):
+    """Call one."""
+
+    kind: Literal["call_tool"] = "call_tool"
+    name: str
+    arguments: Any = None
+
+
+# Agents: ours ---------------------------------------------------------------------------------------------------
+
+
+class ListAgents(Request):
+    """Ours: the packages, and what is wrong with those that cannot be routed to."""
+
+    kind: Literal["list_agents"] = "list_agents"
+
+
+class ReloadAgents(Request):
+    """Ours: look at the packages anew."""
+
+    kind: Literal["reload_agents"] = "reload_agents"
+
+
+# What is not served ---------------------------------------------------------------------------------------------
+
+
+class Unsupported(Request):
+    """A kind of version 1 that is not served here."""

@@ -1,0 +1,79 @@
+"""JSON of the wire, read so that two readers of one document cannot disagree (RFC 8259, section 4).
+
+policy.signing.strict_json is for what is signed and takes no fraction; the wire has fractions (relevance, embeddings).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, NoReturn
+
+from policy import errors
+from policy.signing import strict_json
+
+# Far below what Python's reader and pydantic's refuse by themselves (some 1,000 and 200 levels).
+MAX_DEPTH: Final = 64
+_TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
+
+
+def read(raw: bytes) -> Any:
+    """The value of one JSON document: two equal keys, NaN, infinite numbers and too much depth are refused.
+
+    Raises:
+        errors.MalformedRequestError: it is not that.
+    """
+    try:
+        value = _DECODER.decode(raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise errors.MalformedRequestError("not UTF-8") from None
+    except RecursionError:
+        raise errors.MalformedRequestError(_TOO_DEEP) from None
+    except json.JSONDecodeError as e:
+        raise errors.MalformedRequestError(f"not JSON at line {e.lineno} column {e.colno}") from None
+    except strict_json.MalformedError as e:
+        raise errors.MalformedRequestError(str(e)) from None
+    except ValueError:  # an integer of thousands of digits
+        raise errors.MalformedRequestError("a number that is too long") from None
+    # Nearly every request opens fewer brackets than it may nest.
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level = inner
+        if not level:
+            return
+    raise errors.MalformedRequestError(_TOO_DEEP)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise strict_json.MalformedError(f"the key `{strict_json.shown(twice)}` stands twice in one object")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise strict_json.MalformedError(f"the number `{text[:32]}` is too large")
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise strict_json.MalformedError(f"`{text}` is no number of JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant)
