@@ -1,0 +1,138 @@
+"""The ledger and the checkpoints as journals: ``budget/ledger.jsonl`` and ``budget/checkpoints.jsonl``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import anyio
+
+from covenant.stores.budget import in_memory, interface, rows, state
+from covenant.stores.journal import Journal
+
+
+class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
+    """``interface.BudgetLedger`` over a journal. Make it with ``open``."""
+
+    def __init__(self, journal: Journal, path: Path, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms)
+        self._journal = journal
+        self._path = path
+
+    @classmethod
+    async def open(cls, path: Path, now_ms: Callable[[], int]) -> Self:
+        """Open or make the ledger at ``path``.
+
+        Raises:
+            errors.StoreError: it cannot be used, or a line of it is no row.
+        """
+        journal = await Journal.open(path)
+        ledger = cls(journal, path, now_ms)
+        number = 0
+        try:
+            async for line in journal.lines():
+                number += 1
+                ledger._state.apply(rows.ledger_row(line, f"{path}:{number}"))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await journal.close()
+            raise
+        return ledger
+
+    @property
+    def recovered(self) -> list[str]:
+        """What was set aside at the start, as ``Journal.recovered``."""
+        return self._journal.recovered
+
+    async def compact(self, before_ms: int) -> interface.Compacted:
+        """As ``interface.BudgetLedger.compact``. The file is read again: what goes is decided by what stands there."""
+        outcome = interface.Compacted(0, 0)
+
+        def select(lines: list[bytes]) -> list[bytes]:
+            nonlocal outcome
+            ledger = [rows.ledger_row(line, f"{self._path}:{n}") for n, line in enumerate(lines, 1)]
+            kept, outcome = state.compacted(ledger, before_ms)
+            return [rows.line(row) for row in kept]
+
+        with anyio.CancelScope(shield=True):
+            await self._journal.rewrite(select)
+            await super().compact(before_ms)
+        return outcome
+
+    async def close(self) -> None:
+        """As ``interface.BudgetLedger.close``."""
+        await self._journal.close()
+
+    async def _keep(self, row: rows.LedgerRow) -> None:
+        # Shielded: what was decided in memory is on the disk, or taken back, whatever becomes of who asked.
+        with anyio.CancelScope(shield=True):
+            await self._journal.append(rows.line(row))
+
+
+class DurableCheckpoints(in_memory.InMemoryCheckpoints):
+    """``interface.Checkpoints`` over a journal. Make it with ``open``."""
+
+    def __init__(self, journal: Journal, path: Path, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms)
+        self._journal = journal
+        self._path = path
+
+    @classmethod
+    async def open(cls, path: Path, now_ms: Callable[[], int]) -> Self:
+        """Open or make the checkpoints at ``path``.
+
+        Raises:
+            errors.StoreError: the file cannot be used, or a line of it is no row.
+        """
+        journal = await Journal.open(path)
+        found = cls(journal, path, now_ms)
+        number = 0
+        try:
+            async for line in journal.lines():
+                number += 1
+                found._replay(rows.checkpoint_row(line, f"{path}:{number}"))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await journal.close()
+            raise
+        return found
+
+    @property
+    def recovered(self) -> list[str]:
+        """What was set aside at the start, as ``Journal.recovered``."""
+        return self._journal.recovered
+
+    async def compact(self) -> int:
+        """As ``interface.Checkpoints.compact``. What is active is what the file says, between two writes."""
+        dropped = 0
+
+        def select(lines: list[bytes]) -> list[bytes]:
+            nonlocal dropped
+            kept: dict[tuple[str, str], bytes] = {}
+            for number, line in enumerate(lines, 1):
+                row = rows.checkpoint_row(line, f"{self._path}:{number}")
+                if isinstance(row, rows.PauseSaved):
+                    kept[row.checkpoint.intent_id, row.checkpoint.agent.pubkey] = line
+                else:
+                    kept.pop((row.intent_id, row.agent.pubkey), None)
+            dropped = len(lines) - len(kept)
+            return list(kept.values())
+
+        with anyio.CancelScope(shield=True):
+            await self._journal.rewrite(select)
+        return dropped
+
+    async def close(self) -> None:
+        """As ``interface.Checkpoints.close``."""
+        await self._journal.close()
+
+    async def _keep(self, row: rows.CheckpointRow) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._journal.append(rows.line(row))
+
+    def _replay(self, row: rows.CheckpointRow) -> None:
+        if isinstance(row, rows.PauseSaved):
+            self._active[row.checkpoint.intent_id, row.checkpoint.agent.pubkey] = row.checkpoint
+        else:
+            self._active.pop((row.intent_id, row.agent.pubkey), None)

@@ -1,0 +1,227 @@
+"""The ledger and the checkpoints without a file: for tests, and under the durable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
+from types import MappingProxyType
+from typing import Any, Final
+
+import anyio.lowlevel
+
+from covenant.stores.budget import interface, rows, state
+from covenant.wire import types
+from policy import budget, errors
+
+# The words of a request are no path of this machine, whatever they begin with.
+_TEXTS: Final = frozenset({"intent_text"})
+_MOST_DEPTH: Final = 32
+
+
+class InMemoryBudgetLedger:
+    """``interface.BudgetLedger`` in memory.
+
+    A method decides and changes the buckets before it first waits, so that no other task comes between; then it waits
+    until its row is kept, and takes the change back if it is not.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._clock = now_ms
+        self._state = state.LedgerState()
+
+    async def set_capacity(self, agent: types.AgentId, per_hour: int) -> bool:
+        """As ``interface.BudgetLedger.set_capacity``."""
+        before = self._state.buckets.get(agent.pubkey)
+        if before is not None and before.capacity == per_hour:
+            return False
+        row = rows.CapacitySet(agent=agent, capacity=per_hour, at_ms=self._now())
+        self._state.apply(row)
+        try:
+            await self._keep(row)
+        except errors.StoreError:
+            if before is None:
+                del self._state.buckets[agent.pubkey]
+            else:
+                now = self._state.buckets[agent.pubkey]
+                self._state.buckets[agent.pubkey] = budget.set_capacity(now, before.capacity, row.at_ms)
+            raise
+        return True
+
+    async def try_debit(self, agent: types.AgentId, credits: int, paired_receipt: str) -> types.BudgetDebit:  # noqa: A002
+        """As ``interface.BudgetLedger.try_debit``."""
+        bucket = self._state.buckets.get(agent.pubkey)
+        if bucket is None:
+            raise errors.BudgetUnseededError(f"no capacity was set for `{agent.display}`")
+        if paired_receipt in self._state.open:
+            raise errors.ReservationError(f"a reservation with receipt `{paired_receipt}` is open")
+        now = self._now()
+        after = budget.debit(bucket, credits, now)
+        if isinstance(after, budget.Exhausted):
+            raise _exhausted(agent, credits, after)
+        row = rows.Debit(agent=agent, credits=credits, paired_receipt=paired_receipt, at_ms=now, reserved=True)
+        self._state.apply(row)
+        try:
+            await self._keep(row)
+        except errors.StoreError:
+            self._state.undo(row)
+            raise
+        return _debit(row)
+
+    async def settle(self, agent: types.AgentId, paired_receipt: str, credits: int) -> types.BudgetDebit:  # noqa: A002
+        """As ``interface.BudgetLedger.settle``."""
+        reservation = self._reservation(agent, paired_receipt)
+        now = self._now()
+        row = rows.Debit(agent=agent, credits=credits, paired_receipt=paired_receipt, at_ms=now, settles=True)
+        self._state.apply(row)
+        try:
+            await self._keep(row)
+        except errors.StoreError:
+            self._state.undo(row, reservation)
+            raise
+        return _debit(row)
+
+    async def refund(self, agent: types.AgentId, paired_receipt: str) -> int:
+        """As ``interface.BudgetLedger.refund``."""
+        reservation = self._reservation(agent, paired_receipt)
+        row = rows.Refund(agent=agent, credits=reservation.credits, paired_receipt=paired_receipt, at_ms=self._now())
+        self._state.apply(row)
+        try:
+            await self._keep(row)
+        except errors.StoreError:
+            self._state.undo(row, reservation)
+            raise
+        return row.credits
+
+    async def recent(self, limit: int) -> Sequence[types.BudgetDebit]:
+        """As ``interface.BudgetLedger.recent``."""
+        newest = reversed(self._state.debits)
+        return tuple(_debit(row) for row, _ in zip(newest, range(max(0, limit)), strict=False))
+
+    def tokens(self, agent: types.AgentId) -> int | None:
+        """As ``interface.BudgetLedger.tokens``."""
+        bucket = self._state.buckets.get(agent.pubkey)
+        return None if bucket is None else budget.refill(bucket, self._now()).tokens
+
+    def buckets(self) -> Mapping[str, budget.Bucket]:
+        """As ``interface.BudgetLedger.buckets``."""
+        return MappingProxyType(self._state.buckets)
+
+    def unsettled(self) -> Sequence[types.BudgetDebit]:
+        """As ``interface.BudgetLedger.unsettled``."""
+        return tuple(_debit(row) for row in self._state.open.values())
+
+    async def compact(self, before_ms: int) -> interface.Compacted:
+        """As ``interface.BudgetLedger.compact``: here only the newest debits are rows."""
+        await anyio.lowlevel.checkpoint()
+        kept = [row for row in self._state.debits if row.at_ms >= before_ms]
+        dropped = len(self._state.debits) - len(kept)
+        self._state.debits.clear()
+        self._state.debits.extend(kept)
+        return interface.Compacted(dropped, len(self._state.buckets))
+
+    async def close(self) -> None:
+        """As ``interface.BudgetLedger.close``."""
+
+    async def _keep(self, row: rows.LedgerRow) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    def _now(self) -> int:
+        """The clock, never behind what a row already has: one that was set back makes no time pass twice."""
+        return max(self._state.latest_ms, self._clock())
+
+    def _reservation(self, agent: types.AgentId, paired_receipt: str) -> rows.Debit:
+        found = self._state.open.get(paired_receipt)
+        if found is None or found.agent.pubkey != agent.pubkey:
+            raise errors.ReservationError(
+                f"no reservation of `{agent.display}` with receipt `{paired_receipt}` is open"
+            )
+        return found
+
+
+class InMemoryCheckpoints:
+    """``interface.Checkpoints`` in memory."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._clock = now_ms
+        self._active: dict[tuple[str, str], types.BudgetPauseCheckpoint] = {}
+
+    async def save(self, checkpoint: types.BudgetPauseCheckpoint) -> None:
+        """As ``interface.Checkpoints.save``."""
+        key = (checkpoint.intent_id, checkpoint.agent.pubkey)
+        found = self._active.get(key)
+        if found == checkpoint:
+            await anyio.lowlevel.checkpoint()
+            return
+        if found is not None:
+            raise errors.CheckpointError(f"intent `{checkpoint.intent_id}` waits already")
+        _refuse_paths(checkpoint.resume_state)
+        self._active[key] = checkpoint
+        try:
+            await self._keep(rows.PauseSaved(checkpoint=checkpoint))
+        except errors.StoreError:
+            self._active.pop(key, None)
+            raise
+
+    async def claim(self, intent_id: str, agent: types.AgentId) -> types.BudgetPauseCheckpoint:
+        """As ``interface.Checkpoints.claim``."""
+        key = (intent_id, agent.pubkey)
+        found = self._active.pop(key, None)
+        if found is None:
+            raise errors.NoCheckpointError(f"no intent `{intent_id}` of `{agent.display}` waits to be resumed")
+        row = rows.ResumeClaimed(intent_id=intent_id, agent=found.agent, resumed_at_ms=max(0, self._clock()))
+        try:
+            await self._keep(row)
+        except errors.StoreError:
+            self._active.setdefault(key, found)
+            raise
+        return found
+
+    def active(self) -> Sequence[types.BudgetPauseCheckpoint]:
+        """As ``interface.Checkpoints.active``."""
+        return tuple(self._active.values())
+
+    async def compact(self) -> int:
+        """As ``interface.Checkpoints.compact``: nothing that was claimed is kept here."""
+        await anyio.lowlevel.checkpoint()
+        return 0
+
+    async def close(self) -> None:
+        """As ``interface.Checkpoints.close``."""
+
+    async def _keep(self, row: rows.CheckpointRow) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def _debit(row: rows.Debit) -> types.BudgetDebit:
+    return types.BudgetDebit(agent=row.agent, credits=row.credits, paired_receipt=row.paired_receipt, at_ms=row.at_ms)
+
+
+def _exhausted(agent: types.AgentId, requested: int, found: budget.Exhausted) -> errors.BudgetExhaustedError:
+    when = "never" if found.refill_eta_ms == budget.U64_MAX else f"at {found.refill_eta_ms} ms"
+    return errors.BudgetExhaustedError(
+        f"the budget of `{agent.display}` is used up: {found.tokens_remaining} credits left, {requested} needed",
+        hint=f"there are enough {when}; settlement.budget_credits_per_hour of its manifest says how fast",
+        tokens_remaining=found.tokens_remaining,
+        refill_eta_ms=found.refill_eta_ms,
+    )
+
+
+def _refuse_paths(value: Any, name: str = "resume_state", depth: int = 0) -> None:
+    """Refuse text anywhere in the state that is an absolute path of a machine, or of somebody's home."""
+    if depth > _MOST_DEPTH:
+        raise errors.CheckpointError(f"`{name}` is nested more than {_MOST_DEPTH} deep")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_paths(key, name, depth + 1)
+            if depth or key not in _TEXTS:
+                _refuse_paths(item, f"{name}.{key}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_paths(item, name, depth + 1)
+    elif isinstance(value, str) and _is_machine_local(value):
+        raise errors.CheckpointError(f"`{name}` holds a path of this machine")
+
+
+def _is_machine_local(text: str) -> bool:
+    text = text.removeprefix("file://")
+    return text.startswith("~") or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()

@@ -1,0 +1,107 @@
+"""What the rows of a ledger come to. Both ledgers keep one; reading the file again gives the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable
+
+from covenant.stores.budget import interface, rows
+from covenant.wire import types
+from policy import budget
+
+
+class LedgerState:
+    """Buckets, open reservations and the newest debits after some rows. No file and no clock."""
+
+    def __init__(self) -> None:
+        self.latest_ms = 0
+        self.buckets: dict[str, budget.Bucket] = {}
+        self.agents: dict[str, types.AgentId] = {}
+        self.open: dict[str, rows.Debit] = {}
+        self.debits: deque[rows.Debit] = deque(maxlen=interface.MOST_RECENT)
+
+    def apply(self, row: rows.LedgerRow) -> None:
+        """Take one more row into account."""
+        key = row.agent.pubkey
+        self.latest_ms = max(self.latest_ms, row.at_ms)
+        self.agents[key] = row.agent
+        match row:
+            case rows.CapacitySet():
+                self.buckets[key] = budget.set_capacity(self.buckets.get(key), row.capacity, row.at_ms)
+            case rows.Debit():
+                self._debit(key, row)
+            case rows.Refund():
+                self.open.pop(row.paired_receipt, None)
+                if key in self.buckets:
+                    self.buckets[key] = budget.give_back(self.buckets[key], row.credits, row.at_ms)
+            case rows.Snapshot():
+                self._restore(key, row)
+
+    def undo(self, row: rows.Debit | rows.Refund, reservation: rows.Debit | None = None) -> None:
+        """Take back a row that could not be written, and open the reservation again that it closed."""
+        key = row.agent.pubkey
+        turn = budget.give_back if isinstance(row, rows.Debit) else budget.charge
+        self.buckets[key] = turn(self.buckets[key], row.credits, row.at_ms)
+        if isinstance(row, rows.Debit) and row in self.debits:
+            self.debits.remove(row)
+        if reservation is not None:
+            self.open[reservation.paired_receipt] = reservation
+        else:
+            self.open.pop(row.paired_receipt, None)
+
+    def snapshots(self) -> list[rows.Snapshot]:
+        """Every bucket as a row, with its agent's open reservations."""
+        return [self._snapshot(key, bucket) for key, bucket in self.buckets.items()]
+
+    def _debit(self, key: str, row: rows.Debit) -> None:
+        if row.settles:
+            self.open.pop(row.paired_receipt, None)
+        elif row.reserved:
+            self.open[row.paired_receipt] = row
+        if row.credits:
+            self.debits.append(row)
+        if key in self.buckets:
+            self.buckets[key] = budget.charge(self.buckets[key], row.credits, row.at_ms)
+
+    def _restore(self, key: str, row: rows.Snapshot) -> None:
+        owed = row.owed if row.owed < row.capacity else 0
+        balance = min(row.tokens_remaining, row.capacity) - row.debt
+        self.buckets[key] = budget.Bucket(row.capacity, balance, row.last_refill_ms, owed)
+        for one in row.open:
+            self.open[one.paired_receipt] = rows.Debit(agent=row.agent, reserved=True, **one.model_dump())
+
+    def _snapshot(self, key: str, bucket: budget.Bucket) -> rows.Snapshot:
+        mine = (one for one in self.open.values() if one.agent.pubkey == key)
+        return rows.Snapshot(
+            agent=self.agents[key],
+            capacity=bucket.capacity,
+            tokens_remaining=bucket.tokens,
+            last_refill_ms=bucket.last_refill_ms,
+            at_ms=self.latest_ms,
+            owed=bucket.owed,
+            debt=bucket.debt,
+            open=tuple(
+                rows.Open(credits=one.credits, paired_receipt=one.paired_receipt, at_ms=one.at_ms) for one in mine
+            ),
+        )
+
+
+def compacted(ledger: Iterable[rows.LedgerRow], before_ms: int) -> tuple[list[rows.LedgerRow], interface.Compacted]:
+    """The rows in the place of ``ledger``: snapshots for those before ``before_ms``, then the others as they are.
+
+    Only the beginning of the file goes: a row of an earlier time behind a later one, which a clock that was set back
+    can have left in version 1's, stands where it stood, since the order of rows is what they mean.
+    """
+    remaining = iter(ledger)
+    before = LedgerState()
+    kept: list[rows.LedgerRow] = []
+    dropped = 0
+    for row in remaining:
+        if row.at_ms >= before_ms:
+            kept = [row, *remaining]
+            break
+        before.apply(row)
+        dropped += not isinstance(row, rows.Snapshot)
+    snapshots = before.snapshots()
+    return list(itertools.chain(snapshots, kept)), interface.Compacted(dropped, len(snapshots))
