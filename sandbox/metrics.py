@@ -2,8 +2,6 @@
 
 Numbers and agent ids alone: no intent, no result, no path, no package, no text of an agent's. The number of series is
 bounded: codes, layers and states are closed tables, and only so many agent ids have series of their own.
-
-    https://prometheus.io/docs/instrumenting/exposition_formats/ (text format 0.0.4)
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from typing import Any
 
 from policy import denials, errors
 from policy.lifecycle import State
-from sandbox import registry, unended
+from sandbox import prometheus, registry, unended
 from sandbox.kernel import counters
 from sandbox.kernel.counters import Usage
 from sandbox.network import addresses
 from sandbox.registry import Entry
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = prometheus.CONTENT_TYPE
 # Agent ids with series of their own; what the others use is one more, without an id.
 MAX_AGENTS = 100
 # Any code or layer that this version does not know: a later one wrote the log.
@@ -208,7 +206,7 @@ def text(runs: Sequence[Seen], counted: Tally) -> str:
         ),
         ("covenant_audit_rows_total", "counter", "Rows of the audit log.", [({}, counted.rows)]),
     ]
-    return "".join(line for family in families for line in _family(*family))
+    return "".join(line for family in families for line in prometheus.family(*family))
 
 
 def _by_agent(runs: Sequence[Seen]) -> dict[str, Counter[str]]:
@@ -233,17 +231,3 @@ def _by_agent(runs: Sequence[Seen]) -> dict[str, Counter[str]]:
 
 def _each(agents: Mapping[str, Counter[str]], what: str) -> list[tuple[Mapping[str, str], float]]:
     return [({"agent_id": name}, one[what] / 1e6 if what == "cpu" else one[what]) for name, one in agents.items()]
-
-
-def _family(name: str, kind: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
-    yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
-    for labels, value in samples:
-        inside = ",".join(f'{key}="{_escaped(word)}"' for key, word in labels.items())
-        braced = f"{{{inside}}}" if inside else ""
-        yield f"{name}{braced} {value!r}\n"
-
-
-def _escaped(word: str) -> str:
-    """A label's value. Agent ids are plain by their grammar; this does not rest on it."""
-    plain = "".join(c if c.isprintable() else "?" for c in word)
-    return plain.replace("\\", "\\\\").replace('"', '\\"').encode("utf-8", "replace").decode()

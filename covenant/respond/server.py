@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from covenant.respond.caller import Caller
+from covenant.respond.feed import Feed
+from covenant.respond.meter import Meter
 from covenant.wire import requests, responses
 from policy import errors
 
@@ -41,9 +43,17 @@ class Server:
     runners: Any
     secrets: Any
     handlers: Mapping[str, Handler]
+    feed: Feed = field(default_factory=Feed)
+    meter: Meter = field(default_factory=Meter)
 
     async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
         """The one answer to a request: a refusal is an answer too, and so is a fault of ours, which the log keeps."""
+        with self.meter.request(request.kind) as answered:
+            response = await self._answer(caller, request)
+            answered.be(response)
+            return response
+
+    async def _answer(self, caller: Caller, request: requests.Request) -> responses.Response:
         try:
             return await self.handlers[request.kind](self, caller, request)
         except errors.CovenantError as e:
