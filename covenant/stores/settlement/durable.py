@@ -1,0 +1,79 @@
+"""The receipts as a journal: ``receipts/working.jsonl``, one a line, rewritten when they are settled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import anyio
+
+from covenant.stores.journal import Journal
+from covenant.stores.settlement import in_memory, rows
+from policy import errors
+from sandbox import durable
+
+
+class DurableReceipts(in_memory.InMemoryReceipts):
+    """``interface.Receipts`` over a journal. Make it with ``open``."""
+
+    def __init__(self, journal: Journal, path: Path) -> None:
+        super().__init__()
+        self._journal = journal
+        self._path = path
+
+    @classmethod
+    async def open(cls, path: Path) -> Self:
+        """Open or make the receipts at ``path``.
+
+        Raises:
+            errors.StoreError: the file cannot be used, or a line of it is no receipt.
+        """
+        journal = await Journal.open(path)
+        receipts = cls(journal, path)
+        number = 0
+        try:
+            async for line in journal.lines():
+                number += 1
+                receipts._restore(line, f"{path}:{number}")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await journal.close()
+            raise
+        return receipts
+
+    @property
+    def recovered(self) -> list[str]:
+        """What was set aside at the start, as ``Journal.recovered``."""
+        return self._journal.recovered
+
+    async def close(self) -> None:
+        """As ``interface.Receipts.close``."""
+        await self._journal.close()
+
+    async def _keep(self, line: bytes) -> None:
+        # Shielded: what has its place in memory is on the disk, or taken back, whatever becomes of who asked.
+        with anyio.CancelScope(shield=True):
+            await self._journal.append(line)
+
+    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> str | None:
+        path = None if copy is None else self._path.with_name(f"{self._path.name}.{copy}")
+
+        def select(there: list[bytes]) -> list[bytes]:
+            if path is not None:
+                self._write_copy(path, there)
+            return [lines.get(rows.receipt_id(line), line) for line in there]
+
+        await self._journal.rewrite(select)
+        return None if path is None else str(path)
+
+    def _write_copy(self, path: Path, lines: list[bytes]) -> None:
+        """The lines as they are, in a file that is not there yet. Runs in the journal's thread, between two writes."""
+        directory = durable.open_directory(path.parent, error=errors.StoreError)
+        try:
+            durable.create(directory, path.name, b"".join(line + b"\n" for line in lines))
+        except OSError as e:
+            raise errors.StoreError(f"no copy could be made first: {e.strerror}", where=str(path)) from e
+        finally:
+            os.close(directory)

@@ -1,0 +1,200 @@
+"""The receipts without a file: for tests, and under the durable ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import anyio
+import anyio.lowlevel
+
+from covenant.stores.settlement import interface, rows
+from covenant.wire import types
+from policy import errors, merkle
+
+
+@dataclasses.dataclass(slots=True)
+class _Batch:
+    batch: interface.Batch
+    receipt_ids: list[str]
+
+
+class InMemoryReceipts:
+    """``interface.Receipts`` in memory.
+
+    Receipts are kept as their lines, which are a third of what the objects take. A receipt has its place from the
+    moment in which it is written, so that the order here is the order in the file; it shows once it is durable.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, bytes] = {}
+        self._pending: set[str] = set()
+        # The open ones, with their places in the file.
+        self._open: dict[str, int] = {}
+        self._placed = 0
+        self._batches: dict[str, _Batch] = {}
+        # What changes receipts that are there takes turns; what adds some does not wait for it.
+        self._changing = anyio.Lock()
+
+    async def append(self, receipt: types.SettlementReceipt) -> None:
+        """As ``interface.Receipts.append``."""
+        if receipt.id in self._pending:
+            raise errors.ReceiptError(f"receipt `{receipt.id}` is being written")
+        if receipt.id in self._lines:
+            if interface.leaf(self._read(receipt.id)) != interface.leaf(receipt):
+                raise errors.ReceiptError(f"another receipt has the id `{receipt.id}`")
+            await anyio.lowlevel.checkpoint()
+            return
+        if receipt.batch_id is not None:
+            raise errors.ReceiptError(f"receipt `{receipt.id}` is new and says that it is in a batch")
+        line = rows.line(receipt)
+        self._lines[receipt.id] = line
+        self._placed += 1
+        place = self._placed
+        self._pending.add(receipt.id)
+        try:
+            await self._keep(line)
+        except errors.StoreError:
+            del self._lines[receipt.id]
+            raise
+        finally:
+            self._pending.discard(receipt.id)
+        self._open[receipt.id] = place
+
+    async def get(self, receipt_id: str) -> types.SettlementReceipt | None:
+        """As ``interface.Receipts.get``."""
+        await anyio.lowlevel.checkpoint()
+        return self._read(receipt_id) if receipt_id in self._lines and receipt_id not in self._pending else None
+
+    async def recent(self, limit: int, since_ms: int | None = None) -> Sequence[types.SettlementReceipt]:
+        """As ``interface.Receipts.recent``."""
+        await anyio.lowlevel.checkpoint()
+        newest = (self._read(key) for key in reversed(self._lines) if key not in self._pending)
+        wanted = (one for one in newest if since_ms is None or one.settled_at >= since_ms)
+        return tuple(itertools.islice(wanted, max(0, limit)))
+
+    async def unsettled(self, limit: int) -> Sequence[types.SettlementReceipt]:
+        """As ``interface.Receipts.unsettled``."""
+        await anyio.lowlevel.checkpoint()
+        return tuple(self._read(key) for key in itertools.islice(self._open, max(0, limit)))
+
+    async def mark_batch(self, receipt_ids: Sequence[str]) -> interface.Batch:
+        """As ``interface.Receipts.mark_batch``."""
+        async with self._changing:
+            for key in receipt_ids:
+                if key not in self._open:
+                    raise errors.ReceiptError(f"receipt `{key}` is in a batch already, or is not there")
+            # INVARIANT: a batch has the order of the file, which is all that is left of it after a start.
+            receipts = [self._read(key) for key in sorted(receipt_ids, key=self._open.__getitem__)]
+            try:
+                batch = interface.batch_of(receipts)
+            except ValueError as e:
+                raise errors.ReceiptError(str(e)) from e
+            marks = {"batch_id": batch.batch_id, "merkle_root": batch.merkle_root}
+            await self._change({one.id: one.model_copy(update=marks) for one in receipts})
+            for one in receipts:
+                del self._open[one.id]
+            self._batches[batch.batch_id] = _Batch(batch, [one.id for one in receipts])
+            return batch
+
+    async def mark_batch_confirmed(self, batch_id: str, anchor: interface.Anchor) -> int:
+        """As ``interface.Receipts.mark_batch_confirmed``."""
+        async with self._changing:
+            found = self._batches.get(batch_id)
+            if found is None:
+                raise errors.ReceiptError(f"there is no batch `{batch_id}`")
+            if found.batch.tx_sig is not None:
+                if found.batch.tx_sig != anchor.tx_sig:
+                    raise errors.ReceiptError(f"batch `{batch_id}` is confirmed by another transaction")
+                return 0
+            where = dataclasses.asdict(anchor)
+            # Version 1 has the signature under two names.
+            marks = {**where, "onchain_sig": anchor.tx_sig}
+            await self._change({key: self._read(key).model_copy(update=marks) for key in found.receipt_ids})
+            found.batch = dataclasses.replace(found.batch, **where)
+            return len(found.receipt_ids)
+
+    async def batches(self, limit: int) -> Sequence[interface.Batch]:
+        """As ``interface.Receipts.batches``."""
+        await anyio.lowlevel.checkpoint()
+        newest = (self._batches[key].batch for key in reversed(self._batches))
+        return tuple(itertools.islice(newest, max(0, limit)))
+
+    async def prove(self, receipt_id: str) -> merkle.Proof | None:
+        """As ``interface.Receipts.prove``."""
+        await anyio.lowlevel.checkpoint()
+        batch_id = self._read(receipt_id).batch_id if receipt_id in self._lines else None
+        if batch_id is None:
+            return None
+        found = self._batches[batch_id]
+        leaves = [interface.leaf(self._read(key)).digest() for key in found.receipt_ids]
+        try:
+            proof = merkle.prove(leaves, found.receipt_ids.index(receipt_id))
+        except ValueError as e:
+            raise errors.ReceiptError(f"batch `{batch_id}` does not hold together: {e}") from e
+        if proof.root.hex() != found.batch.merkle_root:
+            raise errors.ReceiptError(f"the receipts of batch `{batch_id}` do not make its root: one was changed")
+        return proof
+
+    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> str | None:
+        """As ``interface.Receipts.revise``."""
+        async with self._changing:
+            for one in receipts:
+                if one.id not in self._open or one.batch_id is not None:
+                    raise errors.ReceiptError(f"receipt `{one.id}` is in a batch, or is not there: it cannot change")
+            return await self._change({one.id: one for one in receipts}, copy=f"rollback-{now_ms}")
+
+    async def close(self) -> None:
+        """As ``interface.Receipts.close``."""
+
+    async def _change(self, changed: Mapping[str, types.SettlementReceipt], *, copy: str | None = None) -> str | None:
+        """Replace lines where they stand, durably first; the path of the copy that was asked for."""
+        if not changed:
+            return None
+        lines = {key: rows.line(receipt) for key, receipt in changed.items()}
+        with anyio.CancelScope(shield=True):
+            path = await self._replace(lines, copy)
+        self._lines.update(lines)
+        return path
+
+    async def _keep(self, line: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> str | None:
+        await anyio.lowlevel.checkpoint()
+        return None
+
+    def _read(self, key: str) -> types.SettlementReceipt:
+        return rows.read(self._lines[key], key)
+
+    def _restore(self, line: bytes, where: str) -> None:
+        """Take in the next line of a file; a batch's order is the order of its receipts there.
+
+        Raises:
+            errors.StoreError: it is no receipt, or one with the id of another.
+        """
+        receipt = rows.read(line, where)
+        if receipt.id in self._lines:
+            raise errors.StoreError(f"receipt `{receipt.id}` stands twice in the file", where=where)
+        self._lines[receipt.id] = line
+        self._placed += 1
+        if receipt.batch_id is None:
+            self._open[receipt.id] = self._placed
+            return
+        batch = self._batches.setdefault(receipt.batch_id, _Batch(_batch_at(receipt, receipt.batch_id), []))
+        batch.receipt_ids.append(receipt.id)
+        batch.batch = dataclasses.replace(batch.batch, receipt_count=len(batch.receipt_ids))
+
+
+def _batch_at(receipt: types.SettlementReceipt, batch_id: str) -> interface.Batch:
+    return interface.Batch(
+        batch_id=batch_id,
+        merkle_root=receipt.merkle_root or "",
+        receipt_count=0,
+        chain=receipt.chain,
+        cluster=receipt.cluster,
+        tx_sig=receipt.tx_sig or receipt.onchain_sig,
+        slot=receipt.slot,
+        confirmed_at=receipt.confirmed_at,
+    )

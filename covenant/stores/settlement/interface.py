@@ -1,0 +1,133 @@
+"""The receipts, as the rest of the daemon knows them.
+
+A receipt is *open* until it is in a batch. A *batch* commits to its receipts by their Merkle root and may stay off any
+chain; it is *confirmed* once a chain took the root. Neither can be changed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from covenant.wire import types
+from policy import merkle
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Receipts under one root. The last five are null while no chain has it."""
+
+    batch_id: str
+    merkle_root: str
+    receipt_count: int
+    chain: str | None = None
+    cluster: str | None = None
+    tx_sig: str | None = None
+    slot: int | None = None
+    confirmed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Where a chain keeps a batch's root."""
+
+    chain: str
+    cluster: str
+    tx_sig: str
+    slot: int
+    confirmed_at: int
+
+
+def leaf(receipt: types.SettlementReceipt) -> merkle.Leaf:
+    """What of a receipt its batch commits to."""
+    return merkle.Leaf(
+        id=receipt.id,
+        payer=receipt.payer.pubkey,
+        resource=receipt.resource,
+        credits_consumed=receipt.credits_consumed,
+        settled_at=receipt.settled_at,
+        memory_record_id=receipt.memory_record_id,
+    )
+
+
+def batch_of(receipts: Sequence[types.SettlementReceipt]) -> Batch:
+    """The batch that these receipts make, in this order.
+
+    Raises:
+        ValueError: there is none, or one of them twice.
+    """
+    root = merkle.root([leaf(receipt).digest() for receipt in receipts])
+    return Batch(merkle.batch_id(root).hex(), root.hex(), len(receipts))
+
+
+class Receipts(Protocol):
+    """Receipts in the order in which they came. What a method returned for is durable."""
+
+    async def append(self, receipt: types.SettlementReceipt) -> None:
+        """Keep a receipt. The same one again changes nothing.
+
+        Raises:
+            errors.ReceiptError: another receipt has its id.
+            errors.StoreError: it could not be written and is not kept.
+        """
+        ...
+
+    async def get(self, receipt_id: str) -> types.SettlementReceipt | None:
+        """The receipt with that id."""
+        ...
+
+    async def recent(self, limit: int, since_ms: int | None = None) -> Sequence[types.SettlementReceipt]:
+        """The newest first; with ``since_ms``, those settled then or later."""
+        ...
+
+    async def unsettled(self, limit: int) -> Sequence[types.SettlementReceipt]:
+        """Those in no batch, the oldest first."""
+        ...
+
+    async def mark_batch(self, receipt_ids: Sequence[str]) -> Batch:
+        """Put open receipts into one batch, in the order in which they came.
+
+        Raises:
+            errors.ReceiptError: one is not there, is in a batch already or is named twice, or none is named.
+            errors.StoreError: it could not be written; all of them are open.
+        """
+        ...
+
+    async def mark_batch_confirmed(self, batch_id: str, anchor: Anchor) -> int:
+        """Write into a batch's receipts where a chain keeps its root; how many receipts that changed.
+
+        The same again changes nothing.
+
+        Raises:
+            errors.ReceiptError: there is no such batch, or it is confirmed by another transaction.
+            errors.StoreError: it could not be written.
+        """
+        ...
+
+    async def batches(self, limit: int) -> Sequence[Batch]:
+        """The newest first."""
+        ...
+
+    async def prove(self, receipt_id: str) -> merkle.Proof | None:
+        """That a receipt is in its batch; None while it is in none or does not exist.
+
+        Raises:
+            errors.ReceiptError: the batch's receipts no longer make its root: one was changed.
+        """
+        ...
+
+    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> str | None:
+        """Put these in the place of the open receipts with their ids; the copy of the file that was made before.
+
+        Without a file there is no copy, and without a receipt nothing happens: None.
+
+        Raises:
+            errors.ReceiptError: one is not there, is in a batch, or would then be in one.
+            errors.StoreError: it could not be written; nothing changed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        ...
