@@ -14,7 +14,7 @@ class MalformedRequestError(OperatorError):
     code = "malformed_request"
 
 
-class UnknownKindError(OperatorError):
+class UnknownKindError(MalformedRequestError):
     """The request has a kind that this daemon does not know."""
 
     code = "unknown_kind"
@@ -303,3 +303,75 @@ class ToolError(MachineError):
     """The tool gave no answer, or none in time."""
 
     code = "tool_failed"
+
+
+class NoteError(OperatorError):
+    """A signed note, checkpoint or cosignature is malformed, or a signature of a known key does not verify."""
+
+    code = "note_invalid"
+
+
+class CapabilityMissingError(OperatorError):
+    """Whoever asks holds no live grant of an action that this needs."""
+
+    code = "capability_not_held"
+
+
+class CapabilityScopeError(OperatorError):
+    """A grant of the action is held, but its scope does not admit what is asked."""
+
+    code = "capability_scope"
+
+
+class CapabilityExhaustedError(OperatorError):
+    """The grant was used as often as it may be (`max_uses`)."""
+
+    code = "capability_exhausted"
+
+
+class CapabilityInvalidError(OperatorError):
+    """A capability token does not verify: its form, its signature, its end, or the chain of grants above it."""
+
+    code = "capability_invalid"
+
+
+class GrantRefusedError(OperatorError):
+    """The grant cannot be made: its scope is malformed, or it would allow more than its giver holds."""
+
+    code = "grant_refused"
+
+
+class NotYoursError(OperatorError):
+    """Only who holds or gave the grant, or the operator, may revoke it."""
+
+    code = "grant_not_yours"
+
+
+class OperatorOnlyError(OperatorError):
+    """Only the operator may ask for this."""
+
+    code = "operator_only"
+
+
+class PeerRefusedError(OperatorError):
+    """The peer cannot be let in, or the prefix names none as it stands."""
+
+    code = "peer_refused"
+
+
+class OperatorTokenError(OperatorError):
+    """The operator's token file is a symlink, is not ours, or can be read by others."""
+
+    code = "operator_token_unsafe"
+
+
+class AttestationError(OperatorError):
+    """What should be attested is too long, is not base58, or bears a time that is not now."""
+
+    code = "attestation_refused"
+
+
+class SecretDeniedError(OperatorError):
+    """There is no such secret, or the caller holds no grant that names it: which of both is not said."""
+
+    code = "secret_denied"
