@@ -1,126 +1,238 @@
-"""Receipts as leaves of a Merkle tree, the tree's root and the batch's id: the exact bytes of version 1.
+"""The Merkle tree of RFC 6962 (section 2.1) over the lines of a log, and its proofs.
 
-A leaf is the SHA-256 of the compact JSON ``{id, payer, resource, credits_consumed, settled_at[, memory_record_id]}``
-in that order, with the payer's key in base58. A node is the SHA-256 of its two children's 32 bytes; at an odd width
-the last is taken twice. ``batch_id`` is the SHA-256 of ``covenant-receipts:`` and the root in hex.
-
-Version 1's tree has two weaknesses, and what reads it here makes up for both. Taking the last one twice gives [a, b, c]
-and [a, b, c, c] one root: a batch never holds a receipt twice, and a proof names the number of receipts. Leaves and
-nodes are hashed alike: a leaf's JSON is longer than the 64 bytes of a node, so that neither passes for the other.
+A leaf is SHA-256(0x00 || line), a node SHA-256(0x01 || left || right). A tree may begin with records that are no longer
+there: the roots of the complete subtrees that covered them stand for them, so that every proof about what is left, and
+every root from then on, is the same as if nothing had been cut.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-_BATCH: Final = b"covenant-receipts:"
-_HASH_BYTES: Final = 32
+HASH_BYTES = 32
+EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """What of a receipt is settled. ``payer`` is the public key in base58."""
+def leaf_hash(line: bytes) -> bytes:
+    """The hash of one record, without its newline."""
+    return hashlib.sha256(b"\x00" + line).digest()
 
-    id: str
-    payer: str
-    resource: str
-    credits_consumed: int
-    settled_at: int
-    memory_record_id: str | None = None
 
-    def json(self) -> bytes:
-        """The exact bytes."""
-        document: dict[str, str | int] = {
-            "id": self.id,
-            "payer": self.payer,
-            "resource": self.resource,
-            "credits_consumed": self.credits_consumed,
-            "settled_at": self.settled_at,
-        }
-        if self.memory_record_id is not None:
-            document["memory_record_id"] = self.memory_record_id
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash over two subtrees."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
 
-    def digest(self) -> bytes:
-        """SHA-256 of the exact bytes.
+
+class Frontier:
+    """The roots of the complete subtrees over the first ``size`` leaves, largest first: all that a root needs."""
+
+    def __init__(self, size: int = 0, hashes: Iterable[bytes] = ()) -> None:
+        self.size = size
+        self.hashes = list(hashes)
+        if len(self.hashes) != size.bit_count() or any(len(value) != HASH_BYTES for value in self.hashes):
+            raise ValueError(f"{len(self.hashes)} subtrees cannot cover {size} leaves")
+
+    def append(self, leaf: bytes) -> None:
+        """Add one leaf hash."""
+        at = self.size
+        while at & 1:
+            leaf = node_hash(self.hashes.pop(), leaf)
+            at >>= 1
+        self.hashes.append(leaf)
+        self.size += 1
+
+    def root(self) -> bytes:
+        """The root over all leaves so far."""
+        if not self.hashes:
+            return EMPTY_ROOT
+        value = self.hashes[-1]
+        for left in reversed(self.hashes[:-1]):
+            value = node_hash(left, value)
+        return value
+
+    def copy(self) -> Frontier:
+        """Another one with the same leaves."""
+        return Frontier(self.size, self.hashes)
+
+
+class Tree:
+    """A tree that answers for any size that it ever had since ``cut``: 64 bytes a leaf.
+
+    ``cut`` leaves are gone and stand as ``subtrees``, the ``hashes`` of their frontier.
+    """
+
+    def __init__(self, cut: int = 0, subtrees: Sequence[bytes] = ()) -> None:
+        before = Frontier(cut, subtrees)
+        self.cut = self.size = cut
+        self._before: dict[int, bytes] = {}
+        bits = [level for level in reversed(range(cut.bit_length())) if cut >> level & 1]
+        self._before = dict(zip(bits, before.hashes, strict=True))
+        # Complete nodes of each level, from the one on that holds or follows the first leaf that is there.
+        self._levels: list[bytearray] = [bytearray()]
+
+    def append(self, leaf: bytes) -> None:
+        """Add one leaf hash."""
+        index, level = self.size, 0
+        self._levels[0] += leaf
+        self.size += 1
+        while index & 1:
+            leaf = node_hash(self._node(level, index - 1), leaf)
+            index >>= 1
+            level += 1
+            if level == len(self._levels):
+                self._levels.append(bytearray())
+            self._levels[level] += leaf
+
+    def root(self, size: int | None = None) -> bytes:
+        """The root over the first ``size`` leaves, by default over all.
 
         Raises:
-            ValueError: they could pass for a node.
+            ValueError: the tree never had that size, or that part of it was cut.
         """
-        raw = self.json()
-        if len(raw) <= 2 * _HASH_BYTES:
-            raise ValueError("a leaf is not longer than a node")
-        return hashlib.sha256(raw).digest()
+        size = self.size if size is None else size
+        self._check(size)
+        return self._range(0, size) if size else EMPTY_ROOT
+
+    def leaf(self, index: int) -> bytes:
+        """The hash of one leaf that is still there."""
+        if not self.cut <= index < self.size:
+            raise ValueError(f"the tree has no leaf {index}")
+        return self._node(0, index)
+
+    def inclusion(self, index: int, size: int | None = None) -> list[bytes]:
+        """The audit path of a leaf in the tree of that size (RFC 6962, 2.1.1), from the leaf up.
+
+        Raises:
+            ValueError: there is no such leaf or size, or it was cut.
+        """
+        size = self.size if size is None else size
+        self._check(size)
+        if not self.cut <= index < size:
+            raise ValueError(f"the tree of {size} has no leaf {index}")
+        path: list[bytes] = []
+        start, end = 0, size
+        while end - start > 1:
+            middle = start + _split(end - start)
+            if index < middle:
+                path.append(self._range(middle, end))
+                end = middle
+            else:
+                path.append(self._range(start, middle))
+                start = middle
+        return path[::-1]
+
+    def consistency(self, old: int, size: int | None = None) -> list[bytes]:
+        """The proof that the tree of ``old`` leaves begins the one of ``size`` (RFC 6962, 2.1.2).
+
+        Raises:
+            ValueError: there is no such size, or it was cut.
+        """
+        size = self.size if size is None else size
+        self._check(size)
+        self._check(old)
+        if old > size:
+            raise ValueError(f"a tree of {old} cannot begin one of {size}")
+        proof: list[bytes] = []
+        start, end, whole = 0, size, True
+        if old == 0:
+            return proof
+        while old != end:
+            middle = start + _split(end - start)
+            if old <= middle:
+                proof.append(self._range(middle, end))
+                end = middle
+            else:
+                proof.append(self._range(start, middle))
+                start, whole = middle, False
+        if not whole:
+            proof.append(self._range(start, end))
+        return proof[::-1]
+
+    def _check(self, size: int) -> None:
+        if not self.cut <= size <= self.size and size != 0:
+            raise ValueError(f"the tree has sizes from {self.cut} to {self.size}, not {size}")
+
+    def _node(self, level: int, index: int) -> bytes:
+        first = self.cut >> level
+        if index < first:
+            # INVARIANT: of what was cut only its frontier is asked for: any other node lies below one of those.
+            return self._before[level]
+        at = (index - first) * HASH_BYTES
+        value = bytes(self._levels[level][at : at + HASH_BYTES])
+        if len(value) != HASH_BYTES:
+            raise ValueError(f"the tree has no node {index} of level {level}")
+        return value
+
+    def _range(self, start: int, end: int) -> bytes:
+        count = end - start
+        if count & (count - 1) == 0:
+            level = count.bit_length() - 1
+            return self._node(level, start >> level)
+        middle = start + _split(count)
+        return node_hash(self._range(start, middle), self._range(middle, end))
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """That a leaf stands at ``index`` of ``count`` in the tree with this root: its siblings from the bottom."""
+class Inclusion:
+    """That a leaf stands at ``index`` of the tree of ``size`` leaves."""
 
     index: int
-    count: int
+    size: int
+    leaf: bytes
     path: tuple[bytes, ...]
-    root: bytes
 
 
-def root(leaves: Sequence[bytes]) -> bytes:
-    """The root of at least one leaf.
-
-    Raises:
-        ValueError: there is none, or one of them twice.
-    """
-    return _levels(leaves)[-1][0]
-
-
-def batch_id(merkle_root: bytes) -> bytes:
-    """The id of the batch with this root."""
-    return hashlib.sha256(_BATCH + merkle_root.hex().encode("ascii")).digest()
-
-
-def prove(leaves: Sequence[bytes], index: int) -> Proof:
-    """The proof for the leaf at ``index``.
-
-    Raises:
-        ValueError: as ``root``.
-        IndexError: there is no such leaf.
-    """
-    if not 0 <= index < len(leaves):
-        raise IndexError(index)
-    *below, top = _levels(leaves)
-    path = tuple(level[min((index >> depth) ^ 1, len(level) - 1)] for depth, level in enumerate(below))
-    return Proof(index, len(leaves), path, top[0])
-
-
-def verify(leaf: bytes, proof: Proof) -> bool:
-    """Whether the proof leads from the leaf to its root, with a sibling of its own wherever there is one."""
-    if not 0 <= proof.index < proof.count or len(proof.path) != (proof.count - 1).bit_length():
+def includes(proof: Inclusion, root: bytes) -> bool:
+    """Whether the proof leads to that root (RFC 9162, 2.1.3.2)."""
+    if not 0 <= proof.index < proof.size:
         return False
-    node, index, width = leaf, proof.index, proof.count
+    index, last, value = proof.index, proof.size - 1, proof.leaf
     for sibling in proof.path:
-        alone = index == width - 1 and index % 2 == 0
-        if len(sibling) != _HASH_BYTES or alone != (sibling == node):
+        if last == 0:
             return False
-        node = _node(sibling, node) if index % 2 else _node(node, sibling)
-        index, width = index // 2, (width + 1) // 2
-    return node == proof.root
+        if index & 1 or index == last:
+            value = node_hash(sibling, value)
+            while not index & 1 and index:
+                index >>= 1
+                last >>= 1
+        else:
+            value = node_hash(value, sibling)
+        index >>= 1
+        last >>= 1
+    return last == 0 and value == root
 
 
-def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
-    if not leaves:
-        raise ValueError("a batch holds at least one receipt")
-    if len(set(leaves)) != len(leaves):
-        raise ValueError("a batch holds no receipt twice")
-    levels = [list(leaves)]
-    while len(levels[-1]) > 1:
-        row = levels[-1]
-        pairs = [*row, row[-1]] if len(row) % 2 else row
-        levels.append([_node(left, right) for left, right in zip(pairs[::2], pairs[1::2], strict=True)])
-    return levels
+def extends(old: int, size: int, old_root: bytes, root: bytes, proof: Sequence[bytes]) -> bool:
+    """Whether the tree of ``size`` leaves begins with the one of ``old`` (RFC 9162, 2.1.4.2)."""
+    if old > size or old < 0:
+        return False
+    if old == size:
+        return not proof and old_root == root
+    if old == 0:
+        return not proof and old_root == EMPTY_ROOT
+    steps: Iterator[bytes] = iter([old_root, *proof] if old & (old - 1) == 0 else proof)
+    index, last = old - 1, size - 1
+    while index & 1:
+        index >>= 1
+        last >>= 1
+    before = after = next(steps, b"")
+    for sibling in steps:
+        if last == 0:
+            return False
+        if index & 1 or index == last:
+            before, after = node_hash(sibling, before), node_hash(sibling, after)
+            while not index & 1 and index:
+                index >>= 1
+                last >>= 1
+        else:
+            after = node_hash(after, sibling)
+        index >>= 1
+        last >>= 1
+    return last == 0 and before == old_root and after == root
 
 
-def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(left + right).digest()
+def _split(count: int) -> int:
+    """The largest power of two below ``count``."""
+    return 1 << (count - 1).bit_length() - 1
