@@ -31,22 +31,25 @@ _READY: Final = frozenset(connection.HANDLERS)
 # How many requests of one connection are answered before others have their turn, and how many bytes are kept together.
 _TURN: Final = 32
 _TOGETHER_BYTES: Final = 64 * 1024
+_PAUSE_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What clients may hold of the daemon.
 
-    ``strangers`` have not authenticated yet: of more, the oldest goes. Frames above ``small_bytes`` wait for one of
-    ``large_frames`` places. A frame that has begun is whole, and an answer read, within ``frame_seconds``.
+    ``strangers`` have not authenticated yet: of more, the oldest goes. One peer has at most ``of_one_peer``
+    connections, and of its frames above ``small_bytes`` at most ``large_frames`` are on their way at once. A frame
+    that has begun is whole, and an answer read, within ``frame_seconds``.
     """
 
     connections: int = 512
+    of_one_peer: int = 256
     strangers: int = 64
     handshake_seconds: float = 10.0
     handshake_bytes: int = 64 * 1024
     small_bytes: int = 256 * 1024
-    large_frames: int = 8
+    large_frames: int = 4
     frame_seconds: float = 60.0
 
 
@@ -56,28 +59,41 @@ class Gateway:
     def __init__(self, server: Server, group: anyio.abc.TaskGroup, *, bounds: Bounds | None = None) -> None:
         self.server = server
         self.bounds = bounds or Bounds()
-        self.large = anyio.Semaphore(self.bounds.large_frames)
+        self.peers: dict[str, Peer] = {}
         self.connections: set[Connection] = set()
         # In the order in which they came.
         self.strangers: dict[Connection, None] = {}
         self.stopping = False
         self.group = group
-        self._listener: asyncio.Server | None = None
+        self._listening: anyio.CancelScope | None = None
+        self._empty = anyio.Event()
 
     async def listen(self, sock: socket.socket) -> None:
-        """Take connections from now on."""
-        self._listener = await asyncio.get_running_loop().create_unix_server(lambda: Connection(self), sock=sock)
+        """Take connections, until ``stop``; ``sock`` listens and stays its owner's."""
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as self._listening:
+            while True:
+                try:
+                    one, _ = await loop.sock_accept(sock)
+                except OSError as e:
+                    # Without a descriptor or memory to spare: those who are here go on, and who waits waits longer.
+                    _LOG.error("a connection could not be taken: %s", e.strerror)
+                    await anyio.sleep(_PAUSE_SECONDS)
+                    continue
+                # Not asyncio's Server: one that closes while somebody connects leaves that connection open.
+                await loop.connect_accepted_socket(lambda: Connection(self), one)
 
     async def stop(self, *, grace_seconds: float) -> None:
         """Take no more; let what has begun be answered within ``grace_seconds``, and end the rest."""
         self.stopping = True
-        if self._listener is not None:
-            self._listener.close()
+        if self._listening is not None:
+            self._listening.cancel()
         for each in tuple(self.connections):
             each.wake()
         with anyio.move_on_after(grace_seconds):
-            while self.connections:
-                await anyio.sleep(0.01)
+            if self.connections:
+                await self._empty.wait()
         for each in tuple(self.connections):
             each.abort()
 
@@ -86,15 +102,44 @@ class Gateway:
         if self.stopping or len(self.connections) >= self.bounds.connections:
             return False
         if len(self.strangers) >= self.bounds.strangers:
-            next(iter(self.strangers)).abort()
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            oldest.abort()
         self.connections.add(one)
         self.strangers[one] = None
         return True
 
-    def forget(self, one: Connection) -> None:
+    def known(self, one: Connection, caller: Caller) -> Peer:
+        """It has said who it is.
+
+        Raises:
+            errors.BusyError: this peer has as many connections as one may.
+        """
+        peer = self.peers.setdefault(caller.agent.pubkey, Peer(self.bounds.large_frames))
+        if peer.connections >= self.bounds.of_one_peer:
+            raise errors.BusyError("this peer has as many connections as one may have", hint="end some")
+        peer.connections += 1
+        del self.strangers[one]
+        return peer
+
+    def forget(self, one: Connection, peer: Peer | None, caller: Caller | None) -> None:
         """It has gone."""
         self.connections.discard(one)
         self.strangers.pop(one, None)
+        if peer is not None and caller is not None:
+            peer.connections -= 1
+            if not peer.connections:
+                self.peers.pop(caller.agent.pubkey, None)
+        if self.stopping and not self.connections:
+            self._empty.set()
+
+
+class Peer:
+    """What one peer holds, over all its connections."""
+
+    def __init__(self, large_frames: int) -> None:
+        self.connections = 0
+        self.large = anyio.Semaphore(large_frames)
 
 
 class Connection(asyncio.Protocol):
@@ -113,7 +158,9 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
         self._streams = 0
         self._holds_large = False
-        self._scope = anyio.CancelScope()
+        self._scope: anyio.CancelScope | None = None
+        self._caller: Caller | None = None
+        self._peer: Peer | None = None
 
     # asyncio's side: called by the loop, never waits -----------------------------------------------------------
 
@@ -146,7 +193,6 @@ class Connection(asyncio.Protocol):
         """asyncio.BaseProtocol."""
         self._ended = True
         self._writable = True
-        self._gateway.strangers.pop(self, None)
         self.wake()
 
     def pause_writing(self) -> None:
@@ -165,7 +211,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End it now, with whatever it asked."""
-        self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
         self._transport.abort()
 
     def _pause(self) -> None:
@@ -189,13 +236,15 @@ class Connection(asyncio.Protocol):
 
     async def _run(self) -> None:
         try:
-            with self._scope:
-                await self._talk()
+            with anyio.CancelScope() as self._scope:
+                caller = await self._admitted()
+                if caller is not None:
+                    await self._talk(caller)
         except Exception:
             _LOG.exception("a connection ended by a fault of the daemon")
         finally:
-            self._gateway.forget(self)
             self._release()
+            self._gateway.forget(self, self._peer, self._caller)
             self._close()
 
     def _close(self) -> None:
@@ -204,62 +253,65 @@ class Connection(asyncio.Protocol):
         # Whoever does not read what it was told does not hold the descriptor for that.
         asyncio.get_running_loop().call_later(self._bounds.handshake_seconds, self._transport.abort)
 
-    async def _talk(self) -> None:
+    async def _talk(self, caller: Caller) -> None:
         try:
-            with anyio.move_on_after(self._bounds.handshake_seconds) as limit:
-                caller = await self._handshake()
-            if limit.cancelled_caught:
-                caller = await self._refused("no token came in time")
-        except errors.CovenantError as e:
-            # What is no frame, or no request, is an answer before the handshake too.
-            caller = await self._refused(e.message)
-        if caller is None:
-            return
-        self._gateway.strangers.pop(self, None)
-        self._splitter.most = frames.MAX_BYTES
-        try:
+            self._peer = self._gateway.known(self, caller)
+            self._caller = caller
+            self._say(responses.Authenticated(display=caller.agent.display))
+            self._splitter.most = frames.MAX_BYTES
             await self._converse(caller)
-        except errors.FrameError as e:
-            # After this nobody can tell where the next frame begins.
+        except (errors.FrameError, errors.BusyError) as e:
+            # After a frame that is none nobody can tell where the next begins.
             self._say(responses.Error.of(e))
 
-    async def _handshake(self) -> Caller | None:
-        while (raw := await self._frame()) is not None:
-            request = requests.parse(raw)
-            if isinstance(request, requests.ProtocolInfo):
-                self._say(responses.ProtocolInfo())
-                continue
-            if not isinstance(request, requests.Authenticate):
-                return await self._refused(f"the first request was `{request.kind}`")
-            caller = await admission.admit(self._gateway.server, request.token_b58, "ipc")
-            self._say(responses.Authenticated(display=caller.agent.display))
-            return caller
-        return None
-
-    async def _refused(self, reason: str) -> None:
+    async def _admitted(self) -> Caller | None:
+        """Who it is; None for whoever went, or was refused, which was said and written."""
+        reason = "no token came in time"
+        with anyio.move_on_after(self._bounds.handshake_seconds):
+            try:
+                return await self._handshake()
+            except errors.CovenantError as e:
+                # What is no frame, or no request, is answered alike before the handshake.
+                reason = e.message
         self._say(responses.AuthenticationFailed(reason=reason))
         await admission.refused(self._gateway.server, reason, "ipc")
+        return None
+
+    async def _handshake(self) -> Caller | None:
+        """
+        Raises:
+            errors.CovenantError: whatever came is none of the two requests, or the token is nobody's.
+        """
+        while (raw := await self._frame()) is not None:
+            request = requests.parse(raw)
+            if isinstance(request, requests.Authenticate):
+                return await admission.admit(self._gateway.server, request.token_b58, "ipc")
+            if not isinstance(request, requests.ProtocolInfo):
+                raise errors.AuthenticationError(f"the first request was `{request.kind}`")
+            self._say(responses.ProtocolInfo())
+        return None
 
     async def _converse(self, caller: Caller) -> None:
         turn = 0
         while (raw := await self._frame()) is not None:
             try:
-                request = await self._parsed(raw)
-            except errors.CovenantError as e:
+                await self._answer(caller, await self._parsed(raw))
+            except errors.MalformedRequestError as e:
                 self._say(responses.Error.of(e))
-                continue
-            if request.kind not in _READY:
-                # What it asked before must not wait for what may take long.
-                self._flush()
-            answer = await self._gateway.server.respond(caller, request)
-            if streams.wanted(request):
-                await self._stream(answer)
-            else:
-                self._say(answer)
             await self._written()
             turn += 1
             if turn % _TURN == 0:
                 await asyncio.sleep(0)
+
+    async def _answer(self, caller: Caller, request: requests.Request) -> None:
+        if request.kind not in _READY:
+            # What it asked before must not wait for what may take long.
+            self._flush()
+        answer = await self._gateway.server.respond(caller, request)
+        if streams.wanted(request):
+            await self._stream(answer)
+        else:
+            self._say(answer)
 
     async def _parsed(self, raw: bytes) -> requests.Request:
         if len(raw) > self._bounds.small_bytes:
@@ -274,7 +326,7 @@ class Connection(asyncio.Protocol):
             if raw is not None:
                 self._release()
                 return raw
-            self._flush()
+            await self._drained()
             if self._ended:
                 if len(self._splitter):
                     raise errors.FrameError("the last frame was cut off")
@@ -294,12 +346,13 @@ class Connection(asyncio.Protocol):
             errors.FrameError: it was not whole in time.
         """
         with anyio.move_on_after(self._bounds.frame_seconds) as limit:
-            while not self._ended:
+            while not self._ended and not self._gateway.stopping:
                 wanted = self._splitter.wanted()
-                if wanted > self._bounds.small_bytes and not self._holds_large:
+                if wanted > self._bounds.small_bytes and not self._holds_large and self._peer is not None:
                     self._pause()
-                    await self._gateway.large.acquire()
+                    await self._peer.large.acquire()
                     self._holds_large = True
+                    continue
                 self._resume()
                 if wanted and len(self._splitter) >= wanted:
                     return
@@ -308,9 +361,9 @@ class Connection(asyncio.Protocol):
             raise errors.FrameError("a frame did not come whole in time")
 
     def _release(self) -> None:
-        if self._holds_large:
+        if self._holds_large and self._peer is not None:
             self._holds_large = False
-            self._gateway.large.release()
+            self._peer.large.release()
 
     async def _stream(self, answer: responses.Response) -> None:
         parts = 0
@@ -343,12 +396,20 @@ class Connection(asyncio.Protocol):
             self._out_bytes = 0
 
     async def _written(self) -> None:
+        if self._out_bytes >= _TOGETHER_BYTES:
+            await self._drained()
+
+    async def _drained(self) -> None:
         """Go on where the client reads what it is told; give up on one that does not."""
-        if self._out_bytes < _TOGETHER_BYTES:
-            return
         self._flush()
+        if self._taken():
+            return
         with anyio.move_on_after(self._bounds.frame_seconds) as limit:
-            while not self._writable and not self._transport.is_closing():
+            while not self._taken():
                 await self._woken()
         if limit.cancelled_caught:
             self.abort()
+
+    def _taken(self) -> bool:
+        """Whether the client has read nearly all that it was told, or never will."""
+        return self._writable or self._transport.is_closing()
