@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from covenant.stores.settlement import interface, rows
 from covenant.wire import types
-from policy import errors, merkle
+from policy import errors, receipt_tree
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,7 +121,7 @@ class InMemoryReceipts:
         newest = (self._batches[key].batch for key in reversed(self._batches))
         return tuple(itertools.islice(newest, max(0, limit)))
 
-    async def prove(self, receipt_id: str) -> merkle.Proof | None:
+    async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
         """As ``interface.Receipts.prove``."""
         await anyio.lowlevel.checkpoint()
         batch_id = self._read(receipt_id).batch_id if receipt_id in self._lines else None
@@ -130,7 +130,7 @@ class InMemoryReceipts:
         found = self._batches[batch_id]
         leaves = [interface.leaf(self._read(key)).digest() for key in found.receipt_ids]
         try:
-            proof = merkle.prove(leaves, found.receipt_ids.index(receipt_id))
+            proof = receipt_tree.prove(leaves, found.receipt_ids.index(receipt_id))
         except ValueError as e:
             raise errors.ReceiptError(f"batch `{batch_id}` does not hold together: {e}") from e
         if proof.root.hex() != found.batch.merkle_root:

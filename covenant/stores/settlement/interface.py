@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from covenant.wire import types
-from policy import merkle
+from policy import receipt_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Anchor:
     confirmed_at: int
 
 
-def leaf(receipt: types.SettlementReceipt) -> merkle.Leaf:
+def leaf(receipt: types.SettlementReceipt) -> receipt_tree.Leaf:
     """What of a receipt its batch commits to."""
-    return merkle.Leaf(
+    return receipt_tree.Leaf(
         id=receipt.id,
         payer=receipt.payer.pubkey,
         resource=receipt.resource,
@@ -57,8 +57,8 @@ def batch_of(receipts: Sequence[types.SettlementReceipt]) -> Batch:
     Raises:
         ValueError: there is none, or one of them twice.
     """
-    root = merkle.root([leaf(receipt).digest() for receipt in receipts])
-    return Batch(merkle.batch_id(root).hex(), root.hex(), len(receipts))
+    root = receipt_tree.root([leaf(receipt).digest() for receipt in receipts])
+    return Batch(receipt_tree.batch_id(root).hex(), root.hex(), len(receipts))
 
 
 class Receipts(Protocol):
@@ -109,7 +109,7 @@ class Receipts(Protocol):
         """The newest first."""
         ...
 
-    async def prove(self, receipt_id: str) -> merkle.Proof | None:
+    async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
         """That a receipt is in its batch; None while it is in none or does not exist.
 
         Raises:

@@ -1,0 +1,1 @@
+"""What the daemon asks of others: embedders, tools, a chain."""
