@@ -13,11 +13,12 @@ another process can attest the run; whoever does trusts the signed log for which
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from policy.prove.live import Layer, Standing
 from sandbox import attest_network, attest_processes, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
-from sandbox.kernel import cgroupfs, libc, readback, readback_filter, sentry_log
+from sandbox.kernel import cgroupfs, libc, netns, readback, readback_filter, sentry_log
 from sandbox.kernel.readback import Binary, Name
 from sandbox.runner import Outcome, Round
 
@@ -131,18 +132,27 @@ class Report:
 def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> Report:
     """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads."""
     gone = Report(made.run_id, (), gone=True)
+    # nft's listing is most of a look, and another process's: what else there is to read is read meanwhile.
+    view = _viewed(made, known, state)
     found = attest_processes.family(made.runner)
-    if found is None:
-        return gone
     try:
-        network = None if made.network is None else attest_network.view(made.network, known.network, state=state)
-        readout = _readout(made, artefacts, found, known, state, network)
-        beside = list(_beside(made, artefacts, found, known, readout, state, network))
+        if found is None:
+            return gone
+        readout = _readout(made, artefacts, found, known, state)
+        beside = list(_beside(made, artefacts, found, known, readout, state))
+        if made.network is not None and (network := view()) is not None:
+            readout = replace(readout, firewall=network.gateway.listing)
+            family = {one.name.pid for one in found.all()}
+            beside += attest_network.judge(made.network, network, state=state, family=family)
     except (FileNotFoundError, ProcessLookupError):
         return gone
     except (OSError, errors.CovenantError) as e:
         failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
-        return Report(made.run_id, (failed,)) if attest_processes.still_there(found) else gone
+        return Report(made.run_id, (failed,)) if found and attest_processes.still_there(found) else gone
+    finally:
+        # No thread outlives its look; what it found is told above.
+        with contextlib.suppress(Exception):
+            view()
     layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
     layers |= {name: Layer(name, Standing.EQUAL) for name in _BESIDE if name not in layers}
     for layer in beside:
@@ -159,17 +169,21 @@ def _beside(
     known: Known,
     readout: Readout,
     state: Path,
-    network: View | None,
 ) -> Iterator[Layer]:
-    """(1), (2), (3), (5), (6): what no artefact has a word for."""
+    """(1), (2), (3), (5): what no artefact has a word for."""
     expected = _expected(made)
     yield from attest_processes.judge(found, expected, _members(made))
     yield from _filters(found, known, readout, state / "closures" / FILTERS)
     yield from _identities(made, found)
     yield from _package(made, artefacts, known)
-    if made.network is not None and network is not None:
-        family = {one.name.pid for one in found.all()}
-        yield from attest_network.judge(made.network, network, state=state, family=family)
+
+
+def _viewed(made: Made, known: Known, state: Path) -> Callable[[], View | None]:
+    """Begin to look at the run's network; what is returned waits for it, and gives None for a run without one."""
+    network = made.network
+    if network is None:
+        return lambda: None
+    return netns.aside(lambda: attest_network.view(network, known.network, state=state))
 
 
 def _expected(made: Made) -> attest_processes.Expected:
@@ -188,9 +202,7 @@ def _members(made: Made) -> dict[str, set[int]]:
     return found
 
 
-def _readout(
-    made: Made, artefacts: Artefacts, found: Family, known: Known, state: Path, network: View | None
-) -> Readout:
+def _readout(made: Made, artefacts: Artefacts, found: Family, known: Known, state: Path) -> Readout:
     expected = _expected(made)
     return Readout(
         run_id=made.run_id,
@@ -201,7 +213,6 @@ def _readout(
         cgroup_version=made.cgroup_version,
         limits=dict(_limits(made, artefacts)),
         mounts={mount.place: mount.options for mount in _mounts(found)},
-        firewall=None if network is None else network.gateway.listing,
         arguments=made.arguments,
     )
 

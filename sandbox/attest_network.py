@@ -8,6 +8,7 @@ that number has moved, as it does for each name that the DNS gate answers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import ipaddress
@@ -138,8 +139,13 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
     """
 
     def gateway() -> Inside:
-        listing = _listed(made, seen, "gateway", "ruleset")
-        return Inside(listing, readback_net.lines(), _read(netns.GATEWAY_SETTINGS))
+        # A thread begins in the namespace of the one that began it.
+        listing = spaces.aside(lambda: _listed(made, seen, "gateway", "ruleset"))
+        try:
+            lines, settings = readback_net.lines(), _read(netns.GATEWAY_SETTINGS)
+            return Inside(listing(), lines, settings)
+        finally:
+            _settle(listing)
 
     def agent() -> Inside:
         # Nobody has business with the rules beside the agent: since ours were loaded there was no other transaction.
@@ -151,9 +157,21 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
         digest = _host_rules(made, seen, state / "closures" / HOST_RULES)
         return digest, readback_net.device_lines(made.device) if made.device else frozenset()
 
-    # Two programs at once, where there are two to wait for.
-    there = spaces.aside(lambda: _in_host(made, host))
-    return View(_in(made, made.gateway, gateway), _in(made, made.agent, agent), *there())
+    # All at once: where there is a program to wait for, the others need not.
+    outside = spaces.aside(lambda: _in_host(made, host))
+    at_gateway = spaces.aside(lambda: _in(made, made.gateway, gateway))
+    try:
+        inside = _in(made, made.agent, agent)
+        return View(at_gateway(), inside, *outside())
+    finally:
+        _settle(at_gateway)
+        _settle(outside)
+
+
+def _settle(wait: Callable[[], object]) -> None:
+    """See a thread to its end: none outlives its look, whoever failed first."""
+    with contextlib.suppress(Exception):
+        wait()
 
 
 def _host_rules(made: Network, seen: Seen, path: Path) -> str:
@@ -178,6 +196,7 @@ def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Itera
     yield from _walls("the host's table", found.host, known)
     yield from _things(made, found)
     yield from _settings(found)
+    # After the looks: they have programs of their own there.
     yield from _members(made, family)
 
 
