@@ -1,0 +1,191 @@
+"""Memory without a file: for tests, and for a daemon that keeps nothing."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from covenant.stores.memory import plans, ranking, rows, vectors
+from covenant.stores.memory.interface import (
+    BadRow,
+    Compacted,
+    CompactionPolicy,
+    Hit,
+    Repair,
+    Repaired,
+)
+from covenant.stores.memory.vectors import Entry, Matrices
+from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
+
+# FTS5's bm25 (sqlite.org/fts5.html, 5.1.1).
+_K1: Final = 1.2
+_B: Final = 0.75
+
+
+class InMemory:
+    """``Memory`` in dictionaries."""
+
+    def __init__(self, *, space: str = "") -> None:
+        self._space = space
+        self._records: dict[str, MemoryRecord] = {}
+        self._words: dict[str, Counter[str]] = {}
+        self._matrices = Matrices()
+
+    @property
+    def space(self) -> str:
+        """The space whose vectors are compared."""
+        return self._space
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def put(self, record: MemoryRecord) -> None:
+        """Write a record, in the place of the one of the same id."""
+        self._keep(record)
+
+    def _keep(self, record: MemoryRecord) -> None:
+        # What a row would hold: numbers as float32, and what no row can hold is refused alike.
+        row = rows.encode(record)
+        read = rows.parse((0, *row))
+        assert isinstance(read, MemoryRecord)
+        self._records[record.id] = read
+        self._words[record.id] = Counter(_terms(record.text))
+        if read.embedding:
+            vector = np.asarray(read.embedding, dtype=np.float32)
+            self._matrices.put(Entry(read.id, read.tier, read.owner.pubkey, read.created_at, vector))
+        else:
+            self._matrices.discard(read.id)
+
+    def _drop(self, record_id: str) -> None:
+        del self._records[record_id], self._words[record_id]
+        self._matrices.discard(record_id)
+
+    def _of(self, record_id: str, owner: str | None) -> MemoryRecord | None:
+        record = self._records.get(record_id)
+        return record if record is not None and owner in (None, record.owner.pubkey) else None
+
+    async def get(self, record_id: str) -> MemoryRecord | None:
+        """The record of an id."""
+        return self._records.get(record_id)
+
+    async def existing(self, ids: Sequence[str]) -> set[str]:
+        """Which of the ids are those of records."""
+        return {record_id for record_id in ids if record_id in self._records}
+
+    def _among(self, tier: Tier | None, owner: str | None) -> list[MemoryRecord]:
+        return [r for r in self._records.values() if tier in (None, r.tier) and owner in (None, r.owner.pubkey)]
+
+    async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
+        """The newest first; of the same moment, by id."""
+        return sorted(self._among(tier, owner), key=lambda r: (-r.created_at, r.id))[:limit]
+
+    async def search(
+        self,
+        embedding: Sequence[float],
+        text: str,
+        tier: Tier | None,
+        limit: int,
+        min_relevance: float | None,
+        *,
+        owner: str | None = None,
+    ) -> list[Hit]:
+        """What is like the embedding, fused with what has words of the text; see ``ranking``."""
+        if limit <= 0:
+            return []
+        depth = ranking.depth(limit)
+        by_words = self._by_words(text, tier, depth, owner)
+        by_cosine: list[tuple[str, float]] = []
+        scores: dict[str, float] = {}
+        query = vectors.query_vector(embedding)
+        matrix = None if query is None else self._matrices.matrix(len(query))
+        if query is not None and matrix is not None:
+            by_cosine = matrix.best(query, depth, tier=tier, owner=owner, floor=min_relevance or 0.0)
+            scores = matrix.scores(query, by_words)
+        created = {record_id: self._records[record_id].created_at for record_id in {*scores, *by_words}}
+        created |= {record_id: self._records[record_id].created_at for record_id, _ in by_cosine}
+        order = ranking.fused(by_cosine, by_words, scores, created, min_relevance=min_relevance)
+        return [Hit(self._records[record_id], score) for record_id, score in order[:limit]]
+
+    def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> list[str]:
+        terms = [term for word in ranking.words(text) for term in _terms(word)]
+        holders = {term: sum(term in counts for counts in self._words.values()) for term in terms}
+        telling = [term for term in terms if 0 < holders[term] <= ranking.COMMON]
+        total = len(self._records)
+        average = sum(counts.total() for counts in self._words.values()) / total if total else 0.0
+        found = []
+        for record in self._among(tier, owner):
+            counts = self._words[record.id]
+            length = _K1 * (1 - _B + _B * counts.total() / average) if average else _K1
+            worth = 0.0
+            for term in telling:
+                rarity = max(math.log((total - holders[term] + 0.5) / (holders[term] + 0.5)), 1e-6)
+                worth += rarity * counts[term] * (_K1 + 1) / (counts[term] + length)
+            if worth:
+                found.append((-worth, -record.created_at, record.id))
+        return [record_id for _, _, record_id in sorted(found)[:depth]]
+
+    async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
+        """Delete what was made before; how many."""
+        gone = [record.id for record in self._among(tier, owner) if record.created_at < before_ms]
+        for record_id in gone:
+            self._drop(record_id)
+        return len(gone)
+
+    async def repair(self, command: Repair, *, apply: bool, owner: str | None = None) -> Repaired | None:
+        """What the command does, done when ``apply``; None when there is no such record."""
+        before = self._of(command.id, owner)
+        if before is None:
+            return None
+        after = plans.repaired(before, command)
+        changed = apply and after != before
+        if changed and after is None:
+            self._drop(before.id)
+        elif changed and after is not None:
+            self._keep(after)
+        return Repaired(before, after, changed)
+
+    async def promote(self, record_id: str, tier: Tier, *, at_ms: int, owner: str | None = None) -> Repaired | None:
+        """Move a record up to ``tier``; None when there is none."""
+        before = self._of(record_id, owner)
+        if before is None:
+            return None
+        after = plans.promoted(before, tier)
+        self._keep(after)
+        return Repaired(before, after, after != before)
+
+    async def compact(
+        self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
+    ) -> Compacted:
+        """What the policy does, done when ``apply``."""
+        marked_at_ms = now_ms if policy.marked_at_ms is None else policy.marked_at_ms
+        plan = plans.compaction(map(plans.line, self._records.values()), policy, owner=owner)
+        if apply:
+            for record_id in plan.deleted:
+                self._drop(record_id)
+            for record_id in plan.parents_detached:
+                self._keep(self._records[record_id].model_copy(update={"parent": None}))
+            for record_id in plan.stale_marked:
+                self._keep(plans.stale(self._records[record_id], marked_at_ms=marked_at_ms, reason=reason))
+        return plan
+
+    async def backfill(self, receipts: Sequence[SettlementReceipt], *, apply: bool) -> tuple[tuple[str, str], ...]:
+        """Write into ``metadata.receipt_id`` what receipt paid for a record; see ``plans``."""
+        found = plans.correlations([plans.payable(r) for r in self._records.values()], receipts)
+        for record_id, receipt_id in found if apply else ():
+            self._keep(plans.correlated(self._records[record_id], receipt_id))
+        return found
+
+    async def bad_rows(self, limit: int) -> list[BadRow]:
+        """None: what is no record never came in."""
+        return []
+
+
+def _terms(text: str) -> list[str]:
+    """The tokens that FTS5's unicode61 makes: runs of letters and digits, lower case, without diacritics."""
+    plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if not unicodedata.combining(c))
+    return "".join(c if c.isalnum() else " " for c in plain).split()

@@ -1,0 +1,171 @@
+"""What repairs, compaction, promotion and the backfill do, decided without a database.
+
+Both stores ask here, dry or applied, so that what a dry run shows is what is done.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from covenant.stores.memory.interface import (
+    BackfillProvenance,
+    Compacted,
+    CompactionPolicy,
+    DeleteRecord,
+    DetachParent,
+    Repair,
+)
+from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
+from policy import errors
+
+_HEIGHT: Final[Mapping[Tier, int]] = {Tier.WORKING: 0, Tier.EPISODIC: 1, Tier.LONGTERM: 2}
+
+
+def repaired(record: MemoryRecord, command: Repair) -> MemoryRecord | None:
+    """The record after the command, None when it is deleted.
+
+    Raises:
+        errors.MemoryConflictError: its parent is not the one that the command expects.
+    """
+    match command:
+        case DetachParent(expected_parent=expected):
+            if expected is not None and record.parent != expected:
+                raise errors.MemoryConflictError(
+                    f"parent of `{record.id}` is `{record.parent}`, not `{expected}`", where=record.id
+                )
+            return record.model_copy(update={"parent": None})
+        case DeleteRecord():
+            return None
+        case BackfillProvenance(provenance=provenance):
+            return _with_metadata(record, provenance=provenance)
+        case _:
+            assert_never(command)
+
+
+def promoted(record: MemoryRecord, tier: Tier) -> MemoryRecord:
+    """The record in the tier.
+
+    Raises:
+        errors.MemoryConflictError: it stands in a higher one.
+    """
+    if _HEIGHT[tier] < _HEIGHT[record.tier]:
+        raise errors.MemoryConflictError(
+            f"memory `{record.id}` is in tier `{record.tier}`, above `{tier}`",
+            hint="records are promoted from working to episodic to longterm, never back",
+            where=record.id,
+        )
+    return record.model_copy(update={"tier": tier})
+
+
+def stale(record: MemoryRecord, *, marked_at_ms: int, reason: str) -> MemoryRecord:
+    """The record with ``metadata.stale_context``."""
+    return _with_metadata(record, stale_context={"marked_at_ms": marked_at_ms, "reason": reason})
+
+
+def correlated(record: MemoryRecord, receipt_id: str) -> MemoryRecord:
+    """The record with ``metadata.receipt_id``."""
+    return _with_metadata(record, receipt_id=receipt_id)
+
+
+def _with_metadata(record: MemoryRecord, **more: Any) -> MemoryRecord:
+    old = record.metadata
+    base = dict(old) if isinstance(old, dict) else {} if old is None else {"previous_metadata": old}
+    return record.model_copy(update={"metadata": {**base, **more}})
+
+
+def is_stale(metadata: Any) -> bool:
+    """Whether metadata says that the record is stale."""
+    return isinstance(metadata, dict) and "stale_context" in metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a plan has to know of a record."""
+
+    id: str
+    tier: Tier
+    owner: str
+    created_at: int
+    parent: str | None
+    stale: bool = False
+
+
+def line(record: MemoryRecord) -> Line:
+    """What a plan has to know of this record."""
+    marked = is_stale(record.metadata)
+    return Line(record.id, record.tier, record.owner.pubkey, record.created_at, record.parent, marked)
+
+
+def compaction(
+    lines: Iterable[Line], policy: CompactionPolicy, *, ids: Iterable[str] = (), owner: str | None = None
+) -> Compacted:
+    """The plan over all records. A parent dangles when no record, of whomever, is left that has its id.
+
+    ``ids`` are those of rows that are no records: what points to one of them does not dangle.
+    """
+    known = list(lines)
+    cuts = {
+        Tier.WORKING: policy.delete_working_before_ms,
+        Tier.EPISODIC: policy.delete_episodic_before_ms,
+        Tier.LONGTERM: policy.mark_longterm_stale_before_ms,
+    }
+    mine = [line for line in known if owner is None or line.owner == owner]
+    old = [line for line in mine if (cut := cuts[line.tier]) is not None and line.created_at < cut]
+    deleted = {line.id for line in old if line.tier is not Tier.LONGTERM}
+    marked = {line.id for line in old if line.tier is Tier.LONGTERM and not line.stale}
+    detached: set[str] = set()
+    if policy.detach_stale_parents:
+        left = ({line.id for line in known} | set(ids)) - deleted
+        detached = {line.id for line in mine if line.parent is not None and line.parent not in left} - deleted
+    return Compacted(tuple(sorted(deleted)), tuple(sorted(marked)), tuple(sorted(detached)))
+
+
+@dataclass(frozen=True, slots=True)
+class Payable:
+    """What the backfill has to know of a record: ``receipt`` is the one that its metadata names already."""
+
+    id: str
+    owner: str
+    created_at: int
+    receipt: str | None = None
+
+
+def payable(record: MemoryRecord) -> Payable:
+    """What the backfill has to know of this record."""
+    receipt = record.metadata.get("receipt_id") if isinstance(record.metadata, dict) else None
+    return Payable(record.id, record.owner.pubkey, record.created_at, receipt if isinstance(receipt, str) else None)
+
+
+def correlations(records: Iterable[Payable], receipts: Sequence[SettlementReceipt]) -> tuple[tuple[str, str], ...]:
+    """Which receipt paid for which record, recomputed from both sides: (record id, receipt id) of what is new.
+
+    1. A memory receipt that names a record of its payer belongs to it.
+    2. Of those that name none, oldest first, each belongs to the first record of its payer, oldest first, that no
+       receipt belongs to and that was there when the receipt was settled.
+    """
+    known = sorted(records, key=lambda r: (r.created_at, r.id))
+    by_id = {record.id: record for record in known}
+    taken = {record.receipt for record in known if record.receipt is not None}
+    found: dict[str, str] = {record.id: record.receipt for record in known if record.receipt is not None}
+    payments = sorted((r for r in receipts if r.resource == "memory"), key=lambda r: (r.settled_at, r.id))
+    for receipt in payments:
+        record = by_id.get(receipt.memory_record_id or "")
+        if record is not None and record.owner == receipt.payer.pubkey and receipt.id not in taken:
+            if record.id not in found:
+                found[record.id] = receipt.id
+            taken.add(receipt.id)
+    waiting: dict[str, deque[Payable]] = defaultdict(deque)
+    for record in known:
+        if record.id not in found:
+            waiting[record.owner].append(record)
+    for receipt in payments:
+        queue = waiting.get(receipt.payer.pubkey)
+        if receipt.memory_record_id is not None or receipt.id in taken or not queue:
+            continue
+        # Oldest first, so the first is eligible or none is.
+        if queue[0].created_at <= receipt.settled_at:
+            found[queue.popleft().id] = receipt.id
+    return tuple(sorted((i, r) for i, r in found.items() if by_id[i].receipt is None))

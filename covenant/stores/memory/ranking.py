@@ -1,0 +1,61 @@
+"""Two rankings as one: by cosine, and by words.
+
+Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009): a record's worth is the sum of 1 / (60 + rank) over
+the rankings that it stands in. ``min_relevance`` is asked of the cosine, of whatever has been found by its words too.
+Of equal worth, the better cosine comes first, then the newer, then the smaller id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from covenant.stores.memory.vectors import RESOLUTION
+
+_RRF: Final = 60
+_WORDS: Final = re.compile(r"\w+")
+# How many different words of a query are looked for.
+MAX_WORDS: Final = 32
+# A word that stands in more records than this tells little, and costs much.
+COMMON: Final = 2000
+
+
+def depth(limit: int) -> int:
+    """How far down each ranking is read for ``limit`` answers."""
+    return max(4 * limit, 64)
+
+
+def words(text: str) -> list[str]:
+    """The different words of a query in their order, at most ``MAX_WORDS``."""
+    return list(dict.fromkeys(_WORDS.findall(text.lower())))[:MAX_WORDS]
+
+
+def match_expression(terms: Sequence[str]) -> str:
+    """An FTS5 expression for any of the words.
+
+    Each stands in double quotes, doubled within (sqlite.org/fts5.html, 3.1), so nothing of a text is ever syntax. A
+    control character ends a text at SQLite's border, and is no part of a word.
+    """
+    quoted = ('"' + "".join(c for c in term if c.isprintable()).replace('"', '""') + '"' for term in terms)
+    return " OR ".join(one for one in quoted if one != '""')
+
+
+def fused(
+    by_cosine: Sequence[tuple[str, float]],
+    by_words: Sequence[str],
+    scores: Mapping[str, float],
+    created: Mapping[str, int],
+    *,
+    min_relevance: float | None,
+) -> list[tuple[str, float]]:
+    """(id, cosine) of what stands in either ranking, best first. ``scores`` are cosines of what has its words."""
+    known = {**scores, **dict(by_cosine)}
+    worth: dict[str, float] = {}
+    for ranking in ([record_id for record_id, _ in by_cosine], by_words):
+        for rank, record_id in enumerate(ranking, 1):
+            worth[record_id] = worth.get(record_id, 0.0) + 1 / (_RRF + rank)
+    floor = (min_relevance or 0.0) - RESOLUTION
+    kept = [i for i in worth if not min_relevance or known.get(i, 0.0) >= floor]
+    kept.sort(key=lambda i: (-worth[i], -known.get(i, 0.0), -created.get(i, 0), i))
+    return [(i, known.get(i, 0.0)) for i in kept]

@@ -1,0 +1,142 @@
+"""Rows of version 1's table as records and back: strict, and a row that is no record says why."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pydantic
+
+from covenant.stores.memory.interface import BadRow
+from covenant.wire.types import MemoryRecord, Tier
+from policy import errors
+
+# The order of every SELECT and INSERT here; the first nine after `rowid` are version 1's.
+COLUMNS: Final = (
+    "id",
+    "tier",
+    "owner_display",
+    "owner_pubkey",
+    "text",
+    "embedding",
+    "metadata",
+    "created_at",
+    "parent",
+)
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "id": (str,),
+    "tier": (str,),
+    "owner_display": (str,),
+    "owner_pubkey": (str,),
+    "text": (str,),
+    "embedding": (bytes, type(None)),
+    "metadata": (str, type(None)),
+    "created_at": (int,),
+    "parent": (str, type(None)),
+}
+_FLOAT: Final = np.dtype("<f4")
+
+Row = Sequence[Any]
+
+
+def encode(record: MemoryRecord) -> tuple[Any, ...]:
+    """The row of a record.
+
+    Raises:
+        errors.MemoryInvalidError: a value that does not come back from the disk as it is.
+    """
+    vector = np.asarray(record.embedding, dtype=np.float64)
+    if not np.isfinite(vector).all() or (np.abs(vector) > np.finfo(np.float32).max).any():
+        raise errors.MemoryInvalidError("embedding holds a number that is not finite", where=record.id)
+    if record.created_at >= 2**63:
+        raise errors.MemoryInvalidError("created_at is beyond what the store can hold", where=record.id)
+    try:
+        metadata = json.dumps(record.metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        for text in (record.id, record.text, metadata, record.parent or ""):
+            text.encode()
+    except (ValueError, TypeError, RecursionError) as e:
+        raise errors.MemoryInvalidError(f"record cannot be stored: {e}", where=record.id) from e
+    return (
+        record.id,
+        record.tier.value,
+        record.owner.display,
+        record.owner.pubkey,
+        record.text,
+        vector.astype(_FLOAT).tobytes(),
+        metadata,
+        record.created_at,
+        record.parent,
+    )
+
+
+def vector(blob: bytes | None) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    """The float32 vector of a blob, None when it is none: empty, broken off, or with a number that is not finite."""
+    if not blob or len(blob) % _FLOAT.itemsize:
+        return None
+    found = np.frombuffer(blob, dtype=_FLOAT).astype(np.float32, copy=False)
+    return found if bool(np.isfinite(found).all()) else None
+
+
+def parse(row: Row) -> MemoryRecord | BadRow:
+    """The record of ``(rowid, *COLUMNS)``, or what keeps it from being one."""
+    number, values = row[0], dict(zip(COLUMNS, row[1:], strict=True))
+    problems = [f"{name} is {_kind(values[name])}" for name in COLUMNS if not isinstance(values[name], _TYPES[name])]
+    if not problems:
+        problems = _broken(values)
+    if not problems:
+        found = vector(values["embedding"])
+        try:
+            return MemoryRecord.model_validate(
+                {
+                    "id": values["id"],
+                    "tier": Tier(values["tier"]),
+                    "owner": {"display": values["owner_display"], "pubkey": values["owner_pubkey"]},
+                    "text": values["text"],
+                    "embedding": () if found is None else tuple(found.tolist()),
+                    "metadata": _metadata(values["metadata"]),
+                    "created_at": values["created_at"],
+                    "parent": values["parent"],
+                }
+            )
+        except pydantic.ValidationError as e:
+            problems = [f"{'.'.join(str(p) for p in one['loc'])}: {one['msg']}" for one in e.errors()]
+    return BadRow(number, str(values["id"])[:128], tuple(problems))
+
+
+def _metadata(text: str | None) -> Any:
+    return None if text is None or text == "" else json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _broken(values: dict[str, Any]) -> list[str]:
+    problems = []
+    try:
+        Tier(values["tier"])
+    except ValueError:
+        problems.append("tier is none of working, episodic, longterm")
+    blob = values["embedding"] or b""
+    if len(blob) % _FLOAT.itemsize:
+        problems.append("embedding is broken off")
+    elif blob and not np.isfinite(np.frombuffer(blob, dtype=_FLOAT)).all():
+        problems.append("embedding holds a number that is not finite")
+    try:
+        _metadata(values["metadata"])
+    except (ValueError, RecursionError):
+        problems.append("metadata is no JSON")
+    return problems
+
+
+def _kind(value: Any) -> str:
+    names = {bytes: "bytes", str: "text", int: "a number", float: "a broken number", type(None): "missing"}
+    return names.get(type(value), "something else")
+
+
+def norm(values: Sequence[float]) -> float:
+    """The Euclidean norm, correctly rounded: the same on every machine."""
+    return math.sqrt(math.fsum(v * v for v in values))

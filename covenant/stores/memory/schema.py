@@ -1,0 +1,121 @@
+"""The database: version 1's table and indexes as they are, and what was added to them, by ``user_version``.
+
+    0    version 1: table `memories`, indexes on (tier, created_at DESC) and (created_at DESC)
+    1    columns `embedder`, `promoted_from`, `promoted_at`; table `memory_fts` and the triggers that keep it
+
+Every addition may be empty and none is needed by version 1, which can go on writing the same file: its rows have no
+embedder, and the triggers take their words into the index.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiosqlite
+
+from covenant.stores.memory.rows import COLUMNS
+from policy import errors
+
+VERSION: Final = 1
+
+_TABLE: Final = """
+CREATE TABLE memories (
+    id TEXT PRIMARY KEY,
+    tier TEXT NOT NULL,
+    owner_display TEXT NOT NULL,
+    owner_pubkey TEXT NOT NULL,
+    text TEXT NOT NULL,
+    embedding BLOB NOT NULL,
+    metadata TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    parent TEXT
+)"""
+# (name, columns) as PRAGMA index_xinfo tells them; an index of version 1 has the same columns under any name.
+_INDEXES: Final = (
+    ("memories_by_tier", (("tier", 0), ("created_at", 1))),
+    ("memories_by_time", (("created_at", 1),)),
+)
+# INVARIANT: every trigger deletes before it inserts, so that a row is in the index once whatever statement wrote it:
+# an `INSERT OR REPLACE` of version 1 fires no delete trigger (sqlite.org/lang_conflict.html).
+_ADDITIONS: Final = (
+    "ALTER TABLE memories ADD COLUMN embedder TEXT",
+    "ALTER TABLE memories ADD COLUMN promoted_from TEXT",
+    "ALTER TABLE memories ADD COLUMN promoted_at INTEGER",
+    'CREATE VIRTUAL TABLE memory_fts USING fts5(id UNINDEXED, text, tokenize = "unicode61 remove_diacritics 2")',
+    """CREATE TRIGGER memory_fts_insert AFTER INSERT ON memories BEGIN
+        DELETE FROM memory_fts WHERE rowid = new.rowid;
+        INSERT INTO memory_fts (rowid, id, text) VALUES (new.rowid, new.id, CAST(new.text AS TEXT));
+    END""",
+    """CREATE TRIGGER memory_fts_update AFTER UPDATE OF id, text ON memories BEGIN
+        DELETE FROM memory_fts WHERE rowid = old.rowid;
+        DELETE FROM memory_fts WHERE rowid = new.rowid;
+        INSERT INTO memory_fts (rowid, id, text) VALUES (new.rowid, new.id, CAST(new.text AS TEXT));
+    END""",
+    """CREATE TRIGGER memory_fts_delete AFTER DELETE ON memories BEGIN
+        DELETE FROM memory_fts WHERE rowid = old.rowid;
+    END""",
+)
+_FILL: Final = "INSERT INTO memory_fts (rowid, id, text) SELECT rowid, id, CAST(text AS TEXT) FROM memories"
+# Rows that the index does not have, or has under another number: a VACUUM may number a table like this anew.
+_ASTRAY: Final = """
+SELECT (SELECT count(*) FROM memories) != (SELECT count(*) FROM memory_fts_content)
+    OR EXISTS (SELECT 1 FROM memories m LEFT JOIN memory_fts_content c ON c.id = m.rowid WHERE c.c0 IS NOT m.id)"""
+
+
+async def prepare(db: aiosqlite.Connection, *, where: str) -> None:
+    """Bring a database, new or of version 1, to ``VERSION``, in one transaction.
+
+    Raises:
+        errors.MemoryStoreError: a newer daemon made it, or its table is not version 1's.
+    """
+    version = await _number(db, "PRAGMA user_version")
+    if version > VERSION:
+        raise errors.MemoryStoreError(
+            f"database has version {version}; this daemon knows {VERSION}",
+            hint="start the newer daemon that made it",
+            where=where,
+        )
+    if version == VERSION:
+        return
+    await db.execute("BEGIN IMMEDIATE")
+    try:
+        await _to_1(db, where)
+        await db.execute(f"PRAGMA user_version = {VERSION}")
+        await db.execute("COMMIT")
+    except BaseException:
+        await db.execute("ROLLBACK")
+        raise
+
+
+async def _to_1(db: aiosqlite.Connection, where: str) -> None:
+    present = [row[1] for row in await db.execute_fetchall("PRAGMA table_info(memories)")]
+    if not present:
+        await db.execute(_TABLE)
+    elif missing := [name for name in COLUMNS if name not in present]:
+        raise errors.MemoryStoreError(f"table `memories` has no column `{missing[0]}`", where=where)
+    indexed = set()
+    for row in await db.execute_fetchall("PRAGMA index_list(memories)"):
+        quoted = str(row[1]).replace('"', '""')
+        columns = await db.execute_fetchall(f'PRAGMA index_xinfo("{quoted}")')
+        indexed.add(tuple((c[2], c[3]) for c in columns if c[5]))
+    for name, wanted in _INDEXES:
+        if wanted not in indexed:
+            columns_sql = ", ".join(f"{column}{' DESC' if down else ''}" for column, down in wanted)
+            await db.execute(f"CREATE INDEX {name} ON memories ({columns_sql})")
+    for statement in _ADDITIONS:
+        await db.execute(statement)
+    await db.execute(_FILL)
+
+
+async def mend_index(db: aiosqlite.Connection) -> bool:
+    """Make the index of words anew where it has gone astray; whether it had. The caller holds a transaction."""
+    if not await _number(db, _ASTRAY):
+        return False
+    await db.execute("DELETE FROM memory_fts")
+    await db.execute(_FILL)
+    return True
+
+
+async def _number(db: aiosqlite.Connection, statement: str) -> int:
+    rows = list(await db.execute_fetchall(statement))
+    return int(rows[0][0])

@@ -1,0 +1,73 @@
+"""The door to SQLite: private files, errors of ours, and conditions of bound values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from covenant.wire.types import Tier
+from policy import errors
+
+# How many rows are read, or ids asked for, at a time.
+CHUNK: Final = 2000
+_BUSY_MS: Final = 10_000
+
+
+def where(*, tier: Tier | None, owner: str | None, table: str = "memories") -> tuple[str, list[Any]]:
+    """A condition, and the values of its marks."""
+    found = [("tier", tier.value)] if tier is not None else []
+    if owner is not None:
+        found.append(("owner_pubkey", owner))
+    return " AND ".join([f"{table}.{name} = ?" for name, _ in found] or ["TRUE"]), [value for _, value in found]
+
+
+def clipped(number: int) -> int:
+    """As far as SQLite's integers go."""
+    return min(number, 2**63 - 1)
+
+
+def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Errors of SQLite and of the disk as errors of ours that say where."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as e:
+        reason = (isinstance(e, OSError) and e.strerror) or str(e)
+        raise errors.MemoryStoreError(f"memory cannot be read or written: {reason}", where=str(path)) from e
+
+
+@contextlib.asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(path, isolation_level=None) as db:
+        await db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        yield db
+
+
+def make_private(path: Path) -> None:
+    """Make the file if there is none, for its owner alone: what SQLite puts beside it gets the same mode.
+
+    Raises:
+        errors.MemoryStoreError: it is a symlink or no plain file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            raise errors.MemoryStoreError(f"`{path}` is no plain file of this user", where=str(path))
+        if stat.S_IMODE(info.st_mode) != 0o600:
+            os.fchmod(fd, 0o600)
+    finally:
+        os.close(fd)

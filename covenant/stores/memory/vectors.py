@@ -1,0 +1,224 @@
+"""Cosine over a cached float32 matrix, one for each number of dimensions.
+
+The matrix holds normalised rows without holes, so that the scores of all of them are one product of numpy's. That
+product finds who can be among the best; these few are scored again, each by itself, since the last bits that BLAS
+gives a row depend on where it lies. So the ranking is exact, and the same wherever a record lies in the matrix and
+however many threads BLAS has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from covenant.wire.types import Tier
+
+Floats = npt.NDArray[np.float32]
+_TIERS: Final = {tier: number for number, tier in enumerate(Tier)}
+_FIRST: Final = 256
+# How many rows are scored again at a time: bounds what that takes of memory.
+_CHUNK: Final = 4096
+# What float32 may lose of a cosine; a floor is not missed by it.
+RESOLUTION: Final = 1e-6
+
+
+def normalised(vector: Floats) -> Floats | None:
+    """The vector divided by its norm, None when it has no direction or a number that is not finite."""
+    wide = vector.astype(np.float64)
+    norm = math.sqrt(float(np.sum(wide * wide)))
+    if not math.isfinite(norm) or norm == 0.0:
+        return None
+    return (wide / norm).astype(np.float32)
+
+
+def exact(rows: Floats, query: Floats) -> npt.NDArray[np.float64]:
+    """Each row's product with the query, summed in float64 in an order that its place does not change."""
+    found: npt.NDArray[np.float64] = np.sum(rows.astype(np.float64) * query.astype(np.float64), axis=1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the matrix keeps of a record."""
+
+    id: str
+    tier: Tier
+    owner: str
+    created_at: int
+    vector: Floats
+
+
+class Matrix:
+    """Normalised rows of one number of dimensions, with the tier, owner and time of each."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+        self.ids: list[str] = []
+        self._places: dict[str, int] = {}
+        self._owners: dict[str, int] = {}
+        self._rows: Floats = np.empty((_FIRST, dimensions), dtype=np.float32)
+        # The tier, owner and time of each row, by number.
+        self._facts = np.empty((3, _FIRST), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def rows(self) -> Floats:
+        """The rows in use, contiguous."""
+        return self._rows[: len(self.ids)]
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many rows at once."""
+        if count > len(self._rows):
+            self._resize(count)
+
+    def _resize(self, capacity: int) -> None:
+        count = len(self.ids)
+        rows = np.empty((capacity, self.dimensions), dtype=np.float32)
+        facts = np.empty((3, capacity), dtype=np.int64)
+        if count:
+            rows[:count], facts[:, :count] = self._rows[:count], self._facts[:, :count]
+        self._rows, self._facts = rows, facts
+
+    def put(self, entry: Entry) -> None:
+        """Add or replace a row; one without a direction is taken out."""
+        unit = normalised(entry.vector)
+        if unit is None:
+            self.discard(entry.id)
+            return
+        place = self._places.get(entry.id)
+        if place is None:
+            place = len(self.ids)
+            if place == len(self._rows):
+                self._resize(2 * place)
+            self.ids.append(entry.id)
+            self._places[entry.id] = place
+        owner = self._owners.setdefault(entry.owner, len(self._owners))
+        self._rows[place] = unit
+        self._facts[:, place] = (_TIERS[entry.tier], owner, entry.created_at)
+
+    def move(self, record_id: str, tier: Tier) -> None:
+        """Write down another tier for a row, if there is one."""
+        place = self._places.get(record_id)
+        if place is not None:
+            self._facts[0, place] = _TIERS[tier]
+
+    def discard(self, record_id: str) -> None:
+        """Take a row out; the last one takes its place."""
+        place = self._places.pop(record_id, None)
+        if place is None:
+            return
+        last = self.ids.pop()
+        if last != record_id:
+            end = len(self.ids)
+            self.ids[place] = last
+            self._places[last] = place
+            self._rows[place], self._facts[:, place] = self._rows[end], self._facts[:, end]
+
+    def scores(self, query: Floats, ids: Iterable[str]) -> dict[str, float]:
+        """The cosines of those of the records that have a row."""
+        known = [record_id for record_id in ids if record_id in self._places]
+        if not known:
+            return {}
+        found = exact(self._rows[[self._places[i] for i in known]], query)
+        return dict(zip(known, found.tolist(), strict=True))
+
+    def best(
+        self, query: Floats, count: int, *, tier: Tier | None = None, owner: str | None = None, floor: float = 0.0
+    ) -> list[tuple[str, float]]:
+        """The ``count`` best of cosine above 0 and at least ``floor``: then newest first, then by id."""
+        if not len(self) or count <= 0 or (owner is not None and owner not in self._owners):
+            return []
+        products = self.rows @ query
+        outside = self._outside(tier, owner)
+        if outside is not None:
+            products[outside] = -2.0
+        places = self._near(products, count, floor)
+        scored = np.concatenate(
+            [exact(self._rows[places[i : i + _CHUNK]], query) for i in range(0, len(places), _CHUNK)] or [np.empty(0)]
+        )
+        times = self._facts[2, places].tolist()
+        found = [
+            (-score, -time, self.ids[place])
+            for score, time, place in zip(scored.tolist(), times, places.tolist(), strict=True)
+            if score > 0.0 and score >= floor - RESOLUTION
+        ]
+        found.sort()
+        return [(record_id, -score) for score, _, record_id in found[:count]]
+
+    def _outside(self, tier: Tier | None, owner: str | None) -> npt.NDArray[np.bool_] | None:
+        facts = self._facts[:, : len(self)]
+        masks = [] if tier is None else [facts[0] != _TIERS[tier]]
+        if owner is not None:
+            masks.append(facts[1] != self._owners[owner])
+        return np.logical_or.reduce(masks) if masks else None
+
+    def _near(self, products: Floats, count: int, floor: float) -> npt.NDArray[np.intp]:
+        """Whoever can be among the best.
+
+        A product of unit vectors in float32 is off by at most n u / (1 - n u) (Higham, Accuracy and Stability of
+        Numerical Algorithms, 3.1): twice that for a row and the one that it is held against, and the floor is rounded.
+        """
+        unit = self.dimensions * 2.0**-24
+        lost = 2 * unit / (1 - unit) + RESOLUTION if unit < 0.5 else math.inf
+        least = max(floor - RESOLUTION, 0.0) - lost
+        if count < len(products):
+            last = float(np.partition(products, len(products) - count)[len(products) - count])
+            least = max(least, last - lost)
+        # What was masked lies below every product of unit vectors.
+        return np.flatnonzero((products >= least) & (products > -1.5))
+
+
+class Matrices:
+    """A matrix for each number of dimensions that occurs."""
+
+    def __init__(self) -> None:
+        self._by_dimensions: dict[int, Matrix] = {}
+        self._dimensions: dict[str, int] = {}
+
+    def matrix(self, dimensions: int) -> Matrix | None:
+        """The matrix of a number of dimensions, None where no record has it."""
+        return self._by_dimensions.get(dimensions)
+
+    def reserve(self, dimensions: int, count: int) -> None:
+        """Make room for so many rows of a number of dimensions."""
+        self._of(dimensions).reserve(count)
+
+    def _of(self, dimensions: int) -> Matrix:
+        return self._by_dimensions.setdefault(dimensions, Matrix(dimensions))
+
+    def put(self, entry: Entry) -> None:
+        """Add or replace a record's row."""
+        dimensions = len(entry.vector)
+        if self._dimensions.get(entry.id, dimensions) != dimensions:
+            self.discard(entry.id)
+        self._dimensions[entry.id] = dimensions
+        self._of(dimensions).put(entry)
+
+    def move(self, record_id: str, tier: Tier) -> None:
+        """Write down another tier for a record's row, if it has one."""
+        dimensions = self._dimensions.get(record_id)
+        if dimensions is not None:
+            self._by_dimensions[dimensions].move(record_id, tier)
+
+    def discard(self, record_id: str) -> None:
+        """Take a record's row out, if it has one."""
+        dimensions = self._dimensions.pop(record_id, None)
+        if dimensions is not None:
+            self._by_dimensions[dimensions].discard(record_id)
+
+
+def query_vector(embedding: Sequence[float]) -> Floats | None:
+    """A query as a row would be: float32 and normalised; None when it has no direction."""
+    wide: npt.NDArray[Any] = np.asarray(embedding, dtype=np.float64)
+    if wide.ndim != 1 or not wide.size or not np.isfinite(wide).all():
+        return None
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    return normalised(narrow) if np.isfinite(narrow).all() else None

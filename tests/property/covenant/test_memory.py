@@ -1,0 +1,219 @@
+"""Memory, for all inputs: exact search, plans that dry runs and applied ones share, and words that are never syntax."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covenant.stores.memory import plans, ranking, vectors
+from covenant.stores.memory.in_memory import InMemory
+from covenant.stores.memory.interface import CompactionPolicy
+from covenant.stores.memory.vectors import Entry, Matrices, Matrix
+from covenant.wire.types import MemoryRecord, Tier
+from tests.memory_kit import ALICE, BOB, name, receipt, record
+
+TIERS = st.sampled_from(Tier)
+OWNERS = st.sampled_from([ALICE, BOB])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[Entry], np.ndarray[Any, Any]]:
+    """Rows and a query. Small integers make ties, and products that float32 holds exactly or nearly so."""
+    dimensions = draw(st.integers(1, 24))
+    numbers = draw(
+        st.sampled_from(
+            [st.integers(-2, 2).map(float), st.floats(-1, 1, width=32), st.floats(0.5, 0.5009765625, width=32)]
+        )
+    )
+    rows = draw(st.lists(st.lists(numbers, min_size=dimensions, max_size=dimensions), max_size=40))
+    entries = [
+        Entry(name(n), draw(TIERS), draw(OWNERS).pubkey, draw(st.integers(0, 3)), np.array(row, dtype=np.float32))
+        for n, row in enumerate(rows)
+    ]
+    return entries, np.array(draw(st.lists(numbers, min_size=dimensions, max_size=dimensions)), dtype=np.float32)
+
+
+@settings(max_examples=150)
+@given(worlds(), st.integers(1, 50), st.none() | TIERS, st.none() | OWNERS, st.sampled_from([0.0, 0.3, 1.0]))
+def test_search_is_the_plain_products_ranking(
+    world: tuple[list[Entry], np.ndarray[Any, Any]], count: int, tier: Tier | None, owner: Any, floor: float
+) -> None:
+    entries, raw = world
+    query = vectors.query_vector(raw.tolist())
+    if query is None:
+        return
+    matrix = Matrix(len(query))
+    for entry in entries:
+        matrix.put(entry)
+    pubkey = None if owner is None else owner.pubkey
+    found = matrix.best(query, count, tier=tier, owner=pubkey, floor=floor)
+
+    wanted = []
+    for entry in entries:
+        unit = vectors.normalised(entry.vector)
+        if unit is None or tier not in (None, entry.tier) or pubkey not in (None, entry.owner):
+            continue
+        score = float(vectors.exact(unit[None, :], query)[0])
+        if score > 0.0 and score >= floor - vectors.RESOLUTION:
+            wanted.append((-score, -entry.created_at, entry.id))
+    assert found == [(i, -s) for s, _, i in sorted(wanted)[:count]]
+
+    # The plain product of numpy ranks alike, as far as float32 can tell rows apart.
+    if found and tier is None and pubkey is None:
+        plain = dict(zip(matrix.ids, (matrix.rows @ query).tolist(), strict=True))
+        lost = 2 * len(query) * 2.0**-23 + 1e-7
+        for (better, _), (worse, _) in itertools.pairwise(found):
+            assert plain[better] >= plain[worse] - lost
+        if len(found) == count:
+            ids = {i for i, _ in found}
+            assert all(plain[i] <= plain[found[-1][0]] + lost for i in matrix.ids if i not in ids)
+
+
+@given(st.lists(st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 1.0, 1.0), (0.0, 0.0), ()]), min_size=1))
+def test_a_matrix_that_was_kept_up_is_one_that_is_made_anew(history: list[tuple[float, ...]]) -> None:
+    kept, now = Matrices(), {}
+    for step, values in enumerate(history):
+        record_id = name(step % 5)
+        if values:
+            entry = Entry(record_id, Tier.WORKING, "o", step, np.array(values, dtype=np.float32))
+            kept.put(entry)
+            now[record_id] = entry
+        else:
+            kept.discard(record_id)
+            now.pop(record_id, None)
+    fresh = Matrices()
+    for entry in reversed(now.values()):
+        fresh.put(entry)
+    for dimensions in (2, 3):
+        query = vectors.query_vector([1.0] * dimensions)
+        assert query is not None
+        answers = [m.best(query, 9) if (m := made.matrix(dimensions)) else [] for made in (kept, fresh)]
+        assert answers[0] == answers[1]
+
+
+def test_a_row_scores_alike_wherever_it_lies() -> None:
+    generator = np.random.default_rng(1)
+    rows = generator.standard_normal((999, 384)).astype(np.float32)
+    rows[500] = rows[3]
+    query = vectors.query_vector(rows[3].tolist())
+    assert query is not None
+    matrix = Matrix(384)
+    for number, row in enumerate(rows):
+        matrix.put(Entry(name(number), Tier.WORKING, "o", 0, row))
+    assert [i for i, _ in matrix.best(query, 2)] == [name(3), name(500)]
+
+
+# Plans --------------------------------------------------------------------------------------------------------
+
+RECORDS = st.lists(
+    st.builds(
+        record,
+        st.integers(0, 12),
+        tier=TIERS,
+        owner=OWNERS,
+        created_at=st.integers(0, 10),
+        parent=st.none() | st.integers(0, 15).map(name),
+        metadata=st.none() | st.just("text") | st.just({"stale_context": {}}) | st.just({"a": 1}),
+    ),
+    max_size=12,
+    unique_by=lambda r: r.id,
+)
+CUTS = st.none() | st.integers(0, 11)
+POLICIES = st.builds(CompactionPolicy, CUTS, CUTS, CUTS, st.booleans(), st.none() | st.integers(0, 99))
+
+
+@given(RECORDS, POLICIES, st.none() | OWNERS, st.randoms())
+def test_a_plan_is_the_same_dry_applied_and_in_any_order(
+    records: list[MemoryRecord], policy: CompactionPolicy, owner: Any, random: Any
+) -> None:
+    pubkey = None if owner is None else owner.pubkey
+
+    async def scenario() -> None:
+        store = InMemory()
+        for one in records:
+            await store.put(one)
+        dry = await store.compact(policy, reason="r", now_ms=5, apply=False, owner=pubkey)
+        assert sorted(await store.recent(None, 99), key=lambda r: r.id) == sorted(records, key=lambda r: r.id)
+        shuffled = random.sample(records, len(records))
+        assert plans.compaction(map(plans.line, shuffled), policy, owner=pubkey) == dry
+        assert await store.compact(policy, reason="r", now_ms=5, apply=True, owner=pubkey) == dry
+        left = {r.id: r for r in await store.recent(None, 99)}
+        assert set(left) == {r.id for r in records} - set(dry.deleted)
+        for one in records:
+            touched = one.id in {*dry.deleted, *dry.stale_marked, *dry.parents_detached}
+            assert touched or left[one.id] == one
+            assert not touched or pubkey in (None, one.owner.pubkey)
+        if policy.detach_stale_parents and pubkey is None:
+            assert all(r.parent is None or r.parent in left for r in left.values())
+        again = await store.compact(policy, reason="r", now_ms=6, apply=True, owner=pubkey)
+        assert not again.would_change
+
+    anyio.run(scenario)
+
+
+@given(
+    RECORDS,
+    st.lists(
+        st.builds(receipt, st.integers(0, 9), memory=CUTS, payer=OWNERS, settled_at=st.integers(0, 12)),
+        unique_by=lambda r: r.id,
+        max_size=8,
+    ),
+    st.randoms(),
+)
+def test_a_receipt_pays_for_one_record_of_its_payer_and_is_found_once(
+    records: list[MemoryRecord], receipts: list[Any], random: Any
+) -> None:
+    by_id, paid = {r.id: r for r in records}, {r.id: r for r in receipts}
+    found = plans.correlations(map(plans.payable, records), receipts)
+    assert found == plans.correlations(
+        map(plans.payable, random.sample(records, len(records))), random.sample(receipts, len(receipts))
+    )
+    assert len({r for _, r in found}) == len(found) == len({i for i, _ in found})
+    for record_id, receipt_id in found:
+        one, payment = by_id[record_id], paid[receipt_id]
+        assert one.owner.pubkey == payment.payer.pubkey
+        assert payment.memory_record_id in (None, one.id)
+        assert payment.memory_record_id == one.id or one.created_at <= payment.settled_at
+    after = [plans.correlated(by_id[i], r) for i, r in found]
+    rest = [r for r in records if r.id not in dict(found)]
+    assert plans.correlations(map(plans.payable, [*after, *rest]), receipts) == ()
+
+
+# Words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fts() -> Any:
+    db = sqlite3.connect(":memory:")
+    db.execute('CREATE VIRTUAL TABLE t USING fts5(id UNINDEXED, text, tokenize = "unicode61 remove_diacritics 2")')
+    db.execute("INSERT INTO t VALUES ('secret', 'nothing')")
+    yield db
+    db.close()
+
+
+SYNTAX = st.text(alphabet="\"'*^:(){}+-,. \x00\nANDORNOTEnearidtx_é漢\ud800\u0301", max_size=40)
+
+
+@given(SYNTAX | st.text())
+def test_no_text_is_syntax(fts: Any, text: str) -> None:
+    terms = ranking.words(text)
+    expression = ranking.match_expression(terms)
+    if expression:
+        found = fts.execute("SELECT text FROM t WHERE t MATCH ?", (expression,)).fetchall()
+        # No filter on a column, no NOT: only a word of the text finds the row.
+        assert found == [] or "nothing" in terms
+    assert len(terms) <= ranking.MAX_WORDS
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), max_size=6))
+def test_quotes_in_a_term_stay_in_it(fts: Any, terms: list[str]) -> None:
+    terms = [t.encode("utf-8", "ignore").decode() for t in terms]
+    expression = ranking.match_expression([*terms, "nothing"])
+    assert fts.execute("SELECT id FROM t WHERE t MATCH ?", (expression,)).fetchall() == [("secret",)]

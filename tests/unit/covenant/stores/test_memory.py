@@ -1,0 +1,312 @@
+"""What both stores of memory do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from covenant.stores.memory.interface import (
+    BackfillProvenance,
+    Compacted,
+    CompactionPolicy,
+    DeleteRecord,
+    DetachParent,
+    Memory,
+)
+from covenant.wire.types import MemoryRecord, Tier
+from policy import errors
+from tests.memory_kit import ALICE, BOB, STORES, name, opened, receipt, record
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Memory]:
+    async with opened(request.param, tmp_path / "memory.db") as made:
+        yield made
+
+
+def numbers(records: list[MemoryRecord]) -> list[int]:
+    return [r.created_at for r in records]
+
+
+async def test_a_record_comes_back_as_it_was(store: Memory) -> None:
+    given = record(
+        7,
+        "näïve \x00 text\n🙂",
+        tier=Tier.EPISODIC,
+        embedding=(0.5, -0.25),
+        metadata={"a": [1, None, "x"], "big": 2**60},
+        parent=name(1),
+    )
+    await store.put(given)
+    assert await store.get(name(7)) == given
+    assert await store.get(name(8)) is None
+    assert await store.existing([name(8), name(7)]) == {name(7)}
+
+
+async def test_the_same_id_is_written_over_and_found_by_its_new_words_and_vector(store: Memory) -> None:
+    await store.put(record(1, "apples", embedding=(1.0, 0.0)))
+    await store.search((1.0, 0.0), "", None, 5, None)
+    await store.put(record(1, "pears", embedding=(0.0, 1.0)))
+    assert [h.record.text for h in await store.search((0.0, 1.0), "", None, 5, None)] == ["pears"]
+    assert await store.search((1.0, 0.0), "apples", None, 5, None) == []
+    assert len(await store.recent(None, 10)) == 1
+
+
+async def test_recent_is_newest_first_then_by_id_within_tier_and_owner(store: Memory) -> None:
+    for number in (3, 1, 2):
+        await store.put(record(number, created_at=5))
+    await store.put(record(4, tier=Tier.LONGTERM, created_at=9))
+    await store.put(record(5, owner=BOB, created_at=7))
+    assert [r.id for r in await store.recent(None, 10)] == [name(n) for n in (4, 5, 1, 2, 3)]
+    assert [r.id for r in await store.recent(None, 2)] == [name(4), name(5)]
+    assert [r.id for r in await store.recent(Tier.LONGTERM, 10)] == [name(4)]
+    assert [r.id for r in await store.recent(None, 10, owner=BOB.pubkey)] == [name(5)]
+    assert await store.recent(None, 0) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        record(1, embedding=(float("nan"),)),
+        record(1, embedding=(float("inf"),)),
+        record(1, embedding=(1e39,)),
+        record(1, metadata={"x": float("nan")}),
+        record(1, "\ud800"),
+        record(1, created_at=2**63),
+    ],
+    ids=["nan", "infinite", "beyond float32", "nan in metadata", "half a character", "late"],
+)
+async def test_what_would_not_come_back_is_refused(store: Memory, bad: MemoryRecord) -> None:
+    with pytest.raises(errors.MemoryInvalidError):
+        await store.put(bad)
+    assert await store.recent(None, 10) == []
+
+
+# Search -------------------------------------------------------------------------------------------------------
+
+
+async def test_search_finds_by_cosine_and_leaves_out_what_points_away(store: Memory) -> None:
+    vectors = {1: (1.0, 0.0), 2: (1.0, 1.0), 3: (-1.0, 0.0), 4: (0.0, 1.0), 5: (0.0, 0.0), 6: (1.0, 0.0, 0.0), 7: ()}
+    for number, vector in vectors.items():
+        await store.put(record(number, embedding=vector))
+    hits = await store.search((2.0, 0.0), "", None, 10, None)
+    assert [h.record.created_at for h in hits] == [1, 2]
+    assert [h.score for h in hits] == [pytest.approx(1.0), pytest.approx(0.5**0.5)]
+    assert [h.record.created_at for h in await store.search((2.0, 0.0), "", None, 10, 0.9)] == [1]
+    assert [h.record.created_at for h in await store.search((2.0, 0.0), "", None, 10, 1.0)] == [1]
+
+
+@pytest.mark.parametrize("query", [(), (0.0, 0.0), (float("nan"), 1.0), (1e300, 1.0), (1.0,)])
+async def test_a_query_that_cannot_be_compared_finds_nothing(store: Memory, query: tuple[float, ...]) -> None:
+    await store.put(record(1, embedding=(1.0, 0.0)))
+    assert await store.search(query, "", None, 10, None) == []
+
+
+async def test_equal_cosines_come_newest_first_then_by_id(store: Memory) -> None:
+    for number, when in ((4, 1), (2, 2), (3, 2), (1, 0)):
+        await store.put(record(number, embedding=(0.6, 0.8), created_at=when))
+    hits = await store.search((0.3, 0.4), "", None, 10, None)
+    assert [h.record.id for h in hits] == [name(n) for n in (2, 3, 4, 1)]
+
+
+async def test_search_stays_within_tier_and_owner(store: Memory) -> None:
+    await store.put(record(1, "fox", embedding=(1.0, 0.0), tier=Tier.LONGTERM))
+    await store.put(record(2, "fox", embedding=(1.0, 0.1), owner=BOB))
+    await store.put(record(3, "fox", embedding=(1.0, 0.2)))
+    for query in ((1.0, 0.0), ()):
+        assert {h.record.created_at for h in await store.search(query, "fox", Tier.WORKING, 10, None)} == {2, 3}
+        hits = await store.search(query, "fox", Tier.WORKING, 10, None, owner=ALICE.pubkey)
+        assert [h.record.created_at for h in hits] == [3]
+        assert await store.search(query, "fox", None, 10, None, owner="nobody") == []
+
+
+async def test_words_are_found_without_a_vector_and_both_together_rank_first(store: Memory) -> None:
+    await store.put(record(1, "the red fox", embedding=(1.0, 0.0)))
+    await store.put(record(2, "the blue whale", embedding=(1.0, 0.05)))
+    await store.put(record(3, "Whale songs, recorded at sea"))
+    hits = await store.search((1.0, 0.0), "WHALE?", None, 10, None)
+    assert [h.record.created_at for h in hits] == [2, 1, 3]
+    assert hits[2].score == 0.0
+    assert [h.record.created_at for h in await store.search((), "whale", None, 10, None)] == [2, 3]
+
+
+async def test_min_relevance_is_asked_of_what_words_found(store: Memory) -> None:
+    await store.put(record(1, "whale", embedding=(0.0, 1.0)))
+    await store.put(record(2, "whale", embedding=(1.0, 0.0)))
+    await store.put(record(3, "whale"))
+    assert [h.record.created_at for h in await store.search((1.0, 0.0), "whale", None, 10, 0.5)] == [2]
+    assert {h.record.created_at for h in await store.search((1.0, 0.0), "whale", None, 10, 0.0)} == {1, 2, 3}
+
+
+async def test_rarer_words_weigh_more_and_diacritics_nothing(store: Memory) -> None:
+    for number in range(1, 6):
+        await store.put(record(number, "a common thing of the café"))
+    await store.put(record(6, "a rare thing"))
+    hits = await store.search((), "rare common", None, 10, None)
+    assert hits[0].record.created_at == 6
+    assert len(await store.search((), "CAFE", None, 10, None)) == 5
+
+
+@pytest.mark.parametrize("text", ['"', "'", "a AND", "NEAR(x)", "text:x", "*", "^x", "-", "{id} : x", "x\x00y", "_"])
+async def test_a_text_is_never_syntax(store: Memory, text: str) -> None:
+    await store.put(record(1, "nothing of that", embedding=(1.0,)))
+    assert [h.record.created_at for h in await store.search((1.0,), text, None, 10, None)] == [1]
+
+
+async def test_deleted_and_moved_records_are_searched_as_they_are_now(store: Memory) -> None:
+    for number in range(1, 5):
+        await store.put(record(number, "fox", embedding=(1.0, number / 10)))
+    await store.search((1.0, 0.0), "", None, 10, None)
+    await store.repair(DeleteRecord(name(1)), apply=True)
+    await store.promote(name(2), Tier.EPISODIC, at_ms=9)
+    assert await store.purge(Tier.WORKING, 4) == 1
+    assert [h.record.created_at for h in await store.search((1.0, 0.0), "fox", None, 10, None)] == [2, 4]
+    assert [h.record.created_at for h in await store.search((1.0, 0.0), "fox", Tier.EPISODIC, 10, None)] == [2]
+
+
+# Purge, repair, promotion -------------------------------------------------------------------------------------
+
+
+async def test_purge_takes_what_is_strictly_older(store: Memory) -> None:
+    for number in range(1, 5):
+        await store.put(record(number, tier=Tier.EPISODIC if number == 2 else Tier.WORKING))
+    await store.put(record(9, owner=BOB, created_at=1))
+    assert await store.purge(Tier.WORKING, 3, owner=ALICE.pubkey) == 1
+    assert numbers(await store.recent(None, 10)) == [4, 3, 2, 1]
+    assert await store.purge(None, 2**64 - 1) == 4
+    assert await store.recent(None, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "after"),
+    [
+        (DetachParent(name(2)), record(2, parent=None, metadata="old")),
+        (DetachParent(name(2), name(1)), record(2, parent=None, metadata="old")),
+        (
+            BackfillProvenance(name(2), {"from": "x"}),
+            record(2, parent=name(1), metadata={"previous_metadata": "old", "provenance": {"from": "x"}}),
+        ),
+        (DeleteRecord(name(2)), None),
+    ],
+)
+async def test_a_dry_repair_shows_what_an_applied_one_does(
+    store: Memory, command: DetachParent | BackfillProvenance | DeleteRecord, after: MemoryRecord | None
+) -> None:
+    before = record(2, parent=name(1), metadata="old")
+    await store.put(before)
+    dry = await store.repair(command, apply=False)
+    assert dry is not None
+    assert (dry.before, dry.after, dry.would_change, dry.changed) == (before, after, True, False)
+    assert await store.get(name(2)) == before
+    done = await store.repair(command, apply=True)
+    assert done is not None
+    assert (done.before, done.after, done.changed) == (before, after, True)
+    assert await store.get(name(2)) == after
+
+
+async def test_a_repair_that_changes_nothing_says_so_and_another_owners_is_none(store: Memory) -> None:
+    await store.put(record(1, metadata={"a": 1}))
+    done = await store.repair(DetachParent(name(1)), apply=True)
+    assert done is not None
+    assert (done.would_change, done.changed) == (False, False)
+    assert await store.repair(DeleteRecord(name(1)), apply=True, owner=BOB.pubkey) is None
+    assert await store.repair(DeleteRecord(name(2)), apply=True) is None
+    assert await store.get(name(1)) is not None
+
+
+async def test_an_unexpected_parent_is_a_conflict(store: Memory) -> None:
+    await store.put(record(2, parent=name(1)))
+    with pytest.raises(errors.MemoryConflictError, match="not `other`"):
+        await store.repair(DetachParent(name(2), "other"), apply=True)
+    found = await store.get(name(2))
+    assert found is not None
+    assert found.parent == name(1)
+
+
+async def test_promotion_goes_up_only(store: Memory) -> None:
+    await store.put(record(1, embedding=(1.0,)))
+    for tier in (Tier.EPISODIC, Tier.LONGTERM):
+        done = await store.promote(name(1), tier, at_ms=5)
+        assert done is not None
+        assert done.changed
+        assert await store.get(name(1)) == record(1, tier=tier, embedding=(1.0,))
+    again = await store.promote(name(1), Tier.LONGTERM, at_ms=6)
+    assert again is not None
+    assert not again.changed
+    with pytest.raises(errors.MemoryConflictError, match="above `working`"):
+        await store.promote(name(1), Tier.WORKING, at_ms=7)
+    assert await store.promote(name(2), Tier.LONGTERM, at_ms=7) is None
+    assert await store.promote(name(1), Tier.LONGTERM, at_ms=7, owner=BOB.pubkey) is None
+
+
+# Compaction and backfill --------------------------------------------------------------------------------------
+
+
+async def test_compaction_does_what_its_dry_run_said(store: Memory) -> None:
+    await store.put(record(1))
+    await store.put(record(2, tier=Tier.EPISODIC, parent=name(1)))
+    await store.put(record(3, tier=Tier.LONGTERM, metadata={"k": 1}))
+    await store.put(record(4, tier=Tier.LONGTERM, metadata={"stale_context": {}}))
+    await store.put(record(5, parent=name(99)))
+    await store.put(record(6, owner=BOB, created_at=1))
+    policy = CompactionPolicy(delete_working_before_ms=2, mark_longterm_stale_before_ms=9, detach_stale_parents=True)
+    expected = Compacted((name(1), name(6)), (name(3),), (name(2), name(5)))
+    assert await store.compact(policy, reason="tidy", now_ms=50, apply=False) == expected
+    assert len(await store.recent(None, 10)) == 6
+    mine = await store.compact(policy, reason="tidy", now_ms=50, apply=False, owner=ALICE.pubkey)
+    assert mine.deleted == (name(1),)
+    assert await store.compact(policy, reason="tidy", now_ms=50, apply=True) == expected
+    assert await store.recent(None, 10) == [
+        record(5),
+        record(4, tier=Tier.LONGTERM, metadata={"stale_context": {}}),
+        record(3, tier=Tier.LONGTERM, metadata={"k": 1, "stale_context": {"marked_at_ms": 50, "reason": "tidy"}}),
+        record(2, tier=Tier.EPISODIC),
+    ]
+    again = await store.compact(policy, reason="tidy", now_ms=60, apply=True)
+    assert not again.would_change
+
+
+async def test_a_given_moment_is_the_one_that_is_marked(store: Memory) -> None:
+    await store.put(record(1, tier=Tier.LONGTERM))
+    policy = CompactionPolicy(mark_longterm_stale_before_ms=2, marked_at_ms=7)
+    await store.compact(policy, reason="r", now_ms=50, apply=True)
+    found = await store.get(name(1))
+    assert found is not None
+    assert found.metadata == {"stale_context": {"marked_at_ms": 7, "reason": "r"}}
+
+
+async def test_receipts_are_correlated_by_name_and_then_with_the_first_eligible_record(store: Memory) -> None:
+    for number in (1, 2, 3):
+        await store.put(record(number))
+    await store.put(record(4, owner=BOB))
+    receipts = [
+        receipt(1, memory=2, settled_at=9),
+        receipt(2, settled_at=5),
+        receipt(3, settled_at=0),
+        receipt(4, memory=4, settled_at=9),
+    ]
+    expected = ((name(1), receipts[1].id), (name(2), receipts[0].id))
+    assert await store.backfill(receipts, apply=False) == expected
+    assert await store.get(name(1)) == record(1)
+    assert await store.backfill(receipts, apply=True) == expected
+    assert await store.get(name(1)) == record(1, metadata={"receipt_id": receipts[1].id})
+    assert await store.backfill(receipts, apply=True) == ()
+
+
+async def test_many_at_once_are_all_there(store: Memory) -> None:
+    async with anyio.create_task_group() as group:
+        for number in range(1, 101):
+            group.start_soon(store.put, record(number, f"word{number}", embedding=(1.0, number / 100)))
+        group.start_soon(store.search, (1.0, 0.0), "word1", None, 10, None)
+    assert numbers(await store.recent(None, 200)) == list(range(100, 0, -1))
+    assert len(await store.search((1.0, 0.0), "", None, 200, None)) == 100
