@@ -1,0 +1,138 @@
+"""The agents that the daemon knows now: found below its home, and found again when a package comes, changes or goes.
+
+What is known is one value that is replaced whole, so that nobody ever sees half of a change; an intent that was
+routed before one goes on with what it was routed by.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import watchfiles
+
+from covenant.runtime import packages
+from covenant.runtime.packages import Card, Listed
+from policy import decide, errors
+
+_LOG: Final = logging.getLogger(__name__)
+
+DIRECTORY: Final = "agents"
+# Several files of a package change at once: they are looked at together, this long after the last.
+_SETTLE_MS: Final = 100
+# And at the latest after this long, however long they go on changing.
+_AT_LATEST_MS: Final = 2_000
+# How long a watch without news is left alone.
+_IDLE_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a look found: ids that were not there before, ids that are gone, and ids whose manifest is another."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+class Agents:
+    """The packages of a home. ``reload`` looks; until the first look there are none."""
+
+    def __init__(self, home: Path) -> None:
+        self.place = home / DIRECTORY
+        self._listing: tuple[Listed, ...] = ()
+        self._cards: tuple[Card, ...] = ()
+        self._by_id: dict[str, Card] = {}
+        self._turn = anyio.Lock()
+
+    def cards(self) -> Sequence[Card]:
+        """Those that can be routed to, sorted by id. The same object until something changes."""
+        return self._cards
+
+    def listing(self) -> Sequence[Listed]:
+        """Every package, with its error where it has one, sorted by id."""
+        return self._listing
+
+    def find(self, agent_id: str) -> Card:
+        """The agent with this id.
+
+        Raises:
+            errors.AgentIdTakenError: two packages have it.
+            errors.NoAgentError: none has.
+        """
+        card = self._by_id.get(agent_id)
+        if card is not None:
+            return card
+        taken = next((one.error for one in self._listing if one.id == agent_id and one.error is not None), None)
+        raise taken or errors.NoAgentError(f"no agent has the id `{agent_id}`", hint="covenant agents lists them")
+
+    def required(self) -> frozenset[str]:
+        """The actions that some agent requires of its caller: what ``bootstrap`` grants."""
+        return frozenset(action for card in self._cards for action in card.manifest.capabilities.required)
+
+    async def reload(self) -> Change:
+        """Look again, and say what is different.
+
+        Raises:
+            errors.HomeError: the place cannot be read; what was known before still holds.
+        """
+        async with self._turn:
+            listing = await anyio.to_thread.run_sync(packages.scan, self.place)
+            before, self._listing = self._by_id, listing
+            known = {one.card.id: one.card for one in listing if one.card is not None and one.error is None}
+            change = Change(
+                added=tuple(sorted(known.keys() - before.keys())),
+                removed=tuple(sorted(before.keys() - known.keys())),
+                changed=tuple(sorted(i for i in known.keys() & before.keys() if known[i] != before[i])),
+            )
+            if change:
+                self._by_id, self._cards = known, tuple(known[agent_id] for agent_id in sorted(known))
+            return change
+
+    async def watch(self, *, stop: anyio.Event | None = None) -> None:
+        """Look again whenever a package comes, changes or goes, until ``stop`` or cancellation. Ends by itself where
+        nothing can be watched, and says so in the log: then ``covenant agents reload`` is what looks."""
+        try:
+            await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
+            looked = False
+            async for changes in watchfiles.awatch(
+                self.place,
+                watch_filter=self._concerns,
+                debounce=_AT_LATEST_MS,
+                step=_SETTLE_MS,
+                stop_event=stop,
+                rust_timeout=_IDLE_MS,
+                yield_on_timeout=True,
+                ignore_permission_denied=True,
+            ):
+                # Once without a change as well: what came between the first look and the first watch, nobody told us.
+                if changes or not looked:
+                    await self._look()
+                    looked = True
+        except (OSError, RuntimeError) as e:
+            # RuntimeError is the watcher's own: no more inotify watches, or a directory that went away.
+            _LOG.warning("agents are not watched for changes (%s): ask with `covenant agents reload`", e)
+
+    def _concerns(self, change: watchfiles.Change, path: str) -> bool:
+        """A package's directory or its manifest. What else lies in a package is read when it is run."""
+        try:
+            parts = Path(path).relative_to(self.place).parts
+        except ValueError:
+            return False
+        return len(parts) == 1 or (len(parts) == 2 and parts[1] == decide.MANIFEST)
+
+    async def _look(self) -> None:
+        try:
+            change = await self.reload()
+        except errors.HomeError as e:
+            _LOG.warning("agents: %s", e)
+            return
+        if change:
+            _LOG.info("agents: added %s, removed %s, changed %s", change.added, change.removed, change.changed)

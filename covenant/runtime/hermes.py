@@ -1,0 +1,365 @@
+"""Runs at a Hermes API: started, watched, answered for and stopped there. Nothing on this machine holds such an agent.
+
+What its manifest says is therefore held on the stream of its events, as far as that goes: a run that uses a tool that
+is not in ``tools_allowed`` is stopped when the stream says that it began, and fails; an approval is answered by the
+policy, and nobody else's answer is taken for it. A run whose events cannot be heard is stopped: unheard is not allowed.
+What a tool did before we heard of it is done, which ``docs/intents.md`` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import anyio
+
+from covenant.runtime.hermes_api import HermesApi, shown
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
+from covenant.wire.types import AgentId
+from policy import contract, errors
+
+POLL_SECONDS: Final = 0.25
+# Once a run is over, its last events are on their way; and a stop is asked for at most so long.
+_LAST_SECONDS: Final = 10.0
+_ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+_OVER: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
+_DENY, _ONCE = "deny", "once"
+# What a run says of itself is kept for the caller up to so many events.
+_MOST_EVENTS: Final = 256
+
+
+class Log(Protocol):
+    """The part of the audit log that a run needs: what it returned for is on disk."""
+
+    async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
+        """Write a row; its id."""
+
+
+# Refuses a card whose package no operator signed; blocking, in a thread.
+Verify = Callable[[Card], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Something that a run waits for an operator's word about."""
+
+    id: str
+    intent_id: str
+    run_id: str
+    agent_id: str
+    description: str
+    command: str
+    choices: tuple[str, ...]
+    requested_at: int
+
+
+@dataclass
+class _Run:
+    """One run on its way."""
+
+    card: Card
+    intent_id: str
+    run_id: str
+    caller: AgentId
+    # Why we end it; the first reason stands.
+    reason: errors.CovenantError | None = None
+    ending: anyio.Event = field(default_factory=anyio.Event)
+    heard: anyio.Event = field(default_factory=anyio.Event)
+    runtime_events: list[dict[str, Any]] = field(default_factory=list)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    # Choices that we posted and whose echo has not come yet.
+    posted: list[str] = field(default_factory=list)
+    waiting: dict[str, tuple[Approval, str | None]] = field(default_factory=dict)
+
+    def end(self, reason: errors.CovenantError) -> None:
+        """Have it stopped."""
+        self.reason = self.reason or reason
+        self.ending.set()
+
+
+class Hermes:
+    """``running.Runner`` for the runtime hermes; use as an async context manager. Without an ``api`` every run is
+    refused."""
+
+    def __init__(self, api: HermesApi | None, *, audit: Log, verify: Verify, now_ms: Callable[[], int]) -> None:
+        self._api, self._audit, self._verify, self._now_ms = api, audit, verify, now_ms
+        self._live: dict[str, _Run] = {}
+        self._probed = False
+
+    async def __aenter__(self) -> Self:
+        if self._api is not None:
+            await self._api.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._api is not None:
+            await self._api.__aexit__(kind, error, trace)
+
+    async def probe(self) -> None:
+        """Ask whether the API can do what a run needs; once it could, that is not asked again.
+
+        Raises:
+            errors.HermesUnconfiguredError, errors.HermesError: no, or nobody knows.
+        """
+        api = self._configured()
+        if not self._probed:
+            if missing := await api.missing():
+                raise errors.HermesError(
+                    f"the Hermes API lacks `{missing[0]}`", hint="hermes-agent 0.12 or later has what runs need"
+                )
+            self._probed = True
+
+    async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
+        """As ``running.Runner``."""
+        api = self._configured()
+        await anyio.to_thread.run_sync(self._verify, card)
+        await self.probe()
+        limit_ms = card.manifest.resources.cpu_ms_per_task
+        clock = "cpu_ms_per_task"
+        if deadline is not None and deadline - self._now_ms() < limit_ms:
+            limit_ms, clock = max(0, deadline - self._now_ms()), "timeout"
+        began = time.monotonic()
+        run_id = await self._start(api, intent)
+        run = _Run(card, intent.id, run_id, caller)
+        self._live[intent.id] = run
+        status: dict[str, Any] = {}
+        try:
+            with anyio.move_on_after(limit_ms / 1000):
+                status = await self._watched(api, run)
+        except BaseException:
+            # Cancelled, or a fault: whatever it is, the run does not go on by itself.
+            await self._stop(api, run)
+            raise
+        finally:
+            del self._live[intent.id]
+        spent = Spent(Usage(None, None, int((time.monotonic() - began) * 1000)), run_id)
+        if not status:
+            await self._stop(api, run)
+            run.reason = run.reason or errors.DeadlineError(
+                f"still running after {limit_ms / 1000:g} s (clock: {clock})", clock=clock
+            )
+        if run.reason is not None:
+            raise with_spent(run.reason, spent)
+        return _result(run, status, spent)
+
+    async def end(self, intent_id: str, *, reason: str) -> bool:
+        """As ``running.Runner``."""
+        run = self._live.get(intent_id)
+        if run is None:
+            return False
+        run.end(errors.KilledError(f"ended: {reason}"))
+        return True
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """What waits for an operator, the oldest first."""
+        waiting = (one for run in self._live.values() for one, _ in run.waiting.values())
+        return tuple(sorted(waiting, key=lambda one: one.requested_at))
+
+    async def resolve(self, approval_id: str, choice: str, *, by: AgentId) -> int:
+        """Answer one that waits; how many that resolved.
+
+        Raises:
+            errors.NoApprovalError: none waits under this id, or it does not offer this choice.
+            errors.HermesError: it could not be posted; it waits no more here, and the API's own limit ends it.
+        """
+        run = next((one for one in self._live.values() if approval_id in one.waiting), None)
+        if run is None:
+            raise errors.NoApprovalError(f"no approval `{approval_id}` waits", hint="covenant intents approvals")
+        approval, request_id = run.waiting[approval_id]
+        if choice not in approval.choices:
+            raise errors.NoApprovalError(f"it offers {', '.join(f'`{one}`' for one in approval.choices)}")
+        # Taken before the first wait: of two that answer at once, one does.
+        del run.waiting[approval_id]
+        return await self._answer(run, choice, request_id, issuer=by)
+
+    def _configured(self) -> HermesApi:
+        if self._api is None:
+            raise errors.HermesUnconfiguredError("no Hermes API is configured", hint="set HERMES_API_BASE_URL")
+        return self._api
+
+    async def _start(self, api: HermesApi, intent: Intent) -> str:
+        try:
+            return await api.start(intent.text, intent_id=intent.id)
+        except errors.HermesError as e:
+            if "status" in e.details:  # it said no
+                raise
+            # It may have begun and its answer be lost: the same key names the same run, and starts no second.
+            return await api.start(intent.text, intent_id=intent.id)
+
+    async def _watched(self, api: HermesApi, run: _Run) -> dict[str, Any]:
+        """The run's last status; empty where it is to be stopped."""
+        status: dict[str, Any] = {}
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._listen, api, run)
+            try:
+                status = await self._polled(api, run)
+            except errors.HermesError as e:
+                run.end(e)
+            group.cancel_scope.cancel()
+        return {} if run.reason is not None else status
+
+    async def _polled(self, api: HermesApi, run: _Run) -> dict[str, Any]:
+        status: dict[str, Any] = {}
+        patience = _LAST_SECONDS
+        while not run.ending.is_set() and patience > 0:
+            status = await api.status(run.run_id)
+            if status.get("status") in _ENDED:
+                break
+            # The stream is over and the run is not: a moment for the two to agree, and no longer.
+            patience -= POLL_SECONDS if run.heard.is_set() else 0
+            with anyio.move_on_after(POLL_SECONDS):
+                await run.ending.wait()
+        if patience <= 0:
+            run.end(errors.HermesError("the events of a run ended before it did: it cannot be watched"))
+        # What it did just before its end is still to be heard, and to be judged.
+        if not run.ending.is_set():
+            with anyio.move_on_after(_LAST_SECONDS):
+                await run.heard.wait()
+        if not run.heard.is_set():
+            run.end(errors.HermesError("the events of a run that is over do not end"))
+        return status
+
+    async def _listen(self, api: HermesApi, run: _Run) -> None:
+        try:
+            async for event in api.events(run.run_id):
+                await self._event(run, event)
+                if run.ending.is_set() or event.get("event") in _OVER:
+                    break
+        except errors.CovenantError as e:
+            # Also a row that could not be written: what is not in the log does not go on.
+            run.end(e)
+        finally:
+            run.heard.set()
+
+    async def _event(self, run: _Run, event: Mapping[str, Any]) -> None:
+        act = {
+            "tool.started": self._tool_started,
+            "tool.completed": self._tool_completed,
+            "approval.request": self._approval_requested,
+            "approval.responded": self._approval_responded,
+            "file.written": self._file_written,
+        }.get(shown(event.get("event")))
+        if act is not None:
+            await act(run, event)
+
+    async def _tool_started(self, run: _Run, event: Mapping[str, Any]) -> None:
+        tool = shown(event.get("tool"))
+        preview = event.get("preview")
+        digest = hashlib.sha256((preview if isinstance(preview, str) else "").encode()).hexdigest()
+        await self._row(run, "hermes_tool_invoked", {"tool": tool, "preview_hash_hex": digest})
+        _keep(run.runtime_events, {"event": "tool.started", "tool": tool})
+        if tool not in run.card.manifest.hermes.tools_allowed:
+            run.end(
+                errors.ToolRefusedError(
+                    f"the run used the tool `{tool}`, which is not in hermes.tools_allowed",
+                    hint="name it there and sign the package again, if the agent may use it",
+                )
+            )
+
+    async def _tool_completed(self, run: _Run, event: Mapping[str, Any]) -> None:
+        seconds, failed = event.get("duration"), event.get("error")
+        known = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 10**9
+        row = {
+            "tool": shown(event.get("tool")),
+            "duration_ms": int(seconds * 1000) if known else 0,  # type: ignore[operator]
+            "error": bool(failed),
+        }
+        await self._row(run, "hermes_tool_completed", row)
+        _keep(run.runtime_events, {"event": "tool.completed", **row})
+
+    async def _file_written(self, run: _Run, event: Mapping[str, Any]) -> None:
+        size = event.get("bytes")
+        row = {"path": shown(event.get("path")), "bytes": size if type(size) is int and 0 <= size < 2**63 else 0}
+        await self._row(run, "hermes_file_written", row)
+        _keep(run.files, row)
+
+    async def _approval_requested(self, run: _Run, event: Mapping[str, Any]) -> None:
+        offered = event.get("choices")
+        choices = tuple(shown(one) for one in offered[:8] if isinstance(one, str)) if isinstance(offered, list) else ()
+        choices = choices or (_ONCE, _DENY)
+        request_id = event.get("request_id")
+        asked = request_id[:200] if isinstance(request_id, str) else None
+        await self._row(run, "hermes_approval_requested", {"choices": list(choices)})
+        policy = run.card.manifest.hermes.approval_policy
+        if policy != "operator-prompt":
+            await self._answer(run, _ONCE if policy == "auto-once" else _DENY, asked)
+            return
+        approval = Approval(
+            id=str(uuid.uuid4()),
+            intent_id=run.intent_id,
+            run_id=run.run_id,
+            agent_id=run.card.id,
+            description=shown(event.get("description")),
+            command=shown(event.get("command")),
+            choices=choices,
+            requested_at=self._now_ms(),
+        )
+        run.waiting[approval.id] = (approval, asked)
+
+    async def _approval_responded(self, run: _Run, event: Mapping[str, Any]) -> None:
+        choice = shown(event.get("choice"))
+        if choice in run.posted:
+            run.posted.remove(choice)
+            return
+        # Somebody else answered at the API itself.
+        run.waiting.clear()
+        resolved = event.get("resolved")
+        count = resolved if type(resolved) is int and resolved >= 0 else 1
+        await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": count})
+        if run.card.manifest.hermes.approval_policy != "operator-prompt" and choice != _DENY:
+            run.end(errors.ToolRefusedError("somebody else approved what the run's policy is to answer"))
+
+    async def _answer(self, run: _Run, choice: str, request_id: str | None, issuer: AgentId | None = None) -> int:
+        """Post a choice. The log has it before, with nothing resolved yet, and again with what it resolved."""
+        await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": 0}, issuer)
+        run.posted.append(choice)
+        resolved = await self._configured().approve(run.run_id, choice, request_id)
+        await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": resolved}, issuer)
+        return resolved
+
+    async def _row(self, run: _Run, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> None:
+        about = {"intent_id": run.intent_id, "run_id": run.run_id}
+        await self._audit.append(kind, {**about, **fields}, issuer or run.caller)
+
+    async def _stop(self, api: HermesApi, run: _Run) -> None:
+        """Whatever else becomes of us; what cannot be asked is added to why it was to stop."""
+        with anyio.move_on_after(_LAST_SECONDS, shield=True):
+            try:
+                await api.stop(run.run_id)
+            except errors.HermesError as e:
+                if run.reason is not None:
+                    run.reason.add_note(f"and it could not be stopped: {e}")
+
+
+def _keep(kept: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    if len(kept) < _MOST_EVENTS:
+        kept.append(one)
+
+
+def _result(run: _Run, status: Mapping[str, Any], spent: Spent) -> RunResult:
+    output = status.get("output")
+    if status.get("status") != "completed":
+        said = status.get("error")
+        words = shown(said.get("message") if isinstance(said, dict) else said)
+        raise with_spent(
+            errors.RemoteRunError(f"the run was {shown(status.get('status'))}: {words or 'no reason given'}"), spent
+        )
+    if not isinstance(output, str):
+        raise with_spent(errors.MalformedOutputError("the run was completed without an output"), spent)
+    if len(output.encode()) > contract.RESULT_BYTES:
+        raise with_spent(errors.OutputTooLargeError(f"the output is over {contract.RESULT_BYTES} bytes"), spent)
+    return RunResult(
+        text=output,
+        runtime_events=tuple(run.runtime_events),
+        files=tuple(run.files),
+        usage=spent.usage,
+        run_id=run.run_id,
+    )

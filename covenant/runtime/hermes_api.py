@@ -1,0 +1,214 @@
+"""The Hermes API as it is published: runs that are started, asked about, listened to, stopped and answered, over HTTP.
+
+Whatever answers there is not ours: no redirect is followed, nothing of the environment is taken, every request has 30
+seconds and every answer a size. Its words are data; none of them is shown or kept without a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from policy import contract, errors
+
+REQUEST_SECONDS: Final = 30.0
+# The API keeps a stream awake more often than this; one that says nothing for longer is gone.
+_SILENT_SECONDS: Final = 120.0
+# An answer of 4 MiB whose every character is an escape, and what stands around it.
+_ANSWER_BYTES: Final = 6 * contract.RESULT_BYTES + (1 << 16)
+_EVENT_BYTES: Final = 1 << 20
+_WORDS: Final = 300
+# Ids of runs go into paths, and come from there.
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}\Z")
+NEEDED: Final = ("run_submission", "run_events_sse", "run_stop")
+
+
+class HermesApi:
+    """One API; use as an async context manager. ``base_url`` has its ``/v1`` already."""
+
+    def __init__(self, base_url: str, key: str | None) -> None:
+        """
+        Raises:
+            errors.SettingError: the address is none that runs may be sent to.
+        """
+        self._base = _checked(base_url)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def missing(self) -> tuple[str, ...]:
+        """What the API lacks of what a run needs.
+
+        Raises:
+            errors.HermesError: it does not say.
+        """
+        features = (await self._json("GET", "/capabilities")).get("features")
+        if not isinstance(features, Mapping):
+            raise errors.HermesError("the Hermes API does not say what it can do", hint="hermes-agent 0.12 or later")
+        return tuple(name for name in NEEDED if features.get(name) is not True)
+
+    async def start(self, text: str, *, intent_id: str) -> str:
+        """Start a run; its id. The same intent twice is one run (`Idempotency-Key`)."""
+        document = {"input": text, "session_id": f"covenant-{intent_id}"}
+        answer = await self._json("POST", "/runs", document, headers={"Idempotency-Key": intent_id})
+        run_id = answer.get("run_id")
+        if not isinstance(run_id, str) or not _RUN_ID.match(run_id) or not run_id.strip("."):
+            raise errors.HermesError("the Hermes API started a run without an id")
+        return run_id
+
+    async def status(self, run_id: str) -> dict[str, Any]:
+        """The run as it is now."""
+        return await self._json("GET", f"/runs/{run_id}")
+
+    async def stop(self, run_id: str) -> None:
+        """Ask the run to stop at its next safe point."""
+        await self._json("POST", f"/runs/{run_id}/stop", {})
+
+    async def approve(self, run_id: str, choice: str, request_id: str | None = None) -> int:
+        """Answer a waiting approval; how many that resolved."""
+        document = {"choice": choice, **({} if request_id is None else {"request_id": request_id})}
+        resolved = (await self._json("POST", f"/runs/{run_id}/approval", document)).get("resolved", 0)
+        return resolved if type(resolved) is int and resolved >= 0 else 0
+
+    async def events(self, run_id: str) -> AsyncIterator[dict[str, Any]]:
+        """What the run says while it lasts, until its stream ends.
+
+        Raises:
+            errors.HermesError: the stream cannot be had, breaks off, or is no stream of events.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
+        try:
+            async with self._open().request(
+                "GET",
+                f"{self._base}/runs/{run_id}/events",
+                headers={"Accept": "text/event-stream"},
+                allow_redirects=False,
+                timeout=timeout,
+            ) as response:
+                _check_status(response)
+                async for event in _events(response.content):
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise errors.HermesError(f"the events of a run break off: {_said(e)}", where=self._base) from e
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        try:
+            async with self._open().request(
+                method,
+                self._base + path,
+                json=document,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+            ) as response:
+                _check_status(response)
+                raw = await _bounded(response.content)
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise errors.HermesError(f"the Hermes API does not answer: {_said(e)}", where=self._base) from e
+        return _object(raw)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise errors.HermesError("the Hermes API is closed")
+        return self._session
+
+
+def shown(value: Any) -> str:
+    """Text of the API's, cut to what a message or a row holds; empty where it is none."""
+    return value[:_WORDS] if isinstance(value, str) else ""
+
+
+def _checked(base_url: str) -> str:
+    try:
+        parts = urlsplit(base_url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable and not (parts.username or parts.password or parts.query or parts.fragment)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise errors.SettingError(
+            "HERMES_API_BASE_URL is no http or https address without user, query and fragment",
+            hint="such as http://127.0.0.1:8642/v1",
+        )
+    return base_url.rstrip("/")
+
+
+def _check_status(response: aiohttp.ClientResponse) -> None:
+    if not 200 <= response.status < 300:
+        # Its body may be long, and is nobody's whom we know.
+        raise errors.HermesError(f"the Hermes API answered with status {response.status}", status=response.status)
+
+
+def _said(error: BaseException) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else shown(str(error)) or type(error).__name__
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    raw = bytearray()
+    async for part in content.iter_any():
+        raw += part
+        if len(raw) > _ANSWER_BYTES:
+            raise errors.HermesError(f"the Hermes API answered with more than {_ANSWER_BYTES} bytes")
+    return bytes(raw)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+        # A lone surrogate survives as an escape, and could be encoded nowhere later.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise errors.HermesError("the Hermes API answered with something that is no JSON object")
+    return value
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """The objects of a stream of server-sent events (HTML, section 9.2): `data` lines up to an empty one."""
+    data: list[bytes] = []
+    size = 0
+    async for line in _lines(content):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+            size += len(line)
+            if size > _EVENT_BYTES:
+                raise errors.HermesError(f"an event of a run has more than {_EVENT_BYTES} bytes")
+        elif not line and data:
+            yield _object(b"\n".join(data))
+            data, size = [], 0
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    rest = b""
+    async for part in content.iter_any():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r")
+        if len(rest) > _EVENT_BYTES:
+            raise errors.HermesError(f"a line of a run's events has more than {_EVENT_BYTES} bytes")

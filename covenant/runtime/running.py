@@ -1,0 +1,98 @@
+"""What a run is asked and what comes of it, whoever holds it: the supervisor, or a Hermes API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from covenant.runtime.packages import Card
+from covenant.wire.types import AgentId, Priority
+from policy import contract, errors
+from policy.contract import Usage
+
+__all__ = ["Intent", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
+
+_SPENT: Final = "spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What an agent is asked. ``issued_at`` in Unix milliseconds."""
+
+    id: str
+    text: str
+    issued_at: int
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What an agent answered, and what that took."""
+
+    text: str
+    sources: tuple[str, ...] = ()
+    runtime_events: tuple[Any, ...] = ()
+    files: tuple[Any, ...] = ()
+    usage: Usage = contract.NOTHING_USED
+    run_id: str | None = None
+    policy_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run that failed took all the same."""
+
+    usage: Usage
+    run_id: str | None = None
+    policy_digest: str | None = None
+
+
+class Runner(Protocol):
+    """Runs an intent by an agent."""
+
+    async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
+        """Run it; ``deadline`` is when whoever asks stops waiting, in Unix milliseconds.
+
+        Cancelling the call ends the run.
+
+        Raises:
+            errors.CovenantError: it did not start, or brought no answer; ``spent`` says what it took.
+        """
+
+    async def end(self, intent_id: str, *, reason: str) -> bool:
+        """End the run of this intent, which gets its grace to end by itself; False where there is none.
+
+        Raises:
+            errors.CovenantError: it could not be ended.
+        """
+
+
+def with_spent(error: errors.CovenantError, took: Spent) -> errors.CovenantError:
+    """The error of a run that took ``took``."""
+    error.details[_SPENT] = took
+    return error
+
+
+def spent(error: BaseException) -> Spent | None:
+    """What the run took that ended with this error; None where nothing was started."""
+    found = error.details.get(_SPENT) if isinstance(error, errors.CovenantError) else None
+    return found if isinstance(found, Spent) else None
+
+
+class Runners:
+    """Each runtime's runner by its name in the manifest."""
+
+    def __init__(self, runners: Mapping[str, Runner]) -> None:
+        self._runners = dict(runners)
+
+    async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None = None) -> RunResult:
+        """As ``Runner.run``, by the runner of the card's runtime."""
+        return await self._of(card).run(card, intent, caller=caller, deadline=deadline)
+
+    async def end(self, card: Card, intent_id: str, *, reason: str) -> bool:
+        """As ``Runner.end``."""
+        return await self._of(card).end(intent_id, reason=reason)
+
+    def _of(self, card: Card) -> Runner:
+        return self._runners[card.manifest.agent.runtime]

@@ -1,0 +1,215 @@
+"""Runs in sandboxes: every one of them is asked of covenant-supervisor, over its socket. The daemon starts nothing.
+
+One connection is one run. The package goes as a descriptor of its directory, which the supervisor reads with this
+process's rights and verifies for itself. A connection that is closed ends its run, so that a cancelled call leaves none
+behind. What the supervisor cannot be asked is not run: there is no other way in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import anyio
+
+from covenant.runtime import packages
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
+from covenant.wire.types import AgentId
+from policy import errors
+from sandbox.serve import client, frames
+
+# Beyond its own clocks a run waits for its turn, for its start and for its clean-up.
+_BEYOND_SECONDS: Final = 600.0
+# For everything that is not a run.
+_ASK_SECONDS: Final = 60.0
+# Under the 32 that a supervisor lets one user have open by default (`caller_requests`), with room for `ps` and `kill`.
+MOST_RUNS: Final = 24
+# While the supervisor has too much to do for us: how long until it is asked again, doubled each time up to the last.
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+
+# Above this, reading a document takes the loop for longer than a turn should be.
+_LARGE: Final = 256 * 1024
+
+# Makes a connection: blocking, in a thread of its own.
+Connect = Callable[[], socket.socket]
+
+
+class Supervised:
+    """Runs asked of the supervisor that ``connect`` reaches; at most ``most`` at one time, the others wait."""
+
+    def __init__(self, connect: Connect, *, now_ms: Callable[[], int], most: int = MOST_RUNS) -> None:
+        self._connect, self._now_ms = connect, now_ms
+        self._places = anyio.CapacityLimiter(most)
+
+    async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
+        """As ``running.Runner``. ``caller`` is for our own log: the supervisor names us by what the kernel says."""
+        async with self._places:
+            with anyio.fail_after(_patience(card)):
+                try:
+                    document = await self._until_taken(lambda: self._ask_run(card, intent, deadline))
+                except TimeoutError:
+                    raise errors.ServiceError("the supervisor holds a run for longer than its clocks allow") from None
+        return _result(client.answer_of(document), card)
+
+    async def end(self, intent_id: str, *, reason: str) -> bool:
+        """As ``running.Runner``: SIGTERM, the supervisor's grace, and then the sandbox is killed."""
+        with anyio.fail_after(_ASK_SECONDS):
+            try:
+                runs = (await self._ask("ps"))["runs"]
+                run_id = next((one["run_id"] for one in runs if one.get("intent_id") == intent_id), None)
+                if run_id is None:
+                    return False
+                await self._ask("operate", operation="kill", run=run_id, gently=True, reason=reason)
+            except errors.NoRunError:
+                return False  # it ended by itself meanwhile
+            except (TimeoutError, KeyError, TypeError) as e:
+                raise errors.ServiceError("the supervisor did not end the run") from e
+        return True
+
+    async def _ask_run(self, card: Card, intent: Intent, deadline: int | None) -> dict[str, Any]:
+        optional = {} if deadline is None else {"timeout_ms": max(1, deadline - self._now_ms())}
+        with packages.opened(card) as directory:
+            return await self._ask(
+                "run", fds=[directory], text=intent.text, intent_id=intent.id, priority=str(intent.priority), **optional
+            )
+
+    async def _until_taken(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Other clients of this uid may take its places as well: whoever is busy is asked again."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await ask()
+            except errors.BusyError:
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _ask(self, kind: str, *, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
+        """One request on a connection of its own; the document that answers.
+
+        Raises:
+            errors.CovenantError: it cannot be asked, or refused.
+        """
+        try:
+            frame = frames.encode({"kind": kind, **fields})
+        except UnicodeEncodeError as e:
+            raise errors.UsageError("the request is not valid Unicode") from e
+        if len(frame) - frames.LENGTH.size > frames.REQUEST_BYTES:
+            raise errors.UsageError("the intent is too large")
+        # In a thread: connect(2) waits where the supervisor's queue is full, and looks at whoever listens.
+        sock = await anyio.to_thread.run_sync(self._connect, abandon_on_cancel=False)
+        try:
+            sock.setblocking(False)
+            # It may have said no already, and have closed its half: what it said is still to be read.
+            with contextlib.suppress(OSError):
+                await _send(sock, frame, fds)
+            while True:
+                document = await _document(sock)
+                if document.get("kind") == "error":
+                    raise errors.restored(document)
+                if document.get("kind") != "state":
+                    return document
+        finally:
+            sock.close()
+
+
+def connector(candidates: Sequence[str], *, named: bool) -> Connect:
+    """How a supervisor is reached: the first of the sockets at which one listens.
+
+    ``named`` says that the operator wrote the place down, and that another is not meant.
+    """
+
+    def connect() -> socket.socket:
+        for path in candidates:
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(client.connected(path))
+                if sock is not None:
+                    stack.pop_all()
+                    return sock
+        where = candidates[0] if candidates else ""
+        raise errors.NoSupervisorError(
+            f"no supervisor listens at `{where}`, or not for this user" if named else "no supervisor is there to ask",
+            hint="start covenant-supervisor, and name this uid in `callers` of its configuration",
+            where=where,
+        )
+
+    return connect
+
+
+def _patience(card: Card) -> float:
+    manifest = card.manifest
+    return manifest.resources.cpu_ms_per_task / 1000 + 2 * (manifest.lifetime.ttl_seconds or 0) + _BEYOND_SECONDS
+
+
+def _result(answer: client.Answer, card: Card) -> RunResult:
+    used = answer.usage
+    usage = Usage(used.cpu_ms, used.memory_peak_bytes, used.wall_ms)
+    if answer.error is not None:
+        raise with_spent(answer.error, Spent(usage, answer.run_id, answer.policy_digest))
+    if answer.result is None or answer.agent_id != card.id:
+        # What was checked of the caller was checked for another agent.
+        stale = errors.StaleAgentError(
+            f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now", where=str(card.directory)
+        )
+        raise with_spent(stale, Spent(usage, answer.run_id, answer.policy_digest))
+    result = answer.result
+    return RunResult(
+        text=result.text,
+        sources=result.sources,
+        runtime_events=result.runtime_events,
+        files=result.files,
+        usage=usage,
+        run_id=answer.run_id,
+        policy_digest=answer.policy_digest,
+    )
+
+
+# --- frames, without a thread that waits --------------------------------------------------------------------------
+
+
+async def _send(sock: socket.socket, frame: bytes, fds: Sequence[int]) -> None:
+    view = memoryview(frame)
+    while view:
+        try:
+            sent = socket.send_fds(sock, [view[: 1 << 18]], list(fds)) if fds else sock.send(view[: 1 << 18])
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
+            continue
+        # Descriptors go with the first bytes that are taken, and not again.
+        view, fds = view[sent:], ()
+
+
+async def _document(sock: socket.socket) -> dict[str, Any]:
+    (size,) = frames.LENGTH.unpack(await _exactly(sock, frames.LENGTH.size))
+    if size > frames.ANSWER_BYTES:
+        raise errors.ServiceError(f"the supervisor does not speak as one: it answers with {size} bytes")
+    raw = await _exactly(sock, size)
+    try:
+        document = json.loads(raw) if size < _LARGE else await anyio.to_thread.run_sync(json.loads, raw)
+    except ValueError as e:
+        raise errors.ServiceError(f"the supervisor does not speak as one: {e}") from e
+    if not isinstance(document, dict):
+        raise errors.ServiceError("the supervisor does not speak as one: it answers with no object")
+    return document
+
+
+async def _exactly(sock: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    while len(raw) < size:
+        try:
+            part = sock.recv(min(size - len(raw), 1 << 16))
+        except BlockingIOError:
+            await anyio.wait_readable(sock)
+            continue
+        except ConnectionError:
+            part = b""
+        if not part:
+            raise errors.ServiceError(
+                "the supervisor ended the conversation before its answer", hint="see the log of covenant-supervisor"
+            )
+        raw += part
+    return bytes(raw)
