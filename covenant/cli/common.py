@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from covenant import homes
 from policy import errors
 
 if TYPE_CHECKING:
     from covenant.doors import Door
+
+home = homes.home
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NO = 0, 1, 2, 3
 
@@ -38,26 +41,10 @@ def visible(text: str, *, newlines: bool = False) -> str:
     return "".join(out)
 
 
-def home() -> Path:
-    """COVENANT_HOME, made with mode 0700 when absent.
-
-    Raises:
-        errors.HomeError: run through sudo without COVENANT_HOME, or the directory is not ours alone.
-    """
-    given = os.environ.get("COVENANT_HOME")
-    if not given and os.environ.get("SUDO_UID"):
-        raise errors.HomeError(
-            "COVENANT_HOME is not set under sudo",
-            hint="give it: sudo COVENANT_HOME=/path/to/home covenant ...",
-        )
-    path = Path(given) if given else Path.home() / ".covenant"
-    return private_directory(path)
-
-
 def state() -> Path:
     """COVENANT_STATE: what decides what may start; ``$COVENANT_HOME/supervisor`` unless set."""
     given = os.environ.get("COVENANT_STATE")
-    return private_directory(Path(given) if given else home() / "supervisor")
+    return homes.private_directory(Path(given) if given else home() / "supervisor")
 
 
 def readable_state() -> Path:
@@ -66,7 +53,7 @@ def readable_state() -> Path:
     if not given or os.geteuid() == 0 or _is_mine(Path(given)):
         return state()
     say(f"note: `{visible(given)}` is another user's: its configuration is not read, defaults hold", err=True)
-    return private_directory(home() / "supervisor")
+    return homes.private_directory(home() / "supervisor")
 
 
 def _is_mine(path: Path) -> bool:
@@ -76,28 +63,6 @@ def _is_mine(path: Path) -> bool:
         return False
     except OSError:
         return True
-
-
-def private_directory(path: Path) -> Path:
-    """The directory at ``path``, made 0700 when absent, refused when others own it or can reach into it."""
-    if not path.is_absolute():
-        path = Path.cwd() / path
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = os.lstat(path)
-    except OSError as e:
-        raise errors.HomeError(f"`{path}` cannot be used: {e.strerror}", where=str(path)) from e
-    if not stat.S_ISDIR(info.st_mode):
-        raise errors.HomeError(f"`{path}` is not a directory", where=str(path))
-    if info.st_uid != os.geteuid():
-        raise errors.HomeError(f"`{path}` belongs to uid {info.st_uid}", where=str(path))
-    if info.st_mode & 0o077:
-        raise errors.HomeError(
-            f"`{path}` has mode {stat.S_IMODE(info.st_mode):04o}",
-            hint=f"chmod 0700 {path}",
-            where=str(path),
-        )
-    return path
 
 
 def emit(document: dict[str, Any]) -> None:

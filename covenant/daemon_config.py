@@ -1,0 +1,198 @@
+"""What the daemon is told by its environment (Covenant version 1, section 3): read once, refused when it is wrong.
+
+A value that cannot be used ends the start with its name. What version 1 knows and nobody reads here is listed in
+``Settings.unused``, so that the log says so and nobody waits for its effect.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from covenant import homes
+from policy import errors
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=str | None)
+
+HTTP_PORT: Final = 8421
+HTTP_ORIGINS: Final = ("http://localhost:3000",)
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"0", "false", "no", "off"})
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+\Z")
+
+# The supervisor finds its own tools, by its own configuration; payments and other hosts are not served here.
+_ELSEWHERE: Final = ("COVENANT_GVISOR_ROOTFS", "COVENANT_RUNSC", "COVENANT_GVISOR_SCRATCH")
+_ELSEWHERE_PREFIXES: Final = ("COVENANT_X402_", "COVENANT_ACEDATA_", "COVENANT_HYRE_", "COVENANT_SAP_")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Putting stale leases back (COVENANT_A2A_AUTO_RETRY_*), off unless ``scheduler``."""
+
+    scheduler: bool = False
+    interval_ms: int = 60_000
+    min_lease_age_ms: int = 300_000
+    max_attempts: int = 3
+    max_requeues: int = 1
+    scan_limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Ending runs that would use more than their budget holds (COVENANT_BUDGET_*)."""
+
+    tick_ms: int = 250
+    policy: Literal["none", "linear"] = "none"
+    min_window_ms: int = 1000
+    min_samples: int = 3
+    preempt_grace_ms: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was told, or version 1's defaults.
+
+    ``http_port`` is None where there is to be no HTTP, 0 where any free port will do. ``state`` is COVENANT_STATE, by
+    which the supervisor is found. ``unused`` are variables that are set and that nothing here reads.
+    """
+
+    home: Path
+    state: Path | None = None
+    http_port: int | None = HTTP_PORT
+    http_bind: str = "127.0.0.1"
+    http_origins: tuple[str, ...] = HTTP_ORIGINS
+    runtime_backend: Literal["trusted-local", "linux-gvisor"] | None = None
+    hermes_base_url: str | None = None
+    hermes_api_key: str | None = None
+    live_trace: bool = False
+    deliver_timeout_ms: int = 10_000
+    retry: Retry = Retry()
+    projection: Projection = Projection()
+    dropped_origins: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        # A key of Hermes must not come into a log by way of this.
+        return f"Settings(home={str(self.home)!r})"
+
+
+def read(environment: Mapping[str, str]) -> Settings:
+    """The settings of an environment.
+
+    Raises:
+        errors.SettingError: a variable has a value that cannot be used.
+        errors.HomeError: COVENANT_HOME cannot be used.
+    """
+    get = _Reader(environment)
+    origins, dropped = _origins(environment.get("COVENANT_HTTP_ORIGINS"))
+    state = environment.get("COVENANT_STATE")
+    return Settings(
+        home=homes.home(environment),
+        state=Path(state) if state else None,
+        http_port=get.port("COVENANT_HTTP_PORT"),
+        http_bind=get.loopback("COVENANT_HTTP_BIND_ADDR"),
+        http_origins=origins,
+        dropped_origins=dropped,
+        runtime_backend=get.one_of("COVENANT_RUNTIME_BACKEND", ("trusted-local", "linux-gvisor"), None),
+        hermes_base_url=get.url("HERMES_API_BASE_URL"),
+        hermes_api_key=environment.get("HERMES_API_KEY") or None,
+        live_trace=get.flag("COVENANT_LIVE_TRACE"),
+        deliver_timeout_ms=get.number("COVENANT_A2A_DELIVER_TIMEOUT_MS", 10_000, least=1),
+        retry=Retry(
+            scheduler=get.flag("COVENANT_A2A_AUTO_RETRY_SCHEDULER"),
+            interval_ms=get.number("COVENANT_A2A_AUTO_RETRY_INTERVAL_MS", 60_000, least=1000),
+            min_lease_age_ms=get.number("COVENANT_A2A_AUTO_RETRY_MIN_LEASE_AGE_MS", 300_000),
+            max_attempts=get.number("COVENANT_A2A_AUTO_RETRY_MAX_ATTEMPTS", 3),
+            max_requeues=get.number("COVENANT_A2A_AUTO_RETRY_MAX_REQUEUES", 1),
+            scan_limit=get.number("COVENANT_A2A_AUTO_RETRY_SCAN_LIMIT", 100),
+        ),
+        projection=Projection(
+            tick_ms=get.number("COVENANT_BUDGET_PROJECTION_TICK_MS", 250, least=10),
+            policy=get.one_of("COVENANT_BUDGET_PROJECTION_POLICY", ("none", "linear"), "none"),
+            min_window_ms=get.number("COVENANT_BUDGET_PROJECTION_MIN_WINDOW_MS", 1000),
+            min_samples=get.number("COVENANT_BUDGET_PROJECTION_MIN_SAMPLES", 3),
+            preempt_grace_ms=get.number("COVENANT_BUDGET_PREEMPT_GRACE_MS", 2000),
+        ),
+        unused=tuple(
+            sorted(name for name in environment if name in _ELSEWHERE or name.startswith(_ELSEWHERE_PREFIXES))
+        ),
+    )
+
+
+def _origins(given: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Version 1 drops an origin that is none, with a warning, and keeps the others."""
+    if given is None:
+        return HTTP_ORIGINS, ()
+    named = [each.strip().rstrip("/") for each in given.split(",") if each.strip()]
+    kept = tuple(each for each in named if _ORIGIN.match(each))
+    return kept, tuple(each for each in named if each not in kept)
+
+
+class _Reader:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def _given(self, name: str, default: T, read: Callable[[str], T]) -> T:
+        value = self._environment.get(name, "").strip()
+        return read(value) if value else default
+
+    def flag(self, name: str) -> bool:
+        def read(value: str) -> bool:
+            if value.lower() in _YES | _NO:
+                return value.lower() in _YES
+            raise _wrong(name, value, "1, true, yes, on or 0, false, no, off")
+
+        return self._given(name, False, read)
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 2**53) -> int:
+        def read(value: str) -> int:
+            if value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most:
+                return int(value)
+            raise _wrong(name, value, f"a number from {least} to {most}")
+
+        return self._given(name, default, read)
+
+    def port(self, name: str) -> int | None:
+        def read(value: str) -> int | None:
+            return None if value.lower() == "off" else self.number(name, HTTP_PORT, most=65535)
+
+        default: int | None = HTTP_PORT
+        return self._given(name, default, read)
+
+    def loopback(self, name: str) -> str:
+        def read(value: str) -> str:
+            try:
+                address = ipaddress.ip_address(value)
+            except ValueError:
+                raise _wrong(name, value, "an address") from None
+            if not address.is_loopback:
+                raise _wrong(name, value, "an address of the loopback: HTTP is for this machine alone")
+            return str(address)
+
+        return self._given(name, "127.0.0.1", read)
+
+    def one_of(self, name: str, choices: tuple[Choice, ...], default: Choice) -> Choice:
+        def read(value: str) -> Choice:
+            for choice in choices:
+                if choice == value:
+                    return choice
+            raise _wrong(name, value, " or ".join(str(each) for each in choices))
+
+        return self._given(name, default, read)
+
+    def url(self, name: str) -> str | None:
+        def read(value: str) -> str | None:
+            if value.startswith(("http://", "https://")) and len(value) < 2048 and value.isprintable():
+                return value.rstrip("/")
+            raise _wrong(name, value, "a URL of http or https")
+
+        return self._given(name, None, read)
+
+
+def _wrong(name: str, value: str, wanted: str) -> errors.SettingError:
+    return errors.SettingError(f"`{value[:64]}` is no value of {name}", hint=f"{name} is {wanted}", where=name)
