@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,8 +79,8 @@ def make(*, home: Path, now_ms: Any = None, **given: Any) -> Server:
     clock = now_ms or Clock()
     fields: dict[str, Any] = {"home": home, "now_ms": clock, "handlers": table.HANDLERS}
     fields |= {name: store(clock) for name, store in _STORES.items() if name not in given} | given
-    absent = set(Server.__dataclass_fields__) - set(fields) - {"feed", "meter"}
-    return Server(**{name: Absent(name) for name in absent} | fields)
+    absent = {one.name for one in dataclasses.fields(Server) if one.default_factory is dataclasses.MISSING and one.init}
+    return Server(**{name: Absent(name) for name in absent - set(fields)} | fields)
 
 
 def caller(agent: AgentId, *, operator: bool = False, transport: Any = "ipc") -> Caller:

@@ -88,7 +88,7 @@ VERSION_1: Final = (
         chunk=f"{_CHUNK}.agent-result.v1",
     ),
     _post("/intents/resume", "resume_intent", "intent_result", "Go on with an intent that waited."),
-    _get("/intents/{intent_id}/result", "", "intent_result", "What came of an intent of the caller's."),
+    _get("/intents/{intent_id}/result", "get_intent_result", "intent_result", "What came of an intent."),
     _get("/intents/{intent_id}/events", "", "", "What an intent does, while it does it.", stream="intent"),
     _get(
         "/memory/recent",

@@ -10,6 +10,7 @@ from typing import Any
 
 from covenant.respond.caller import Caller
 from covenant.respond.feed import Feed
+from covenant.respond.live import Live
 from covenant.respond.meter import Meter
 from covenant.wire import requests, responses
 from policy import errors
@@ -45,6 +46,10 @@ class Server:
     handlers: Mapping[str, Handler]
     feed: Feed = field(default_factory=Feed)
     meter: Meter = field(default_factory=Meter)
+    live: Live = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.live = Live(self.feed)
 
     async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
         """The one answer to a request: a refusal is an answer too, and so is a fault of ours, which the log keeps."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Final
 
-from covenant.respond import connection
+from covenant.respond import connection, intent_results
 from covenant.respond.server import Handler
 
 
@@ -23,4 +23,4 @@ def joined(*families: Mapping[str, Handler]) -> dict[str, Handler]:
     return table
 
 
-HANDLERS: Final[Mapping[str, Handler]] = joined(connection.HANDLERS)
+HANDLERS: Final[Mapping[str, Handler]] = joined(connection.HANDLERS, intent_results.HANDLERS)

@@ -54,6 +54,13 @@ class ResumeIntent(Request):
     intent_id: str
 
 
+class GetIntentResult(Request):
+    """Ours on the socket, version 1's over HTTP: what came of an intent of the caller's."""
+
+    kind: Literal["get_intent_result"] = "get_intent_result"
+    intent_id: str
+
+
 class RecentDebits(Request):
     """The newest debits of the budget."""
 

@@ -1,0 +1,108 @@
+"""Where the gateway listens, and how much of it strangers may hold: the loopback, so many connections, so long."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from typing import Final
+
+from aiohttp import web
+
+from policy import errors
+
+# What aiohttp says of a head that it cannot read quotes the head, and a head may hold a token: only that it happened.
+_LOG: Final = logging.getLogger(f"{__name__}.heads")
+
+
+def _say_no_more(record: logging.LogRecord) -> bool:
+    record.exc_info = record.exc_text = record.stack_info = None
+    record.msg, record.args = "a request could not be read", ()
+    return True
+
+
+_LOG.addFilter(_say_no_more)
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """A listening socket of the loopback; port 0 for any.
+
+    Raises:
+        errors.SettingError: the address is another, or the port is taken.
+    """
+    try:
+        where = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address.strip("[]"))
+    except ValueError:
+        where = None
+    if where is None or not where.is_loopback:
+        raise errors.SettingError(
+            f"HTTP listens on the loopback alone, and not at `{address[:64]!a}`",
+            hint="unset COVENANT_HTTP_BIND_ADDR, and let a proxy with TLS serve others",
+        )
+    family = socket.AF_INET if where.version == 4 else socket.AF_INET6
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        # On Linux this does not let two listen; it only does not wait for connections that have ended.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((str(where), port))
+        sock.listen(128)
+    except OSError as e:
+        sock.close()
+        raise errors.SettingError(f"{where} port {port}: {e.strerror}", hint="set COVENANT_HTTP_PORT") from None
+    return sock
+
+
+class Listener:
+    """aiohttp's server behind one socket, with a bound on its connections.
+
+    ``head_seconds`` is how long a connection may be without a whole head: at its start, and between requests.
+    """
+
+    def __init__(self, app: web.Application, *, connections: int, head_seconds: float) -> None:
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            # Nobody is written down by address, path or header here: the audit log has who did what.
+            access_log=None,
+            logger=_LOG,
+            keepalive_timeout=head_seconds,
+            # What is left of a body that nobody wants.
+            lingering_time=2.0,
+            # A kilobyte that unpacks to a gigabyte; the guard refuses what says that it is packed.
+            auto_decompress=False,
+            shutdown_timeout=0.0,
+        )
+        self._connections = connections
+        self._listening: asyncio.Server | None = None
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Take connections from now on."""
+        await self._runner.setup()
+        self._listening = await asyncio.get_running_loop().create_server(self._connection, sock=sock)
+
+    async def stop(self) -> None:
+        """Take no more, and end those that are there with whatever they asked."""
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+    def refuse_more(self) -> None:
+        """Take no more connections; those that are there go on."""
+        if self._listening is not None:
+            self._listening.close()
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._connections:
+            return _OneTooMany()
+        return server()
+
+
+class _OneTooMany(asyncio.Protocol):
+    """Gone before it says anything: there is nothing to hold for it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio.BaseProtocol."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()

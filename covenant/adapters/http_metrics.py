@@ -1,0 +1,70 @@
+"""What the daemon did and holds, in the text that Prometheus reads.
+
+Numbers, kinds of requests, codes of errors and keys of agents alone: no text, no path, no token. The number of series
+is bounded, as in ``sandbox.metrics``, which has the numbers of the supervisor's runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+
+from covenant.respond.server import Server
+from policy import budget
+from sandbox import prometheus
+
+CONTENT_TYPE: Final = prometheus.CONTENT_TYPE
+# Buckets with a series of their own; an agent's id is public, so that those with the least left are shown.
+MAX_AGENTS: Final = 100
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+Samples = Iterable[tuple[Mapping[str, str], float]]
+
+
+async def text(server: Server) -> str:
+    """Everything, as one answer to a scraper."""
+    process = await anyio.to_thread.run_sync(_process)
+    families: list[tuple[str, str, str, Samples]] = [*_requests(server), *_stores(server), *process]
+    lines = [line for one in families for line in prometheus.family(*one)]
+    seconds = (({"kind": kind}, one) for kind, one in sorted(server.meter.seconds.items()))
+    lines += prometheus.histograms("covenant_request_seconds", "How long requests took, by kind.", seconds)
+    return "".join(lines)
+
+
+def _requests(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
+    meter = server.meter
+    outcomes = [({"kind": kind, "outcome": what}, n) for (kind, what), n in sorted(meter.outcomes.items())]
+    yield "covenant_requests_total", "counter", "Requests, by kind and by the error's code or `ok`.", outcomes
+    running = [({"kind": kind}, n) for kind, n in sorted(meter.running.items()) if n]
+    yield "covenant_requests_running", "gauge", "Requests that are being answered.", running
+    refused = [({"status": status}, n) for status, n in sorted(meter.refused.items())]
+    yield "covenant_http_refusals_total", "counter", "Requests over HTTP that no handler saw, by status.", refused
+    yield "covenant_streams", "gauge", "Streams that are open.", [({}, server.feed.subscribers)]
+    dropped: Samples = [({}, server.feed.dropped)]
+    yield "covenant_streams_dropped_total", "counter", "Streams that fell behind and were ended.", dropped
+
+
+def _stores(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
+    now = server.now_ms()
+    buckets = sorted((budget.refill(bucket, now).tokens, key) for key, bucket in server.budget.buckets().items())
+    left = [({"agent": key}, tokens) for tokens, key in buckets[:MAX_AGENTS]]
+    yield "covenant_budget_credits", "gauge", "Credits that an agent has left.", left
+
+
+def _process() -> list[tuple[str, str, str, Samples]]:
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    # The command's name may hold spaces and brackets: what follows its last bracket does not.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+    # One of them is the descriptor of this look.
+    descriptors = len(os.listdir("/proc/self/fd")) - 1
+    return [
+        ("process_resident_memory_bytes", "gauge", "Memory of the daemon.", [({}, resident)]),
+        ("process_open_fds", "gauge", "Descriptors that the daemon holds.", [({}, descriptors)]),
+        ("process_cpu_seconds_total", "counter", "Processor time of the daemon.", [({}, cpu)]),
+    ]
