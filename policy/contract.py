@@ -54,6 +54,22 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run was measured to use, from its intent to its end; None where this machine does not count it.
+
+    ``cpu_ms`` is the processor time of the whole sandbox, ``memory_peak_bytes`` the most that it held at one time, its
+    start included, ``wall_ms`` the time by the clock. A run that was never given its intent has used nothing.
+    """
+
+    cpu_ms: int | None = 0
+    memory_peak_bytes: int | None = 0
+    wall_ms: int = 0
+
+
+NOTHING_USED = Usage()
+
+
+@dataclass(frozen=True, slots=True)
 class AgentResult:
     """What the agent answered. ``files`` and ``runtime_events`` are version 1's, kept as they came."""
 

@@ -25,7 +25,7 @@ from sandbox.config import Config, trusted_binary
 from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
-from sandbox.limits import CpuTime, on_devices
+from sandbox.limits import CpuTime, Meter, on_devices
 from sandbox.network import addresses, gate_leaf, gateway, uplink
 from sandbox.runner import Channel, Exchange, Finished, Later, Limits, Round, out_of_memory
 from sandbox.steering import Steering
@@ -126,7 +126,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         mounts = _mounts(job, directory, stack, uid)
         gate = None if gates is None else _gateway(job, directory, gates, stack)
         # Before runsc takes the addresses over: then it may have less than this, and never more.
-        network = None if gate is None else _network(job, gate)
+        network = None if gate is None or gates is None else _network(job, gate, gates)
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
         calls = _refused_calls(job, directory, stack, heard)
@@ -151,6 +151,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             channel = job.steering.joined(channel, leaf)
         if broker is not None:
             channel = dataclasses.replace(channel, giving=_both(channel.giving, broker.begin))
+        meter = Meter(leaf)
+        channel = dataclasses.replace(channel, giving=_both(channel.giving, meter.begin))
         later = None if job.later is None else job.later(Started(directory.path, leaf, limits, child.stdin, attestor))
         exchange = Exchange(channel, job.intent, job.limits, later=later)
         if job.steering is not None:
@@ -164,7 +166,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
         if not cut_short and (fault := begun.fault(status)) is not None:
             raise fault
-        return _finish(exchange, status, leaf, revoked)
+        return _finish(exchange, status, leaf, revoked, meter)
 
 
 def recover(
@@ -321,9 +323,10 @@ def _launch(
     )
 
 
-def _network(job: Job, gate: gateway.Gateway) -> attest_network.Network:
+def _network(job: Job, gate: gateway.Gateway, gates: cgroupfs.Leaf) -> attest_network.Network:
     nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
-    return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=nft, own=own)
+    bounds = gate_leaf.written(gates)
+    return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=nft, own=own, gates=bounds)
 
 
 def _attestor(
@@ -417,7 +420,9 @@ def _channel(
     )
 
 
-def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf, revoked: errors.RunRevokedError | None) -> Finished:
+def _finish(
+    exchange: Exchange, status: int, leaf: cgroupfs.Leaf, revoked: errors.RunRevokedError | None, meter: Meter
+) -> Finished:
     oom = leaf.oom_kills()
     error = exchange.error
     if revoked is not None:
@@ -430,4 +435,11 @@ def _finish(exchange: Exchange, status: int, leaf: cgroupfs.Leaf, revoked: error
         error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
     elif error is None and status != 0:
         error = errors.AgentFailedError(f"the agent exited with status {status}", exit_status=status)
-    return exchange.finished(status, error, oom_kills=oom, reported=tuple(leaf.reported))
+    return exchange.finished(
+        status,
+        error,
+        oom_kills=oom,
+        reported=tuple(leaf.reported),
+        cpu_ms=meter.cpu_ms(),
+        memory_peak_bytes=leaf.memory_peak_bytes(),
+    )

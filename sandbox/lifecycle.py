@@ -74,13 +74,15 @@ class Run:
     def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
         self._means, self._request, self._now_ms = means, request, now_ms
         self._child, self._lineage = child, None if child is None else child.lineage
-        self.run_id, self.intent_id = str(uuid.uuid4()) if child is None else child.run_id, str(uuid.uuid4())
+        self.run_id = str(uuid.uuid4()) if child is None else child.run_id
+        self.intent_id = request.intent_id or str(uuid.uuid4())
         # An intent that no agent could be given is refused here, before anything is accepted or written down.
         self._line = contract.Intent(
             self.intent_id,
             request.text,
             request.issuer,
             now_ms,
+            request.priority,
             parent=None if self._lineage is None else self._lineage.parent.intent_id,
         ).line()
         self._rows = Rows(means.ledger, self.run_id, request.issuer)
@@ -350,6 +352,7 @@ class Run:
         own = None
         if signed is not None and not self._request.dev:  # what dev signed rests on a root that no operator revokes by
             own = authority.Authority.of(self.run_id, signed, self._rows.signers)
+        label["intent_id"] = self.intent_id
         label[revocation.AUTHORITY] = revocation.line_below(runs, label["parent"], own)
 
         def settle() -> None:
@@ -473,6 +476,7 @@ class Run:
             unknown_sections=manifest.unknown_sections,
             denials=self._denials.totals,
             timings={**self._timings, **timings},
+            usage=finished.usage,
         )
 
     def _lap(self, name: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from policy import errors
 from sandbox.kernel import filesystems
+from sandbox.kernel.cgroupfs import Leaf
 from sandbox.runner import Round
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
@@ -52,6 +53,29 @@ class CpuTime:
     def _wait(self) -> float:
         left = self.limit_ms / 1000 - self._used_us / 1e6
         return max(SHORTEST_SECONDS, left / self.cores)
+
+
+@dataclass
+class Meter:
+    """What a run uses, from when it is given its intent: what its start and its waiting took is nobody's task."""
+
+    leaf: Leaf
+    _began_us: int | None = None
+
+    def begin(self) -> None:
+        """It is about to be given its intent."""
+        self._began_us = self._cpu_time_us()
+
+    def cpu_ms(self) -> int | None:
+        """The processor time since then; None where it is not counted. Read before the cgroup is removed."""
+        now_us = self._cpu_time_us()
+        return None if now_us is None or self._began_us is None else (now_us - self._began_us) // 1000
+
+    def _cpu_time_us(self) -> int | None:
+        try:
+            return self.leaf.cpu_time_us()
+        except errors.KernelError:
+            return None  # no limit rests on it here: CpuTime reads it for itself, and does not go without
 
 
 DEVICE = "$DEVICE"

@@ -57,11 +57,18 @@ def used(state: Path, asker: Asker) -> list[dict[str, Any]]:
 
 
 def act(
-    state: Path, asker: Asker, operation: Operation, run: str, *, reason: str = "", tree: bool = False
+    state: Path,
+    asker: Asker,
+    operation: Operation,
+    run: str,
+    *,
+    reason: str = "",
+    tree: bool = False,
+    gently: bool = False,
 ) -> list[str]:
     """Do it to the run whose id begins so, and with ``tree`` to everything below it; the ids of those it was done to.
 
-    What is to be ended is gone when this returns.
+    What is to be ended is gone when this returns; ``gently`` leaves a single run its grace before.
 
     Raises:
         errors.NoRunError: there is no such run.
@@ -71,7 +78,7 @@ def act(
     chosen = _find(_seen(state, asker), run)
     ask = _Ask(state, asker, reason)
     if not tree:
-        ask(operation, chosen)
+        ask(operation, chosen, **({"gently": True} if gently and operation == "kill" else {}))
         done = [chosen.run_id]
     elif operation == "resume":
         done = [one.run_id for one in reversed(ask.subtree(chosen)) if ask.where_it_can(operation, one)]
@@ -154,11 +161,11 @@ class _Ask:
     def __init__(self, state: Path, asker: Asker, reason: str) -> None:
         self._runs, self._asker, self._reason = state / "runs", asker, reason
 
-    def __call__(self, operation: Operation, entry: Entry) -> None:
+    def __call__(self, operation: Operation, entry: Entry, **more: Any) -> None:
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                control.ask(entry.path, operation, by=self._asker.display, reason=self._reason)
+                control.ask(entry.path, operation, by=self._asker.display, reason=self._reason, **more)
             except errors.NoRunError:
                 # It listens a moment after it can be seen.
                 if not registry.held(entry.path) or time.monotonic() > until:
@@ -243,6 +250,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
     return {
         "run_id": entry.run_id,
         "agent_id": entry.agent_id,
+        "intent_id": entry.label.get("intent_id") or None,
         "state": entry.state or str(State.ISOLATED),
         "parent": entry.parent or None,
         "depth": entry.depth,

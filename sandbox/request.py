@@ -22,6 +22,7 @@ class Request:
 
     ``user`` is for trusted-local; ``dev`` names the agent id whose local key of ``covenant dev`` decides instead of
     the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
+    ``intent_id`` and ``priority`` are what the agent is told, an id of ours where that is empty;
     ``children`` an open directory in which those of its children are looked for after the configured ones, with the
     ``rights`` of whoever asked.
     """
@@ -33,6 +34,8 @@ class Request:
     user: str | None = None
     dev: str = ""
     package_name: str = ""
+    intent_id: str = ""
+    priority: str = "normal"
     children: int | None = None
     rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -52,6 +55,7 @@ class Answer:
     unknown_sections: tuple[str, ...] = ()
     denials: tuple[denials.Row, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
+    usage: contract.Usage = contract.NOTHING_USED
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class Finished:
     total_seconds: float
     reported: tuple[str, ...]
     said_seconds: float | None = None
+    usage: contract.Usage = contract.NOTHING_USED
 
 
 class BoundedTail:
@@ -228,9 +229,18 @@ class Exchange:
         self.ended_at = time.monotonic() - self._begin
 
     def finished(
-        self, status: int, error: errors.RunError | None, *, oom_kills: int = 0, reported: tuple[str, ...] = ()
+        self,
+        status: int,
+        error: errors.RunError | None,
+        *,
+        oom_kills: int = 0,
+        reported: tuple[str, ...] = (),
+        cpu_ms: int | None = None,
+        memory_peak_bytes: int | None = None,
     ) -> Finished:
-        """What the conversation came to, with what the backend alone knows: status, error, kills for memory."""
+        """What the conversation came to, with what the backend alone knows: status, error, kills for memory, use."""
+        told = self.started_at is not None
+        wall_ms = 0 if self.started_at is None else int((self.ended_at - self.started_at) * 1000)
         return Finished(
             stdout=bytes(self.stdout),
             stderr=self.stderr,
@@ -242,6 +252,7 @@ class Exchange:
             total_seconds=self.ended_at,
             reported=reported,
             said_seconds=self.said_at,
+            usage=contract.Usage(cpu_ms, memory_peak_bytes, wall_ms) if told else contract.NOTHING_USED,
         )
 
     @property

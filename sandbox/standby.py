@@ -180,7 +180,8 @@ class Instance(lifecycle.Run):
         self._timings, self._clock = {}, time.perf_counter()
         self._now_ms = int(time.time() * 1000)
         try:
-            line = contract.Intent(self.intent_id, request.text, request.issuer, self._now_ms).line()
+            intent_id = request.intent_id or self.intent_id
+            line = contract.Intent(intent_id, request.text, request.issuer, self._now_ms, request.priority).line()
         except errors.UsageError as e:
             # What no agent could be told costs no instance.
             standby_wire.send(connection, {"cold": e.message})
@@ -195,7 +196,7 @@ class Instance(lifecycle.Run):
             # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
             if standby_wire.receive(connection).get("go") != self.run_id:
                 return None
-            self._request, self._line = request, line
+            self._request, self._line, self.intent_id = request, line, intent_id
             manifest = self._decision.manifest
             deadline = self._deadline(trusted, manifest)
             place = dataclasses.replace(self._place, trusted=trusted, package_name=request.package_name)

@@ -91,6 +91,8 @@ def order(request: Request) -> dict[str, Any]:
         "issuer": dict(request.issuer),
         "timeout_ms": request.timeout_ms,
         "package_name": request.package_name,
+        "intent_id": request.intent_id,
+        "priority": request.priority,
     }
 
 
@@ -104,6 +106,8 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
         issuer=message["issuer"],
         timeout_ms=message["timeout_ms"],
         package_name=message["package_name"],
+        intent_id=message["intent_id"],
+        priority=message["priority"],
     )
 
 
@@ -280,6 +284,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "error": None if answer.error is None else answer.error.to_json(),
         "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
         "timings": dict(answer.timings),
+        "usage": dataclasses.asdict(answer.usage),
     }
 
 
@@ -290,6 +295,7 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
         fields["result"] = contract.AgentResult(**{name: _tupled(one) for name, one in document["result"].items()})
     if document["error"] is not None:
         fields["error"] = errors.restored(document["error"])
+    fields["usage"] = contract.Usage(**document["usage"])
     fields["denials"] = tuple(denials.Row(denials.Denial(*words), count) for *words, count in document["denials"])
     return Answer(**fields)
 

@@ -138,8 +138,8 @@ class Steering:
         return control.Reply({"state": str(self._rows.state)})
 
     def _kill(self, request: Mapping[str, Any]) -> control.Reply:
-        """``code`` is that of another cause of the run's end than somebody's wish."""
-        _only(request, "by", "reason", "code")
+        """``code`` is that of another cause of the run's end than somebody's wish; ``gently`` leaves it its grace."""
+        _only(request, "by", "reason", "code", "gently")
         self._may("kill")
         code = request.get("code", errors.KilledError.code)
         cause = errors.TABLE.get(code) if isinstance(code, str) else None
@@ -147,7 +147,8 @@ class Steering:
             raise errors.UsageError("no run ends with such a code")
         words = _words(cause.code, request)
         self._rows.to(State.TERMINATED, words)
-        return control.Reply({"state": str(self._rows.state)}, cause(f"ended {words.partition(' ')[2]}"))
+        error = cause(f"ended {words.partition(' ')[2]}", gently=request.get("gently") is True)
+        return control.Reply({"state": str(self._rows.state)}, error)
 
     def _logs(self, request: Mapping[str, Any]) -> control.Reply:
         _only(request, "offset")

@@ -181,7 +181,7 @@ def run(
         if steering is not None:
             steering.converses(exchange)
         exchange.run()
-        return _finished(plan, exchange, child.reap())
+        return _finished(plan, exchange, child.reap(), child.used)
 
 
 def _need_root() -> None:
@@ -286,7 +286,7 @@ def _channel(
     )
 
 
-def _finished(plan: Plan, exchange: Exchange, status: int) -> Finished:
+def _finished(plan: Plan, exchange: Exchange, status: int, used: resource.struct_rusage | None) -> Finished:
     error = exchange.error
     if error is None and status != 0:
         small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
@@ -294,4 +294,8 @@ def _finished(plan: Plan, exchange: Exchange, status: int) -> Finished:
         error = errors.AgentFailedError(
             f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
         )
-    return exchange.finished(status, error)
+    if used is None:
+        return exchange.finished(status, error)
+    # There is no cgroup: of several processes the largest is known, and not their sum.
+    cpu_ms = int((used.ru_utime + used.ru_stime) * 1000)
+    return exchange.finished(status, error, cpu_ms=cpu_ms, memory_peak_bytes=used.ru_maxrss * 1024)

@@ -206,6 +206,15 @@ class Leaf:
         except (KeyError, FileNotFoundError):
             return 0
 
+    def memory_peak_bytes(self) -> int | None:
+        """The most that everything in the leaf took at one time; None where the kernel does not keep it (version 2
+        before Linux 5.19)."""
+        name = "memory.max_usage_in_bytes" if self.hierarchies.version == 1 else "memory.peak"
+        try:
+            return int((self.paths["memory"] / name).read_text())
+        except (KeyError, OSError, ValueError):
+            return None
+
     def cpu_time_us(self) -> int:
         """The processor time of everything that was ever in this leaf, in microseconds.
 

@@ -36,6 +36,17 @@ class Result:
 
     text: str
     sources: tuple[str, ...]
+    files: tuple[Any, ...] = ()
+    runtime_events: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the run used (policy.contract.Usage)."""
+
+    cpu_ms: int | None
+    memory_peak_bytes: int | None
+    wall_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class Answer:
     unknown_sections: tuple[str, ...]
     denials: tuple[denials.Row, ...]
     timings: Mapping[str, float]
+    usage: Usage
 
 
 def candidates(state: str, *, given: bool) -> list[str]:
@@ -148,16 +160,22 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
             intent_id=document["intent_id"],
             agent_id=document["agent_id"],
             policy_digest=document["policy_digest"],
-            result=None if result is None else Result(result["text"], tuple(result["sources"])),
+            result=None if result is None else _result(result),
             error=None if error is None else errors.restored(error),
             stderr=document["stderr"],
             not_enforced=tuple(document["not_enforced"]),
             unknown_sections=tuple(document["unknown_sections"]),
             denials=_denials(document["denials"]),
             timings=document["timings"],
+            usage=Usage(**document["usage"]),
         )
     except (KeyError, TypeError) as e:
         raise errors.ServiceError("the supervisor's answer is none of a run") from e
+
+
+def _result(document: Mapping[str, Any]) -> Result:
+    lists = {name: tuple(document[name]) for name in ("sources", "files", "runtime_events")}
+    return Result(text=document["text"], **lists)
 
 
 def _denials(rows: Sequence[Sequence[Any]]) -> tuple[denials.Row, ...]:

@@ -29,7 +29,13 @@ def operate(talk: Conversation, asked: protocol.Operate) -> None:
         errors.CovenantError: it was refused, or could not be done.
     """
     done = oversight.act(
-        talk.supervisor.path, _asker(talk), asked.operation, asked.run, reason=asked.reason, tree=asked.tree
+        talk.supervisor.path,
+        _asker(talk),
+        asked.operation,
+        asked.run,
+        reason=asked.reason,
+        tree=asked.tree,
+        gently=asked.gently,
     )
     talk.answer({"kind": "operated", "runs": done})
 

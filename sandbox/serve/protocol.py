@@ -36,6 +36,7 @@ class Run(Request):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
     ``user`` is for trusted-local and root alone. A run ends when whoever asked goes away, unless ``detach``.
+    ``intent_id`` is the asker's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
     """
 
     kind: Literal["run"]
@@ -43,6 +44,8 @@ class Run(Request):
     timeout_ms: Annotated[int, pydantic.Field(ge=1, le=_MAX_TIMEOUT_MS)] | None = None
     user: Annotated[str, pydantic.Field(min_length=1, max_length=64)] | None = None
     detach: bool = False
+    intent_id: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] | None = None
+    priority: Literal["low", "normal", "high"] = "normal"
 
     @pydantic.field_validator("text")
     @classmethod
@@ -75,12 +78,16 @@ class Top(Request):
 
 
 class Operate(Request):
-    """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well."""
+    """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well.
+
+    ``gently`` asks the agent to end (SIGTERM) and leaves it ``grace_seconds``, when it is one run that is to end.
+    """
 
     kind: Literal["operate"]
     operation: Literal["suspend", "resume", "kill"]
     run: RunId
     tree: bool = False
+    gently: bool = False
     reason: Annotated[str, pydantic.Field(max_length=1000)] = ""
 
 

@@ -44,6 +44,8 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
             timeout_ms=asked.timeout_ms,
             user=asked.user,
             package_name=_name(directory),
+            intent_id=asked.intent_id or "",
+            priority=asked.priority,
             children=children,
             rights=functools.partial(in_their_name, talk, own),
         )
@@ -108,6 +110,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "error": None if answer.error is None else answer.error.to_json(),
         "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
         "timings": dict(answer.timings),
+        "usage": dataclasses.asdict(answer.usage),
     }
 
 

@@ -1,0 +1,102 @@
+"""What a run has used is measured by its own cgroup, and comes back with its answer."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.serve import client
+from tests.kernel import serving
+from tests.kernel.serving import Served, opened
+from tests.kernel.test_serve import eventually
+from tests.kernel.world import World
+
+_MIB = 1024 * 1024
+_HEAD = "import json, sys, time\nintent = json.loads(sys.stdin.readline())\n"
+_ANSWER = "print(json.dumps({'text': intent['id'] + ' ' + intent['priority'], 'files': [{'path': 'x'}]}))\n"
+_BURN = "until = time.process_time() + 0.5\nwhile time.process_time() < until: pass\n"
+_SLEEP = "time.sleep(0.5)\n"
+_HOLD = "held = bytearray(96 * 1024 * 1024)\nfor at in range(0, len(held), 4096): held[at] = 1\n"
+
+
+@pytest.fixture(scope="module")
+def served(warm: Path) -> Iterator[Served]:
+    with serving.open_place() as base, Served(World(base, warm=warm)) as made:
+        yield made
+
+
+def _answer(served: Served, code: str, *, name: str, **fields: object) -> client.Answer:
+    package = served.world.package({"main.py": _HEAD + code + _ANSWER}, name=name, id=name, **fields)
+    answer = served.run(served.world.sign(package))
+    assert answer.error is None, (answer.error, answer.stderr)
+    return answer
+
+
+def test_processor_time_is_of_the_task_and_not_of_the_clock(served: Served) -> None:
+    """The same time by the clock: one agent computes, the other waits."""
+    busy = _answer(served, _BURN, name="busy").usage
+    idle = _answer(served, _SLEEP, name="idle").usage
+    assert busy.cpu_ms is not None
+    assert idle.cpu_ms is not None
+    # The agent's own clock is gVisor's, which counts in ticks of 10 ms.
+    assert busy.cpu_ms >= 300
+    assert busy.cpu_ms > idle.cpu_ms
+    assert min(busy.wall_ms, idle.wall_ms) >= 500
+    # Processor time is at most what all processors have in that time; another's counter would be more.
+    assert busy.cpu_ms <= busy.wall_ms * (os.cpu_count() or 1) + 100
+
+
+def test_the_most_memory_at_one_time(served: Served) -> None:
+    large = _answer(served, _HOLD, name="large", memory_mb=256).usage
+    small = _answer(served, "", name="small", memory_mb=256).usage
+    if large.memory_peak_bytes is None:  # version 2 before Linux 5.19 keeps none, and then none is told
+        assert small.memory_peak_bytes is None
+        assert not list(Path("/sys/fs/cgroup").glob("*/memory.peak"))
+        return
+    assert small.memory_peak_bytes is not None
+    assert large.memory_peak_bytes - small.memory_peak_bytes > 80 * _MIB
+
+
+def test_a_run_that_fails_has_used_what_it_used(served: Served) -> None:
+    code = _BURN + "sys.exit(3)\n"
+    package = served.world.sign(served.world.package({"main.py": _HEAD + code}, name="fails", id="fails"))
+    answer = served.run(package)
+    assert isinstance(answer.error, errors.AgentFailedError)
+    assert answer.usage.cpu_ms is not None
+    assert answer.usage.cpu_ms >= 300
+
+
+def test_a_warm_instance_is_not_charged_for_its_start_and_its_waiting(served: Served) -> None:
+    """Its start costs far more than its task, and it is frozen while it waits."""
+    first = _answer(served, "", name="warm", more="standby = 1")
+    eventually(lambda: list((served.world.state / "runs").glob("*/standby-*")))
+    with served.connected() as sock, opened(served.world.base / "packages" / "warm") as directory:
+        answer = client.run(sock, directory, "again")
+    assert answer.error is None
+    assert answer.timings["sandbox start"] < first.timings["sandbox start"]
+    assert first.usage.cpu_ms is not None
+    assert answer.usage.cpu_ms is not None
+    # Its interpreter's start alone is more than an answer, and is in neither.
+    assert answer.usage.cpu_ms <= first.usage.cpu_ms + 100
+
+
+def test_the_intent_has_the_id_that_whoever_asks_gave_it(served: Served) -> None:
+    """By it the asker finds the run among those that live, and the agent its own intent."""
+    package = served.world.sign(served.world.package({"main.py": _HEAD + _ANSWER}, name="named", id="named"))
+    mine = str(uuid.uuid4())
+    with served.connected() as sock, opened(package) as directory:
+        document = client.ask(sock, "run", fds=[directory], text="hi", intent_id=mine, priority="low")
+    answer = client.answer_of(document)
+    assert answer.intent_id == mine
+    assert answer.result is not None
+    assert answer.result.text == f"{mine} low"
+    assert answer.result.files == ({"path": "x"},)
+    dispatched = [row["kind"] for row in served.world.rows() if row["kind"]["type"] == "intent_dispatched"]
+    assert dispatched[-1]["intent_id"] == mine
+    with served.connected() as sock, opened(package) as directory, pytest.raises(errors.RequestError):
+        client.ask(sock, "run", fds=[directory], text="hi", intent_id="mine")
