@@ -36,14 +36,16 @@ class InMemoryBudgetLedger:
             return False
         row = rows.CapacitySet(agent=agent, capacity=per_hour, at_ms=self._now())
         self._state.apply(row)
+        after = self._state.buckets[agent.pubkey]
         try:
             await self._keep(row)
         except errors.StoreError:
             if before is None:
                 del self._state.buckets[agent.pubkey]
             else:
-                now = self._state.buckets[agent.pubkey]
-                self._state.buckets[agent.pubkey] = budget.set_capacity(now, before.capacity, row.at_ms)
+                cut = budget.refill(before, row.at_ms).balance - after.balance
+                now = budget.set_capacity(self._state.buckets[agent.pubkey], before.capacity, row.at_ms)
+                self._state.buckets[agent.pubkey] = budget.give_back(now, cut, row.at_ms)
             raise
         return True
 
