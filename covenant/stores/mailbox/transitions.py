@@ -1,0 +1,289 @@
+"""What each act on the mailbox does to its book: the rules, without file, clock or randomness.
+
+Each function decides, and emits the events of its decision; it raises before it emits. Whoever calls one settles first
+what is due (``expire``): a lease or deadline that is over must not be seen by anybody as one that holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from functools import partial
+
+from covenant.stores.mailbox import events
+from covenant.stores.mailbox.book import Book, Key, may_repeat
+from covenant.stores.mailbox.interface import (
+    ATTEMPTS_EXHAUSTED,
+    DEADLINE_EXCEEDED,
+    MAX_RESULT_BYTES,
+    MAX_TASK_BYTES,
+    UNDELIVERED,
+    Ended,
+    Entry,
+    Retried,
+    RetryRules,
+    Sent,
+    Skip,
+    State,
+)
+from covenant.wire.types import A2ATask, A2ATaskResult
+from policy import errors
+
+_MAX_ID = 256
+
+
+def send(book: Book, task: A2ATask, now_ms: int) -> Sent:
+    """Take a task: known, answered from the cache, or queued."""
+    known = book.entries.get(task.id)
+    if known is not None:
+        if known.task != task:
+            raise errors.TaskExistsError(f"another task has the id `{task.id}`", hint="give each task an id of its own")
+        return Sent(known, "known")
+    _check_task(task)
+    limits = book.limits
+    recipient = task.recipient.pubkey
+    if len(book.entries) >= limits.entries or book.open_of(recipient) >= limits.open_per_recipient:
+        raise errors.MailboxFullError(
+            f"as many tasks wait for `{task.recipient.display}` as may",
+            hint="let it take some, or run `covenant a2a compact`",
+        )
+    entry = book.emit(events.TaskSent(task=task, at_ms=now_ms))
+    assert entry is not None
+    replayed = _replay(book, entry, now_ms)
+    return Sent(replayed or entry, "replayed" if replayed else "queued")
+
+
+def lease(book: Book, recipient: str, now_ms: int, *, lease_id: str, lease_ms: int) -> Entry | None:
+    """Give the recipient its next task. Of tasks that are the same, one is done at a time."""
+    while (entry := book.first_waiting(recipient)) is not None:
+        if _replay(book, entry, now_ms):
+            continue
+        return book.emit(
+            events.TaskLeased(
+                task_id=entry.task.id,
+                lease_id=lease_id,
+                leased_to=entry.task.recipient,
+                lease_expires_at_ms=now_ms + lease_ms,
+                at_ms=now_ms,
+            )
+        )
+    return None
+
+
+def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None) -> Entry:
+    """Answer a task; an ok answer to an idempotent task answers those that are the same, now and later."""
+    entry = _open(book, result.task_id)
+    _check_lease(entry, lease_id)
+    if entry.attempt == 0:
+        raise errors.TaskStateError(f"task `{result.task_id}` was given to nobody yet", hint="receive it first")
+    if len(result.model_dump_json().encode()) > MAX_RESULT_BYTES:
+        raise errors.TaskInvalidError(f"a result may have {MAX_RESULT_BYTES} bytes", where="result")
+    answered = book.emit(events.ResultPosted(result=result, at_ms=now_ms))
+    assert answered is not None
+    key = Key.of(entry.task)
+    if key is not None and result.status == "ok":
+        book.emit(
+            events.ResultCached(
+                sender=key.sender,
+                recipient=key.recipient,
+                what=key.what,
+                key=key.key,
+                result=result,
+                at_ms=now_ms,
+            )
+        )
+        for same in book.same(key):
+            if same.state is State.QUEUED:
+                _replay(book, same, now_ms)
+    return answered
+
+
+def take_result(book: Book, sender: str, now_ms: int) -> A2ATaskResult | None:
+    """Give the sender its oldest answer."""
+    entry = book.first_unfetched(sender)
+    if entry is None:
+        return None
+    book.emit(events.ResultReceived(task_id=entry.task.id, at_ms=now_ms))
+    return entry.result
+
+
+def requeue(
+    book: Book, task_id: str, now_ms: int, *, lease_id: str | None, duplicate_risk: str | None, reason: str, by: str
+) -> Entry:
+    """Put a leased task back."""
+    entry = _open(book, task_id)
+    _check_lease(entry, lease_id)
+    if entry.lease is None:
+        raise errors.TaskStateError(f"task `{task_id}` is not leased", hint="it waits already")
+    if duplicate_risk == "idempotent" and Key.of(entry.task) is None:
+        raise errors.TaskInvalidError(
+            f"task `{task_id}` does not say that it is idempotent", hint="accept the risk: operator-accepted"
+        )
+    event = events.TaskRequeued(
+        task_id=task_id, lease_id=entry.lease.id, duplicate_risk=duplicate_risk, reason=reason, by=by, at_ms=now_ms
+    )
+    queued = book.emit(event)
+    assert queued is not None
+    return queued
+
+
+def force_error(book: Book, task_id: str, now_ms: int, *, lease_id: str | None, message: str, reason: str) -> Entry:
+    """End an open task with an error."""
+    entry = _open(book, task_id)
+    _check_lease(entry, lease_id)
+    event = events.TaskForceErrored(
+        task_id=task_id,
+        lease_id=entry.lease.id if entry.lease else None,
+        message=message,
+        reason=reason,
+        at_ms=now_ms,
+    )
+    ended = book.emit(event)
+    assert ended is not None
+    return ended
+
+
+def cancel(book: Book, task_id: str, now_ms: int, *, reason: str) -> Entry:
+    """Take an open task back."""
+    _open(book, task_id)
+    ended = book.emit(events.TaskCancelled(task_id=task_id, reason=reason, at_ms=now_ms))
+    assert ended is not None
+    return ended
+
+
+def expire(book: Book, now_ms: int) -> list[Ended]:
+    """Deadlines end tasks; leases that are over are taken back, until there were as many as may be.
+
+    A task that its sender called unsafe to repeat is not taken back: whether it was done is not known. It stays leased
+    until somebody repairs it, its deadline passes, or a compaction ends it.
+    """
+    done = []
+    for entry in book.due(now_ms):
+        name, held = entry.task.id, entry.lease.id if entry.lease else None
+        late = entry.task.deadline_ms is not None and now_ms > entry.task.deadline_ms
+        if late or entry.attempt >= book.limits.max_attempts:
+            reason = DEADLINE_EXCEEDED if late else ATTEMPTS_EXHAUSTED
+            after = book.emit(events.TaskExpired(task_id=name, reason=reason, at_ms=now_ms))
+        else:
+            assert held is not None
+            reason = "lease_expired"
+            after = book.emit(events.TaskLeaseExpired(task_id=name, lease_id=held, at_ms=now_ms))
+        assert after is not None
+        done.append(Ended(after, held, reason))
+    return done
+
+
+def retry_stale(book: Book, rules: RetryRules, now_ms: int, *, apply: bool, running: Container[str]) -> Retried:
+    """Take stale leases back from whoever has them, where the task itself says that twice does no harm."""
+    considered = sorted((entry for entry in book.entries.values() if entry.open), key=_age)[: rules.scan_limit]
+    skipped: Counter[Skip] = Counter()
+    requeued = []
+    for entry in considered:
+        why = _skip(entry, rules, now_ms, running)
+        if why is not None:
+            skipped[why] += 1
+            continue
+        again = partial(requeue, lease_id=None, duplicate_risk="idempotent", reason="stale lease", by="auto_retry")
+        requeued.append(again(book, entry.task.id, now_ms) if apply else entry)
+    return Retried(len(considered), requeued, dict(skipped))
+
+
+def compact(book: Book, now_ms: int) -> list[str]:
+    """What is to be forgotten: resolved tasks, and answers that nobody fetched in time. Tasks without a deadline that
+    nobody took or answered in time are ended, and forgotten by a later compaction."""
+    limits = book.limits
+    gone = []
+    for name, entry in list(book.entries.items()):
+        if entry.open:
+            if entry.task.deadline_ms is None and now_ms - entry.sent_at_ms > limits.undelivered_ms:
+                book.emit(events.TaskExpired(task_id=name, reason=UNDELIVERED, at_ms=now_ms))
+        elif entry.state is State.RESOLVED or now_ms - (entry.ended_at_ms or 0) > limits.unfetched_ms:
+            gone.append(name)
+    for key, cached in list(book.cache.items()):
+        if now_ms - cached.at_ms > limits.cached_ms:
+            book.forget_cached(key)
+    for name in gone:
+        book.forget(name)
+    return gone
+
+
+def restate(book: Book) -> list[events.Event]:
+    """The events that make the book as it is."""
+    stated: list[events.Event] = [
+        events.ResultCached(**key._asdict(), result=cached.result, at_ms=cached.at_ms)
+        for key, cached in book.cache.items()
+    ]
+    entries = sorted(book.entries.values(), key=lambda entry: entry.turn)
+    for entry in entries:
+        name, held = entry.task.id, entry.lease
+        before = entry.attempt - 1 if held else entry.attempt
+        stated.append(events.TaskSent(task=entry.task, at_ms=entry.sent_at_ms, attempt=before, requeues=entry.requeues))
+        if held:
+            stated.append(
+                events.TaskLeased(
+                    task_id=name,
+                    lease_id=held.id,
+                    leased_to=held.to,
+                    lease_expires_at_ms=held.expires_at_ms,
+                    at_ms=held.at_ms,
+                )
+            )
+        if entry.result is not None:
+            stated.append(events.ResultPosted(result=entry.result, at_ms=entry.ended_at_ms or 0))
+        if entry.state is State.RESOLVED:
+            stated.append(events.ResultReceived(task_id=name, at_ms=entry.ended_at_ms or 0))
+    return stated
+
+
+def _replay(book: Book, entry: Entry, now_ms: int) -> Entry | None:
+    key = Key.of(entry.task)
+    cached = book.cache.get(key) if key is not None else None
+    if cached is None:
+        return None
+    result = cached.result.model_copy(update={"task_id": entry.task.id})
+    return book.emit(events.ResultReplayed(result=result, at_ms=now_ms))
+
+
+def _check_task(task: A2ATask) -> None:
+    if not 0 < len(task.id) <= _MAX_ID:
+        raise errors.TaskInvalidError(f"a task's id has 1 to {_MAX_ID} characters", where="task.id")
+    if not task.intent_text:
+        raise errors.TaskInvalidError("the task has no text", where="task.intent_text")
+    if len(task.model_dump_json().encode()) > MAX_TASK_BYTES:
+        raise errors.TaskInvalidError(f"a task may have {MAX_TASK_BYTES} bytes", where="task")
+
+
+def _open(book: Book, task_id: str) -> Entry:
+    entry = book.entries.get(task_id)
+    if entry is None:
+        raise errors.NoTaskError(f"there is no task `{task_id}`")
+    if not entry.open:
+        raise errors.TaskStateError(f"task `{task_id}` has its result already")
+    return entry
+
+
+def _check_lease(entry: Entry, lease_id: str | None) -> None:
+    if lease_id is not None and (entry.lease is None or entry.lease.id != lease_id):
+        raise errors.LeaseMismatchError(f"task `{entry.task.id}` is not leased under `{lease_id}`")
+
+
+def _age(entry: Entry) -> tuple[bool, int]:
+    """Leased ones first, those that are leased longest before the others."""
+    return (entry.lease is None, entry.lease.at_ms if entry.lease else entry.turn)
+
+
+def _skip(entry: Entry, rules: RetryRules, now_ms: int, running: Container[str]) -> Skip | None:
+    task, held, declared = entry.task, entry.lease, entry.task.idempotency
+    if held is None:
+        return Skip.NOT_IN_FLIGHT
+    reasons = (
+        (Skip.DEADLINE_EXCEEDED, task.deadline_ms is not None and now_ms >= task.deadline_ms),
+        (Skip.RUNNING, task.id in running),
+        (Skip.LEASE_TOO_YOUNG, now_ms - held.at_ms < rules.min_lease_age_ms),
+        (Skip.NOT_DECLARED, declared is None),
+        (Skip.UNSAFE, not may_repeat(entry)),
+        (Skip.NO_KEY, declared is not None and not declared.key),
+        (Skip.ATTEMPTS, entry.attempt >= rules.max_attempts),
+        (Skip.REQUEUES, entry.requeues >= rules.max_requeues),
+    )
+    return next((reason for reason, applies in reasons if applies), None)

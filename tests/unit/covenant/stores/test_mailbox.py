@@ -1,0 +1,398 @@
+"""Every mailbox: a task is leased to one at a time, answered once, and its answer is given once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from covenant.stores.mailbox.durable import DurableMailbox
+from covenant.stores.mailbox.in_memory import InMemoryMailbox
+from covenant.stores.mailbox.interface import Entry, Limits, Mailbox, RetryRules, Skip, State
+from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Idempotency
+from policy import errors
+
+pytestmark = pytest.mark.anyio
+
+ADA = AgentId(display="ada@local", pubkey="A" * 43)
+BOB = AgentId(display="bob@local", pubkey="B" * 43)
+NOW = 1_790_000_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = NOW
+
+    def __call__(self) -> int:
+        return self.at
+
+
+def task(name: str = "t1", *, safety: str | None = None, key: str = "k", **fields: Any) -> A2ATask:
+    declared = None if safety is None else Idempotency(duplicate_safety=safety, key=key)  # type: ignore[arg-type]
+    fields = {"sender": ADA, "recipient": BOB, "intent_text": "count to three", **fields}
+    return A2ATask(id=name, idempotency=declared, **fields)
+
+
+def result(name: str = "t1", status: Literal["ok", "error", "partial"] = "ok", text: str = "3") -> A2ATaskResult:
+    return A2ATaskResult(task_id=name, status=status, content=({"type": "text", "text": text},))
+
+
+LIMITS = Limits(lease_ms=1000, max_attempts=3, open_per_recipient=5, entries=20, cached=3)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class Kind:
+    """How to make a mailbox, and how to have it forget what is only in memory."""
+
+    def __init__(self, durable: bool, home: Path, clock: Clock) -> None:
+        self.durable, self.home, self.clock = durable, home, clock
+
+    @asynccontextmanager
+    async def open(self, limits: Limits = LIMITS) -> AsyncIterator[Mailbox]:
+        box: Mailbox = (
+            await DurableMailbox.open(self.home, now_ms=self.clock, limits=limits)
+            if self.durable
+            else InMemoryMailbox(now_ms=self.clock, limits=limits)
+        )
+        try:
+            yield box
+        finally:
+            await box.close()
+
+
+@pytest.fixture(params=[False, True], ids=["in_memory", "durable"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Kind:
+    tmp_path.chmod(0o700)
+    return Kind(request.param, tmp_path, clock)
+
+
+@pytest.fixture
+async def box(kind: Kind) -> AsyncIterator[Mailbox]:
+    async with kind.open() as opened:
+        yield opened
+
+
+async def leased(box: Mailbox, **lease: Any) -> Entry:
+    entry = await box.lease(BOB.pubkey, **lease)
+    assert entry is not None
+    assert entry.lease is not None
+    return entry
+
+
+async def test_a_task_goes_its_way(box: Mailbox, clock: Clock) -> None:
+    sent = await box.send(task())
+    assert (sent.outcome, sent.entry.state, sent.entry.attempt) == ("queued", State.QUEUED, 0)
+    assert await box.lease(ADA.pubkey) is None
+    entry = await leased(box)
+    assert entry.lease is not None
+    assert (entry.state, entry.attempt, entry.lease.to, entry.lease.expires_at_ms) == (
+        State.IN_FLIGHT,
+        1,
+        BOB,
+        NOW + 1000,
+    )
+    assert await box.lease(BOB.pubkey) is None
+    assert await box.take_result(ADA.pubkey) is None
+    clock.at += 5
+    answered = await box.post(result())
+    assert (answered.state, answered.ended_at_ms) == (State.RESULT_PENDING, clock.at)
+    assert box.unfetched(ADA.pubkey) == [answered]
+    assert await box.take_result(BOB.pubkey) is None
+    assert await box.take_result(ADA.pubkey) == result()
+    assert await box.take_result(ADA.pubkey) is None
+    done = box.get("t1")
+    assert done is not None
+    assert done.state is State.RESOLVED
+    assert box.recent(ADA.pubkey, 5) == box.recent(BOB.pubkey, 5) == box.answered(BOB.pubkey, 5) == [done]
+    assert box.open_entries() == []
+
+
+async def test_the_oldest_goes_first_and_limits_hold(box: Mailbox) -> None:
+    for n in range(5):
+        await box.send(task(f"t{n}"))
+    with pytest.raises(errors.MailboxFullError):
+        await box.send(task("t5"))
+    assert [(await leased(box)).task.id for _ in range(5)] == [f"t{n}" for n in range(5)]
+    assert [entry.task.id for entry in box.recent(BOB.pubkey, 2)] == ["t4", "t3"]
+    # to another there is room
+    assert (await box.send(task("to-ada", sender=BOB, recipient=ADA))).outcome == "queued"
+
+
+async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
+    await box.send(task())
+    assert (await box.send(task())).outcome == "known"
+    await leased(box)
+    assert (await box.send(task())).entry.state is State.IN_FLIGHT
+    with pytest.raises(errors.TaskExistsError):
+        await box.send(task(intent_text="count to four"))
+    assert await box.lease(BOB.pubkey) is None
+
+
+@pytest.mark.parametrize("bad", [{"name": ""}, {"name": "x" * 257}, {"intent_text": ""}, {"intent_text": "x" * 2**20}])
+async def test_a_task_that_is_none_is_refused(box: Mailbox, bad: dict[str, Any]) -> None:
+    with pytest.raises(errors.TaskInvalidError):
+        await box.send(task(**bad))
+    assert box.recent(ADA.pubkey, 5) == []
+
+
+async def test_a_lease_that_is_over_is_taken_back(box: Mailbox, clock: Clock) -> None:
+    await box.send(task())
+    first = await leased(box)
+    assert box.next_due_ms() == NOW + 1000
+    clock.at += 999
+    assert await box.lease(BOB.pubkey) is None
+    clock.at += 1
+    second = await leased(box)
+    assert second.attempt == 2
+    assert second.lease is not None
+    assert first.lease is not None
+    assert second.lease.id != first.lease.id
+    ended = await box.expire()
+    assert [(one.reason, one.lease_id) for one in ended] == [("lease_expired", first.lease.id)]
+    # whoever had it says under which lease it worked: that is over
+    with pytest.raises(errors.LeaseMismatchError):
+        await box.post(result(), lease_id=first.lease.id)
+    # version 1's clients do not say, and their late answer is as good as another
+    assert (await box.post(result())).result == result()
+    with pytest.raises(errors.TaskStateError):
+        await box.post(result(), lease_id=second.lease.id)
+
+
+async def test_a_late_answer_to_a_task_that_waits_again_counts(box: Mailbox, clock: Clock) -> None:
+    await box.send(task())
+    with pytest.raises(errors.TaskStateError, match="given to nobody"):
+        await box.post(result())
+    await leased(box)
+    clock.at += 5000
+    await box.expire()
+    assert [entry.state for entry in box.open_entries()] == [State.QUEUED]
+    await box.post(result())
+    assert await box.lease(BOB.pubkey) is None
+    assert await box.take_result(ADA.pubkey) == result()
+
+
+async def test_attempts_come_to_an_end(box: Mailbox, clock: Clock) -> None:
+    await box.send(task())
+    for _ in range(3):
+        await leased(box)
+        clock.at += 1000
+    assert await box.lease(BOB.pubkey) is None
+    answer = await box.take_result(ADA.pubkey)
+    assert answer is not None
+    assert (answer.status, answer.error_message) == ("error", "attempts_exhausted")
+
+
+async def test_what_is_unsafe_to_repeat_waits_for_somebody(box: Mailbox, clock: Clock) -> None:
+    await box.send(task(safety="unsafe"))
+    await leased(box)
+    clock.at += 10**9
+    assert await box.expire() == []
+    assert await box.lease(BOB.pubkey) is None
+    with pytest.raises(errors.TaskInvalidError, match="idempotent"):
+        await box.requeue("t1", duplicate_risk="idempotent", reason="stuck")
+    entry = await box.requeue("t1", duplicate_risk="operator-accepted", reason="stuck")
+    assert entry.state is State.QUEUED
+    assert (await leased(box)).attempt == 2
+
+
+@pytest.mark.parametrize("lease_first", [False, True])
+async def test_a_deadline_ends_a_task(box: Mailbox, clock: Clock, lease_first: bool) -> None:
+    await box.send(task(deadline_ms=NOW + 100))
+    if lease_first:
+        await leased(box)
+    clock.at = NOW + 100
+    assert await box.expire() == []
+    clock.at += 1
+    assert box.next_due_ms() == clock.at
+    assert [one.reason for one in await box.expire()] == ["deadline_exceeded"]
+    with pytest.raises(errors.TaskStateError):
+        await box.post(result())
+    assert await box.lease(BOB.pubkey) is None
+    answer = await box.take_result(ADA.pubkey)
+    assert answer is not None
+    assert (answer.task_id, answer.status, answer.error_message) == ("t1", "error", "deadline_exceeded")
+    assert box.next_due_ms() is None
+
+
+async def test_repairs(box: Mailbox) -> None:
+    with pytest.raises(errors.NoTaskError):
+        await box.force_error("t1", message="m", reason="r")
+    await box.send(task())
+    with pytest.raises(errors.TaskStateError):
+        await box.requeue("t1", duplicate_risk="operator-accepted", reason="r")
+    entry = await leased(box)
+    assert entry.lease is not None
+    for act in (
+        box.requeue("t1", lease_id="x", duplicate_risk=None, reason="r"),
+        box.force_error("t1", lease_id="x", message="m", reason="r"),
+    ):
+        with pytest.raises(errors.LeaseMismatchError):
+            await act
+    await box.requeue("t1", lease_id=entry.lease.id, duplicate_risk="operator-accepted", reason="r")
+    await leased(box)
+    ended = await box.force_error("t1", message="it hangs", reason="r")
+    assert ended.result is not None
+    assert (ended.result.error_message, ended.state) == ("it hangs", State.RESULT_PENDING)
+
+
+async def test_cancel(box: Mailbox) -> None:
+    for name in ("t1", "t2"):
+        await box.send(task(name))
+    await leased(box)
+    for name in ("t1", "t2"):
+        assert (await box.cancel(name, reason="changed my mind")).state is State.RESOLVED
+    with pytest.raises(errors.TaskStateError):
+        await box.cancel("t1", reason="again")
+    with pytest.raises(errors.TaskStateError):
+        await box.post(result())
+    assert await box.lease(BOB.pubkey) is None
+    assert await box.take_result(ADA.pubkey) is None
+
+
+async def test_an_answered_idempotent_task_is_answered_again_at_once(box: Mailbox) -> None:
+    await box.send(task("t1", safety="idempotent"))
+    await box.send(task("t2", safety="idempotent"))
+    await box.send(task("other", safety="idempotent", key="other"))
+    await box.send(task("kind", safety="idempotent", task_kind="counting"))
+    assert (await leased(box)).task.id == "t1"
+    # of those that are the same, one is done at a time; the others do not wait for it
+    assert [(await leased(box)).task.id for _ in range(2)] == ["other", "kind"]
+    assert await box.lease(BOB.pubkey) is None
+    await box.post(result("t1"))
+    sent = await box.send(task("t3", safety="idempotent"))
+    assert (sent.outcome, sent.entry.result) == ("replayed", result("t3"))
+    assert [await box.take_result(ADA.pubkey) for _ in range(4)] == [result("t1"), result("t2"), result("t3"), None]
+
+
+async def test_only_what_went_well_is_answered_again(box: Mailbox) -> None:
+    await box.send(task("t1", safety="idempotent"))
+    await box.send(task("t2", safety="idempotent"))
+    await leased(box)
+    await box.post(result("t1", "partial"))
+    assert (await leased(box)).task.id == "t2"
+
+
+async def test_the_cache_is_bounded(box: Mailbox, clock: Clock, kind: Kind) -> None:
+    for n in range(4):
+        await box.send(task(f"t{n}", safety="idempotent", key=f"k{n}"))
+        await leased(box)
+        await box.post(result(f"t{n}"))
+    assert (await box.send(task("again", safety="idempotent", key="k0"))).outcome == "queued"
+    assert (await box.send(task("known", safety="idempotent", key="k1"))).outcome == "replayed"
+    clock.at += box.limits.cached_ms + 1
+    await box.compact()
+    assert (await box.send(task("gone", safety="idempotent", key="k2"))).outcome == "queued"
+
+
+async def test_compaction_forgets_what_is_done(box: Mailbox, clock: Clock) -> None:
+    for name in ("resolved", "unfetched", "leased", "waits"):
+        await box.send(task(name))
+    for _ in range(3):
+        await leased(box, lease_ms=10**12)
+    for name in ("resolved", "unfetched"):
+        await box.post(result(name))
+    assert await box.take_result(ADA.pubkey) == result("resolved")
+    assert await box.compact() == 1
+    assert box.get("resolved") is None
+    clock.at += box.limits.unfetched_ms + 1
+    assert await box.compact() == 1
+    assert [entry.task.id for entry in box.recent(ADA.pubkey, 9)] == ["waits", "leased"]
+    assert await box.take_result(ADA.pubkey) is None
+    # nobody ever took it: its sender is told, and then it is forgotten too
+    clock.at += box.limits.undelivered_ms
+    assert await box.compact() == 0
+    assert {entry.result.error_message for entry in box.unfetched(ADA.pubkey) if entry.result} == {"undelivered"}
+    clock.at += box.limits.unfetched_ms + 1
+    assert await box.compact() == 2
+    assert box.recent(ADA.pubkey, 9) == []
+
+
+async def test_nine_reasons_to_leave_a_task(kind: Kind, clock: Clock) -> None:
+    async with kind.open(replace(LIMITS, lease_ms=10**9, open_per_recipient=50, max_attempts=9)) as box:
+        rules = RetryRules(min_lease_age_ms=1000, max_attempts=2, max_requeues=1)
+        cases: dict[str, dict[str, Any]] = {
+            "late": {"safety": "idempotent", "key": "a", "deadline_ms": NOW + 2000},
+            "running": {"safety": "idempotent", "key": "b"},
+            "undeclared": {},
+            "unsafe": {"safety": "unsafe"},
+            "keyless": {"safety": "idempotent", "key": ""},
+            "tried": {"safety": "idempotent", "key": "c"},
+            "again": {"safety": "idempotent", "key": "d"},
+            "young": {"safety": "idempotent", "key": "e"},
+            "queued": {"safety": "idempotent", "key": "e"},
+        }
+        for name, fields in cases.items():
+            if name == "young":
+                clock.at += 2000
+            await box.send(task(name, **fields))
+            if name == "queued":
+                break
+            assert (await leased(box)).task.id == name
+            if name == "tried":
+                await box.requeue(name, duplicate_risk="idempotent", reason="r")
+                await leased(box)
+        tried = await box.retry_stale(rules, apply=False, running={"running"})
+        assert [entry.task.id for entry in tried.requeued] == ["again"]
+        done = await box.retry_stale(rules, apply=True, running={"running"})
+        assert [(entry.task.id, entry.state) for entry in done.requeued] == [("again", State.QUEUED)]
+        assert (done.considered, sum(done.skipped.values())) == (9, 8)
+        # once is enough
+        assert (await leased(box)).task.id == "again"
+        clock.at += 2000
+        await box.expire()
+        last = await box.retry_stale(replace(rules, max_attempts=5), apply=True, running={"running"})
+        assert last.skipped[Skip.REQUEUES] == 1
+        assert set(done.skipped) | {Skip.REQUEUES} == set(Skip)
+        assert (await box.retry_stale(replace(rules, scan_limit=2), apply=False)).considered == 2
+
+
+async def test_watchers_hear_of_what_changed(box: Mailbox) -> None:
+    heard: list[tuple[str, State]] = []
+    end = box.watch(lambda entry: heard.append((entry.task.id, entry.state)))
+    await box.send(task())
+    await leased(box)
+    with pytest.raises(errors.NoTaskError):
+        await box.post(result("nobody"))
+    await box.post(result())
+    end()
+    await box.take_result(ADA.pubkey)
+    assert heard == [("t1", State.QUEUED), ("t1", State.IN_FLIGHT), ("t1", State.RESULT_PENDING)]
+
+
+async def test_many_at_once_share_the_tasks_between_them(kind: Kind) -> None:
+    async with kind.open(Limits()) as box:
+        had: list[str] = []
+
+        async def work() -> None:
+            for _ in range(8):
+                while (entry := await box.lease(BOB.pubkey)) is None:
+                    await anyio.lowlevel.checkpoint()
+                had.append(entry.task.id)
+                await box.post(result(entry.task.id), lease_id=entry.lease.id if entry.lease else None)
+
+        async def ask(name: str) -> None:
+            for n in range(8):
+                await box.send(task(f"{name}-{n}"))
+
+        async with anyio.create_task_group() as group:
+            for n in range(8):
+                group.start_soon(ask, str(n))
+                group.start_soon(work)
+        assert sorted(had) == sorted(f"{a}-{b}" for a in range(8) for b in range(8))
+        answers = [await box.take_result(ADA.pubkey) for _ in range(65)]
+        assert sorted(a.task_id for a in answers if a) == sorted(had)
