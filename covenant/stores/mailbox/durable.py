@@ -19,7 +19,6 @@ from covenant.stores import journal
 from covenant.stores.mailbox import events, transitions
 from covenant.stores.mailbox.in_memory import InMemoryMailbox, T
 from covenant.stores.mailbox.interface import Limits
-from policy import errors
 
 FILE = "a2a/events.jsonl"
 
