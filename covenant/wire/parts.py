@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from covenant.wire.types import U64, AgentId, Base58, PeerSummary, Wire
+from covenant.wire.types import U64, AgentId, Base58, PeerSummary, Wire, omitted
 
 Mode = Literal["dry_run", "apply"]
 # How much one answer may hold; a handler cuts further where rows are large.
@@ -64,8 +64,8 @@ class MemoryRepairOutcome(Wire):
     mode: Mode
     would_change: bool
     changed: bool
-    before: Any = None
-    after: Any = None
+    before: Any = omitted()
+    after: Any = omitted()
 
 
 class CompactionPolicy(Wire):
@@ -109,7 +109,7 @@ class Drift(Wire):
     """Where two stores disagree, and how that is mended."""
 
     kind: str
-    id: str | None = None
+    id: str | None = omitted()
     message: str
     repair: str
 
@@ -159,14 +159,14 @@ class CapabilityUse(Wire):
     expires_at: U64 | None = None
     revoked: bool
     effective: bool
-    budget: UseBudget | None = None
+    budget: UseBudget | None = omitted()
 
 
 class PeerRevokeOutcome(Wire):
     """What came of ``revoke_peer``. The page names the outcomes; the tag and ``peer`` are ours."""
 
     type: Literal["revoked", "already_revoked", "not_found", "ambiguous", "self_revoke_forbidden"]
-    peer: PeerSummary | None = None
+    peer: PeerSummary | None = omitted()
     matches: tuple[PeerSummary, ...] = ()
     truncated: bool = False
 
@@ -221,8 +221,8 @@ class ProvenanceAction(Wire):
     kind: str
     actor: str
     action: str
-    approver: str | None = None
-    rule: str | None = None
+    approver: str | None = omitted()
+    rule: str | None = omitted()
     outcome: str
 
 

@@ -20,6 +20,11 @@ U64_END: Final = 2**64
 U64 = Annotated[int, pydantic.Field(ge=0, lt=U64_END)]
 
 
+def omitted() -> Any:
+    """A field that is None unless it is given, and that is left out of what is written while it is."""
+    return pydantic.Field(default=None, exclude_if=lambda value: value is None)
+
+
 class Wire(pydantic.BaseModel):
     """A value of the wire: frozen, read without coercion, and with unknown fields ignored."""
 
@@ -115,7 +120,7 @@ class SettlementReceipt(Wire):
     id: str
     payer: AgentId
     resource: Resource
-    memory_record_id: str | None = None
+    memory_record_id: str | None = omitted()
     credits_consumed: U64
     settled_at: U64
     chain: str | None = None
@@ -145,7 +150,7 @@ class PeerSummary(Wire):
     token_prefix: str
     registered_at: U64
     revoked_at: U64 | None = None
-    expires_at: U64 | None = None
+    expires_at: U64 | None = omitted()
 
 
 class Idempotency(Wire):
@@ -162,10 +167,10 @@ class A2ATask(Wire):
     sender: AgentId
     recipient: AgentId
     intent_text: str
-    task_kind: str | None = None
-    parent: str | None = None
-    deadline_ms: U64 | None = None
-    idempotency: Idempotency | None = None
+    task_kind: str | None = omitted()
+    parent: str | None = omitted()
+    deadline_ms: U64 | None = omitted()
+    idempotency: Idempotency | None = omitted()
 
 
 class A2ATaskResult(Wire):
@@ -174,7 +179,7 @@ class A2ATaskResult(Wire):
     task_id: str
     status: Literal["ok", "error", "partial"]
     content: tuple[dict[str, Any], ...] = ()
-    error_message: str | None = None
+    error_message: str | None = omitted()
 
 
 class QueueEntry(Wire):
@@ -182,10 +187,10 @@ class QueueEntry(Wire):
 
     state: Literal["queued", "in_flight"]
     task: A2ATask
-    lease_id: str | None = None
-    leased_to: AgentId | None = None
-    leased_at_ms: U64 | None = None
-    lease_expires_at_ms: U64 | None = None
+    lease_id: str | None = omitted()
+    leased_to: AgentId | None = omitted()
+    leased_at_ms: U64 | None = omitted()
+    lease_expires_at_ms: U64 | None = omitted()
     attempt: U64 = 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covenant.wire.types import Wire
+from covenant.wire.types import Wire, omitted
 from policy import errors
 
 
@@ -23,15 +23,11 @@ class Error(Response):
 
     kind: Literal["error"] = "error"
     message: str
-    code: str | None = None
-    hint: str | None = None
-    where: str | None = None
+    code: str | None = omitted()
+    hint: str | None = omitted()
+    where: str | None = omitted()
 
     @classmethod
     def of(cls, error: errors.CovenantError) -> Error:
         """The response that says what was refused."""
         return cls(message=error.message, code=error.code, hint=error.hint or None, where=error.where or None)
-
-    def to_bytes(self) -> bytes:
-        """The JSON of one frame."""
-        return self.model_dump_json(exclude_none=True).encode()

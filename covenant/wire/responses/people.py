@@ -6,11 +6,20 @@ from typing import Literal
 
 from covenant.wire import parts
 from covenant.wire.responses.base import Response
-from covenant.wire.types import U64, A2ATask, A2ATaskResult, AgentId, Display, PeerSummary, QueueEntry, SignedCapability
+from covenant.wire.types import (
+    U64,
+    A2ATask,
+    A2ATaskResult,
+    AgentId,
+    Display,
+    PeerSummary,
+    QueueEntry,
+    SignedCapability,
+    omitted,
+)
+
 
 # Capabilities, peers, identity, secrets -------------------------------------------------------------------------
-
-
 class Capabilities(Response):
     """To ``recent_capabilities``."""
 
@@ -87,7 +96,7 @@ class PeerEnrolled(Response):
     agent_id: AgentId
     token_b58: str
     granted: tuple[parts.GrantedAction, ...] = ()
-    expires_at: U64 | None = None
+    expires_at: U64 | None = omitted()
 
 
 class IdentityAttestation(Response):
@@ -122,8 +131,8 @@ class A2ATaskOpt(Response):
 
     kind: Literal["a2_a_task_opt"] = "a2_a_task_opt"
     task: A2ATask | None
-    lease_id: str | None = None
-    lease_expires_at_ms: U64 | None = None
+    lease_id: str | None = omitted()
+    lease_expires_at_ms: U64 | None = omitted()
 
 
 class A2AResultPosted(Response):

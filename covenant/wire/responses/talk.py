@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 from covenant.wire import parts
 from covenant.wire.responses.base import Response
-from covenant.wire.types import U64, BudgetDebit, Display, SettlementReceipt, ToolSpec, Wire
+from covenant.wire.types import U64, BudgetDebit, Display, SettlementReceipt, ToolSpec, Wire, omitted
+
 
 # The connection -------------------------------------------------------------------------------------------------
-
-
 class Pong(Response):
     """To ``ping``."""
 
@@ -59,9 +58,9 @@ class IntentResult(Response):
     text: str
     sources: tuple[str, ...] = ()
     settlement: SettlementReceipt | None = None
-    agent_id: str | None = None
-    run_id: str | None = None
-    policy_digest: str | None = None
+    agent_id: str | None = omitted()
+    run_id: str | None = omitted()
+    policy_digest: str | None = omitted()
 
 
 class Debits(Response):
