@@ -30,12 +30,13 @@ class InMemoryReceipts:
     def __init__(self) -> None:
         self._lines: dict[str, bytes] = {}
         self._pending: set[str] = set()
-        # The open ones, with their places in the file.
+        # The open ones in the order of the file, with their places there; the pending ones are among them.
         self._open: dict[str, int] = {}
         self._placed = 0
         self._batches: dict[str, _Batch] = {}
         # What changes receipts that are there takes turns; what adds some does not wait for it.
         self._changing = anyio.Lock()
+        self.flushing = anyio.Lock()
 
     async def append(self, receipt: types.SettlementReceipt) -> None:
         """As ``interface.Receipts.append``."""
@@ -51,16 +52,15 @@ class InMemoryReceipts:
         line = rows.line(receipt)
         self._lines[receipt.id] = line
         self._placed += 1
-        place = self._placed
+        self._open[receipt.id] = self._placed
         self._pending.add(receipt.id)
         try:
             await self._keep(line)
         except errors.StoreError:
-            del self._lines[receipt.id]
+            del self._lines[receipt.id], self._open[receipt.id]
             raise
         finally:
             self._pending.discard(receipt.id)
-        self._open[receipt.id] = place
 
     async def get(self, receipt_id: str) -> types.SettlementReceipt | None:
         """As ``interface.Receipts.get``."""
@@ -77,13 +77,14 @@ class InMemoryReceipts:
     async def unsettled(self, limit: int) -> Sequence[types.SettlementReceipt]:
         """As ``interface.Receipts.unsettled``."""
         await anyio.lowlevel.checkpoint()
-        return tuple(self._read(key) for key in itertools.islice(self._open, max(0, limit)))
+        durable = (key for key in self._open if key not in self._pending)
+        return tuple(self._read(key) for key in itertools.islice(durable, max(0, limit)))
 
     async def mark_batch(self, receipt_ids: Sequence[str]) -> interface.Batch:
         """As ``interface.Receipts.mark_batch``."""
         async with self._changing:
             for key in receipt_ids:
-                if key not in self._open:
+                if key not in self._open or key in self._pending:
                     raise errors.ReceiptError(f"receipt `{key}` is in a batch already, or is not there")
             # INVARIANT: a batch has the order of the file, which is all that is left of it after a start.
             receipts = [self._read(key) for key in sorted(receipt_ids, key=self._open.__getitem__)]
@@ -121,6 +122,12 @@ class InMemoryReceipts:
         newest = (self._batches[key].batch for key in reversed(self._batches))
         return tuple(itertools.islice(newest, max(0, limit)))
 
+    async def unconfirmed(self, limit: int) -> Sequence[interface.Batch]:
+        """As ``interface.Receipts.unconfirmed``."""
+        await anyio.lowlevel.checkpoint()
+        oldest = (found.batch for found in self._batches.values() if found.batch.tx_sig is None)
+        return tuple(itertools.islice(oldest, max(0, limit)))
+
     async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
         """As ``interface.Receipts.prove``."""
         await anyio.lowlevel.checkpoint()
@@ -141,7 +148,7 @@ class InMemoryReceipts:
         """As ``interface.Receipts.revise``."""
         async with self._changing:
             for one in receipts:
-                if one.id not in self._open or one.batch_id is not None:
+                if one.id not in self._open or one.id in self._pending or one.batch_id is not None:
                     raise errors.ReceiptError(f"receipt `{one.id}` is in a batch, or is not there: it cannot change")
             return await self._change({one.id: one for one in receipts}, copy=f"rollback-{now_ms}")
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import anyio
+
 from covenant.wire import types
 from policy import receipt_tree
 
@@ -62,7 +64,13 @@ def batch_of(receipts: Sequence[types.SettlementReceipt]) -> Batch:
 
 
 class Receipts(Protocol):
-    """Receipts in the order in which they came. What a method returned for is durable."""
+    """Receipts in the order in which they came. What a method returned for is durable.
+
+    Who looks for open receipts, writes a row about them and then marks them holds ``flushing`` meanwhile.
+    """
+
+    @property
+    def flushing(self) -> anyio.Lock: ...
 
     async def append(self, receipt: types.SettlementReceipt) -> None:
         """Keep a receipt. The same one again changes nothing.
@@ -107,6 +115,10 @@ class Receipts(Protocol):
 
     async def batches(self, limit: int) -> Sequence[Batch]:
         """The newest first."""
+        ...
+
+    async def unconfirmed(self, limit: int) -> Sequence[Batch]:
+        """Those that no chain has, the oldest first."""
         ...
 
     async def prove(self, receipt_id: str) -> receipt_tree.Proof | None:
