@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 OPERATOR = "operator@local"
 MAX_MESSAGE_BYTES: Final = 1 << 20
 _SEED_BYTES = 32
-_AGENT_KEYS: Final = b"covenant.identity.key.of.an.agent.v1/"
 _TAG: Final = "covenant.identity.signs.only.under.a.domain.v1/"
 
 
@@ -46,7 +45,7 @@ class Domain(enum.Enum):
 class Identity:
     """The daemon's key and who it is. Nothing gives the key away, and nothing signs what it did not tag or make."""
 
-    __slots__ = ("_agents", "_key", "agent")
+    __slots__ = ("_key", "agent")
 
     def __init__(self, seed: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -54,7 +53,6 @@ class Identity:
         from covenant.wire.types import AgentId
 
         self._key = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
-        self._agents: dict[str, AgentId] = {}
         self.agent: AgentId = AgentId(display=OPERATOR, pubkey=base58.encode(self._key.public_key().public_bytes_raw()))
 
     @classmethod
@@ -89,28 +87,6 @@ class Identity:
         except ValueError as e:
             raise errors.GrantRefusedError(str(e)) from None
         return base58.encode(self._key.sign(message))
-
-    def of_agent(self, agent_id: str) -> AgentId:
-        """Who an agent of this home is: ``<id>@agent``, and a key that only this identity can make (ADR 0047).
-
-        The private half is derived from the seed, used by nothing, and kept nowhere.
-        """
-        known = self._agents.get(agent_id)
-        if known is None:
-            known = self._agents[agent_id] = self._derived(agent_id)
-        return known
-
-    def _derived(self, agent_id: str) -> AgentId:
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-        from cryptography.hazmat.primitives.kdf import hkdf
-
-        from covenant.wire.types import AgentId
-
-        made = hkdf.HKDF(hashes.SHA256(), _SEED_BYTES, salt=None, info=_AGENT_KEYS + agent_id.encode())
-        seed = made.derive(self._key.private_bytes_raw())
-        public = ed25519.Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
-        return AgentId(display=f"{agent_id}@agent", pubkey=base58.encode(public))
 
     def __repr__(self) -> str:
         return f"Identity({self.agent.pubkey})"
