@@ -25,7 +25,7 @@ from policy import errors
 from policy.decompile import live_nft
 from policy.prove.live import Layer, Standing
 from sandbox import memo
-from sandbox.kernel import netlink, nft, readback, readback_net
+from sandbox.kernel import cgroupfs, netlink, nft, readback, readback_net
 from sandbox.kernel import netns as spaces
 from sandbox.kernel.readback import Name
 from sandbox.network import addresses, netns, uplink, walls
@@ -57,7 +57,8 @@ class Space:
 @dataclass(frozen=True, slots=True)
 class Network:
     """What was made for one run. ``thread`` is the supervisor's that made it, in whose namespace the way out lies;
-    ``device`` is the index of the run's own there, and ``device_lines`` what that had."""
+    ``device`` is the index of the run's own there, and ``device_lines`` what that had; ``gates`` are the limits of the
+    gates' own cgroup by file, ``bounded`` who was within them."""
 
     supervisor: Name
     thread: int
@@ -67,9 +68,13 @@ class Network:
     nft: str
     device: int = 0
     device_lines: tuple[str, ...] = ()
+    gates: Mapping[str, str] = field(default_factory=dict)
+    bounded: tuple[Name, ...] = ()
 
     @classmethod
-    def made(cls, found: netns.Spaces, *, device: str, nft: Path, own: str = "") -> Network:
+    def made(
+        cls, found: netns.Spaces, *, device: str, nft: Path, own: str = "", gates: Mapping[str, str] | None = None
+    ) -> Network:
         """What there is now, before the agent is. ``own`` is the run's device in this thread's namespace.
 
         Raises:
@@ -83,7 +88,9 @@ class Network:
         )
         index = readback_net.index_of(own) if own else 0
         there = tuple(sorted(readback_net.device_lines(index))) if own else ()
-        return cls(supervisor, threading.get_native_id(), agent, gateway, device, str(nft), index, there)
+        thread, bounds = threading.get_native_id(), dict(gates or {})
+        bounded = tuple(one for pid in sorted(_fenced(bounds)) if (one := readback.name(pid)) is not None)
+        return cls(supervisor, thread, agent, gateway, device, str(nft), index, there, bounds, bounded)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Network:
@@ -93,7 +100,9 @@ class Network:
         )
         supervisor = Name(**found["supervisor"])
         device = found["device"], tuple(found["device_lines"])
-        return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *device)
+        bounded = tuple(Name(**one) for one in found["bounded"])
+        more = *device, found["gates"], bounded
+        return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *more)
 
     def to_json(self) -> dict[str, Any]:
         """For the run's directory."""
@@ -196,6 +205,7 @@ def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Itera
     yield from _walls("the host's table", found.host, known)
     yield from _things(made, found)
     yield from _settings(found)
+    yield from _bounds(made)
     # After the looks: they have programs of their own there.
     yield from _members(made, family)
 
@@ -327,6 +337,18 @@ def _settings(found: View) -> Iterator[Layer]:
                 yield Layer("network", Standing.WIDER, expected, inside.settings[one])
 
 
+def _bounds(made: Network) -> Iterator[Layer]:
+    """The limits of the gates, which an agent gives as much to do as it likes."""
+    for file, value in made.gates.items():
+        held = Path(file).read_text().strip()
+        if not cgroupfs.same(held, value):
+            yield Layer("cgroup", Standing.WIDER, f"{Path(file).name} {value} for the run's gates", held)
+    fenced = _fenced(made.gates)
+    for one in made.bounded:
+        if one.pid not in fenced and readback.name(one.pid) == one:
+            yield Layer("cgroup", Standing.WIDER, "the run's gates within their limits", f"process {one.pid} is not")
+
+
 def _read(settings: Iterable[str]) -> dict[str, str]:
     return {one: netns.setting(one).read_text().strip() for one in settings}
 
@@ -338,7 +360,8 @@ def _members(made: Network, family: set[int]) -> Iterator[Layer]:
         inside = readback.in_namespace("net", [made.agent.inode, made.gateway.inode])
         at_home = {*family, made.supervisor.pid}
         strangers = [pid for pid in sorted(inside[made.agent.inode] - at_home) if not readback.descends(pid, family)]
-        strangers += sorted(pid for pid in inside[made.gateway.inode] if not _serves(pid, made))
+        fenced = _fenced(made.gates)
+        strangers += sorted(pid for pid in inside[made.gateway.inode] if not _serves(pid, made, fenced))
         if not strangers or time.monotonic() > until:
             break
         time.sleep(_AGAIN_SECONDS)
@@ -346,13 +369,24 @@ def _members(made: Network, family: set[int]) -> Iterator[Layer]:
         yield Layer("namespace", Standing.WIDER, "the run's own processes in its network namespaces", f"process {pid}")
 
 
-def _serves(pid: int, made: Network) -> bool:
-    """Whether this is the supervisor, or a gate of its: a user of a gate's, without rights, under a filter."""
+def _fenced(bounds: Mapping[str, str]) -> set[int]:
+    """Who is in the gates' cgroup, in each hierarchy in which there is a limit of theirs."""
+    members = [
+        {int(line) for line in (directory / "cgroup.procs").read_text().split()}
+        for directory in {Path(file).parent for file in bounds}
+    ]
+    return set.intersection(*members) if members else set()
+
+
+def _serves(pid: int, made: Network, fenced: set[int]) -> bool:
+    """Whether this is the supervisor, or a gate of its: a user of a gate's, without rights, under a filter, and within
+    the gates' limits."""
     one = readback.process(pid) if pid != made.supervisor.pid else None
     if one is None:
         return True  # the supervisor, or gone
     return (
         one.parent == made.supervisor.pid
+        and pid in fenced
         and _GATES[0] <= one.uid < _GATES[1]
         and one.no_new_privs
         and one.seccomp == 2

@@ -45,6 +45,13 @@ def noted(gates: cgroupfs.Leaf) -> dict[str, Path]:
     return {f"{_GATES}{name}": path for name, path in gates.plan().items()}
 
 
+def written(gates: cgroupfs.Leaf) -> dict[str, str]:
+    """The limits that were written, by file; what this machine has no file for is left out, as it was then."""
+    limits = LIMITS[gates.hierarchies.version]
+    files = {str(gates.paths[limit.controller] / limit.file): limit.value for limit in limits}
+    return {file: value for file, value in files.items() if Path(file).exists()}
+
+
 def without(adopted: cgroupfs.Leaf) -> cgroupfs.Leaf:
     """A leaf that was adopted by all that was noted, as the agent's own alone: gates are up before it is."""
     own = cgroupfs.Leaf(adopted.hierarchies, adopted.name)

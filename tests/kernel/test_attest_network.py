@@ -116,6 +116,33 @@ def a_stranger(hand: Hand, place: str) -> Iterator[None]:
             stranger.kill()
 
 
+@contextlib.contextmanager
+def _unbound(hand: Hand) -> Iterator[None]:
+    """One limit of the gates' own cgroup is raised."""
+    network = hand.one.made.network
+    assert network is not None
+    file, held = next((Path(file), value) for file, value in network.gates.items() if "pids.max" in file)
+    file.write_text("100")
+    try:
+        yield
+    finally:
+        file.write_text(held)
+
+
+@contextlib.contextmanager
+def _escaped(hand: Hand) -> Iterator[None]:
+    """What a gate asks by leaves the cgroup that bounds both; it lives in the host's network, and not the gateway's."""
+    network = hand.one.made.network
+    assert network is not None
+    place = next(Path(file).parent for file in network.gates if "pids.max" in file)
+    pid = (place / "cgroup.procs").read_text().split()[0]
+    (place.parent / "cgroup.procs").write_text(pid)
+    try:
+        yield
+    finally:
+        (place / "cgroup.procs").write_text(pid)
+
+
 IP, NFT, SYSCTL = "/usr/sbin/ip", "/usr/sbin/nft", "/usr/sbin/sysctl"
 ELEMENT = "inet covenant {} {{ {} }}"
 Tamper = Callable[[Hand], "contextlib.AbstractContextManager[None]"]
@@ -269,6 +296,11 @@ def test_every_tamper_with_the_network_is_found_and_told(tmp_path: Path, warm: P
                 assert [found.name for found in found_now] == ["network"], (name, found_now)
                 assert says in found_now[0].found, (name, found_now)
             assert one.report().holds, name
+        for own, layer in ((_unbound, "cgroup"), (_escaped, "cgroup")):
+            with own(hand):
+                found_now = [found for found in one.report().layers if not found.holds]
+                assert [found.name for found in found_now] == [layer], (own, found_now)
+            assert one.report().holds, own
         assert not one.answers, "an alarm ends nothing"
     assert net.leftovers() == []
 
