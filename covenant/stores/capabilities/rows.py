@@ -1,0 +1,174 @@
+"""The lines of the three files, as version 1 has them and with what is added.
+
+granted.jsonl   {capability: {subject, action, scope, granted_by, expires_at}, signature}
+                ours: granted_at, and generation where the same token was granted anew
+revoked.jsonl   {signature, revoked_at}; ours: generation, and revocation, the daemon's signature over them
+uses.jsonl      {signature} is one use; with `used` it says how many there were up to that line
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from covenant import identity
+from covenant.stores.capabilities.interface import Grant
+from covenant.wire import strict
+from policy import base58, errors
+from policy.capabilities.token import SIGNATURE_BYTES, Token
+
+
+class UnreadableError(Exception):
+    """A line that is none of its file; nothing else than this module's callers sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """That a grant was taken back, as granted up to ``generation``. ``proof`` is None for version 1's, which nobody
+    signed."""
+
+    signature: str
+    revoked_at_ms: int
+    generation: int
+    proof: str | None
+
+    def message(self) -> bytes:
+        """What the daemon signs of it, behind the domain's tag."""
+        raw = base58.decode(self.signature, length=SIGNATURE_BYTES)
+        return raw + self.revoked_at_ms.to_bytes(8) + self.generation.to_bytes(8)
+
+    def proven(self, root: str) -> bool:
+        """Whether the daemon signed it."""
+        try:
+            made = base58.decode(self.proof or "", length=SIGNATURE_BYTES)
+            return identity.verifies(root, identity.Domain.CAPABILITY_REVOCATION, self.message(), made)
+        except (ValueError, OverflowError):
+            return False
+
+
+def granted(grant: Grant) -> bytes:
+    """The line of a grant."""
+    token = grant.token
+    row: dict[str, Any] = {
+        "capability": {
+            "subject": {"display": grant.subject_display, "pubkey": token.subject},
+            "action": token.action,
+            "scope": token.scope,
+            "granted_by": {"display": grant.granted_by_display, "pubkey": token.granted_by},
+            "expires_at": token.expires_at,
+        },
+        "signature": grant.signature,
+        "granted_at": grant.granted_at_ms,
+    }
+    if grant.generation:
+        row["generation"] = grant.generation
+    return _line(row)
+
+
+def read_granted(line: bytes) -> Grant:
+    """The grant of a line. Its signature is not looked at.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    row = _read(line)
+    try:
+        capability = row["capability"]
+        subject, grantor = capability["subject"], capability["granted_by"]
+        ends = capability["expires_at"]
+        return Grant(
+            token=Token(
+                subject=_text(subject["pubkey"]),
+                action=_text(capability["action"]),
+                scope=capability["scope"],
+                granted_by=_text(grantor["pubkey"]),
+                expires_at=None if ends is None else _number(ends),
+            ),
+            signature=_text(row["signature"]),
+            subject_display=_text(subject["display"]),
+            granted_by_display=_text(grantor["display"]),
+            granted_at_ms=_number(row.get("granted_at", 0)),
+            generation=_number(row.get("generation", 0)),
+        )
+    except (KeyError, TypeError) as e:
+        raise UnreadableError from e
+
+
+def revoked(tombstone: Tombstone) -> bytes:
+    """The line of a tombstone."""
+    row: dict[str, Any] = {"signature": tombstone.signature, "revoked_at": tombstone.revoked_at_ms}
+    if tombstone.generation:
+        row["generation"] = tombstone.generation
+    if tombstone.proof is not None:
+        row["revocation"] = tombstone.proof
+    return _line(row)
+
+
+def read_revoked(line: bytes) -> Tombstone:
+    """The tombstone of a line.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    row = _read(line)
+    try:
+        proof = row.get("revocation")
+        return Tombstone(
+            _text(row["signature"]),
+            _number(row["revoked_at"]),
+            _number(row.get("generation", 0)),
+            None if proof is None else _text(proof),
+        )
+    except KeyError as e:
+        raise UnreadableError from e
+
+
+def used(signature: str, generation: int, count: int | None = None) -> bytes:
+    """The line of one use, or of ``count`` up to it."""
+    row: dict[str, Any] = {"signature": signature}
+    if generation:
+        row["generation"] = generation
+    if count is not None:
+        row["used"] = count
+    return _line(row)
+
+
+def read_used(line: bytes) -> tuple[str, int, int | None]:
+    """The signature, generation and count of a line.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    row = _read(line)
+    try:
+        count = row.get("used")
+        return _text(row["signature"]), _number(row.get("generation", 0)), None if count is None else _number(count)
+    except KeyError as e:
+        raise UnreadableError from e
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        value = strict.read(line)
+    except errors.MalformedRequestError as e:
+        raise UnreadableError from e
+    if not isinstance(value, dict):
+        raise UnreadableError
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise UnreadableError
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise UnreadableError
+    return value
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
