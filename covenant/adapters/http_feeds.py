@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from aiohttp import web
 
 from covenant.adapters import http_streams
 from covenant.adapters.http_streams import Events, Pace
-from covenant.respond import admission
+from covenant.respond import admission, live
 from covenant.respond.caller import Caller
 from covenant.respond.feed import Item, Topic
-from covenant.respond.live import ENDED, IntentEvent
+from covenant.respond.live import IntentEvent
 from covenant.respond.server import Server
 from covenant.wire import requests, responses, streams
 from policy import errors
+
+_BEGIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +99,33 @@ def visible(caller: Caller, asked: requests.RecentAudit | requests.RecentMemory,
 async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamResponse:
     """The beginning at once, and the one chunk and the end of version 1 when the intent has ended.
 
-    The intent goes on when its client leaves: its result is kept.
+    The beginning's id is the intent's, by which its events can be followed. The intent goes on when its client
+    leaves: its result is kept.
     """
     events = watch.events()
     answers: list[responses.Response] = []
-    done = anyio.Event()
+    ids: list[str] = []
+    begun, done = anyio.Event(), anyio.Event()
+
+    def heard(event: IntentEvent) -> None:
+        ids.append(event.intent_id)
+        begun.set()
 
     async def work() -> None:
+        live.HEARD.set(heard)
         try:
             answers.append(await watch.server.respond(watch.caller, asked))
         finally:
+            begun.set()
             done.set()
 
     async with anyio.create_task_group() as group:
         group.start_soon(work)
         with contextlib.suppress(ConnectionError):
-            await events.begin("intent_result")
+            # It says its id at once, unless it waits for another with the same key.
+            with anyio.move_on_after(_BEGIN_SECONDS):
+                await begun.wait()
+            await events.begin("intent_result", id=ids[0] if ids else "")
             while not done.is_set():
                 with anyio.move_on_after(watch.pace.idle_seconds):
                     await done.wait()
@@ -152,9 +165,9 @@ async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | respon
             if event.intent_id != intent_id or event.sequence <= last:
                 return True
             await events.chunk(event.to_json(), id=str(event.sequence))
-            if event.type == ENDED:
+            if event.type == live.ENDED:
                 await events.end({"intent_id": intent_id, "status": event.fields.get("status")})
-            return event.type != ENDED
+            return event.type != live.ENDED
 
         await http_streams.follow(events, subscription, watch.pace, take=take, still=watch.still)
         return events.response

@@ -55,7 +55,7 @@ class Events:
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
-    async def begin(self, response_kind: str) -> None:
+    async def begin(self, response_kind: str, *, id: str = "") -> None:  # noqa: A002 (the format's own word)
         """Say what comes.
 
         Raises:
@@ -63,9 +63,9 @@ class Events:
         """
         with within(self._request, self._pace.write_seconds):
             await self.response.prepare(self._request)
-        await self._say(streams.StreamBegin(stream_id=0, response_kind=response_kind))
+        await self._say(streams.StreamBegin(stream_id=0, response_kind=response_kind), id)
 
-    async def chunk(self, chunk: Any, *, id: str = "") -> None:  # noqa: A002 (the format's own word)
+    async def chunk(self, chunk: Any, *, id: str = "") -> None:  # noqa: A002
         """The next part. ``id`` is what a client that comes again says that it has seen."""
         await self._say(streams.StreamChunk(stream_id=0, sequence=self._sequence, chunk=chunk), id)
         self._sequence += 1

@@ -32,13 +32,14 @@ async def get_intent_result(server: Server, caller: Caller, asked: requests.GetI
     if record is None or not mine or "intent_text" not in known:
         raise errors.NoMemoryError(f"no result of an intent `{shown}` is kept")
     sources = known.get("sources")
-    agent = known.get("agent_id")
+    words = {name: known[name] for name in ("agent_id", "run_id", "policy_digest") if isinstance(known.get(name), str)}
     return responses.IntentResult(
         intent_id=record.id,
         status=str(known.get("status", "ok")),
         text=record.text,
         sources=tuple(map(str, sources)) if isinstance(sources, list) else (),
-        agent_id=agent if isinstance(agent, str) else None,
+        settlement=await server.receipts.get(record.id),
+        **words,
     )
 
 

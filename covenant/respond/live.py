@@ -8,7 +8,8 @@ The result is not here: it is in memory and in the audit log, and the events of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +43,10 @@ class IntentEvent:
         }
 
 
+# Hears what the intents of its own task say, and of the tasks that this starts: which intent a request became.
+HEARD: Final[ContextVar[Callable[[IntentEvent], None] | None]] = ContextVar("HEARD", default=None)
+
+
 @dataclass(slots=True)
 class _Living:
     owner: str
@@ -70,6 +75,8 @@ class Live:
         if type == ENDED:
             del self._living[intent_id]
         self._feed.publish("intent", event)
+        if (heard := HEARD.get()) is not None:
+            heard(event)
 
     def so_far(self, intent_id: str) -> Sequence[IntentEvent]:
         """What a living intent has said; nothing of any other."""
