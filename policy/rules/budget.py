@@ -14,6 +14,8 @@ from policy.rules.parent import Drawn, Parent
 
 # So many of those that hold something are named in a refusal.
 _NAMED = 4
+# What the gates of a run with a network may take together, in MiB: their own cgroup's limit (sandbox.network.gate_leaf).
+GATES_MB = 256
 
 
 def spawn_budget(case: Case) -> None:
@@ -125,7 +127,8 @@ def host_memory_mb(effective: Effective, *, gvisor: bool) -> int:
     memory, disk, pids = want.memory_mb or 0, want.disk_mb or 0, want.pids_max or 0
     # A tmpfs lives in memory, and the sentry needs its own (decisions.md, Filesystem and execution).
     scratch = disk if gvisor and effective.filesystem.mode != "read-only-package" else 0
-    return memory + scratch + (overhead_mb(pids) if gvisor else 0)
+    gates = GATES_MB if gvisor and effective.network.mode != "off" else 0
+    return memory + scratch + gates + (overhead_mb(pids) if gvisor else 0)
 
 
 def _needs(case: Case) -> tuple[tuple[str, int, int, str], ...]:

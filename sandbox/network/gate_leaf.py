@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from policy.rules import budget
 from sandbox.kernel import cgroupfs
 
 # Some 15 MiB each at rest; the rest is pipes and buffers of the connections that they carry.
-MEMORY_BYTES: Final = 256 << 20
+MEMORY_BYTES: Final = budget.GATES_MB << 20
 PIDS_MAX: Final = 8
 # One core for both: each has one thread.
 _PERIOD_US: Final = 100_000
