@@ -7,7 +7,7 @@ routed before one goes on with what it was routed by.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,9 +37,18 @@ class Change:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    # Of those that cannot be routed to: the directory, and the code of the error.
+    refused: tuple[tuple[str, str], ...] = ()
+    # Whether the listing is another in any way.
+    differs: bool = False
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed)
+
+# Told of a change before it takes effect; what it raises keeps the change from taking any.
+Noted = Callable[[Change], Awaitable[None]]
+
+
+async def _nobody(change: Change) -> None:
+    """Nobody is told."""
 
 
 class Agents:
@@ -77,27 +86,35 @@ class Agents:
         """The actions that some agent requires of its caller: what ``bootstrap`` grants."""
         return frozenset(action for card in self._cards for action in card.manifest.capabilities.required)
 
-    async def reload(self) -> Change:
-        """Look again, and say what is different.
+    async def reload(self, noted: Noted = _nobody) -> Change:
+        """Look again, and say what is different; ``noted`` is told first, where anything is.
 
         Raises:
             errors.HomeError: the place cannot be read; what was known before still holds.
         """
         async with self._turn:
             listing = await anyio.to_thread.run_sync(packages.scan, self.place)
-            before, self._listing = self._by_id, listing
             known = {one.card.id: one.card for one in listing if one.card is not None and one.error is None}
-            change = Change(
-                added=tuple(sorted(known.keys() - before.keys())),
-                removed=tuple(sorted(before.keys() - known.keys())),
-                changed=tuple(sorted(i for i in known.keys() & before.keys() if known[i] != before[i])),
-            )
-            if change:
-                self._by_id, self._cards = known, tuple(known[agent_id] for agent_id in sorted(known))
+            change = self._change(listing, known)
+            if change.differs:
+                await noted(change)
+                self._listing, self._by_id = listing, known
+                self._cards = tuple(known[agent_id] for agent_id in sorted(known))
             return change
 
-    async def watch(self, *, stop: anyio.Event | None = None) -> None:
-        """Look again whenever a package comes, changes or goes, until ``stop`` or cancellation. Ends by itself where
+    def _change(self, listing: Sequence[Listed], known: Mapping[str, Card]) -> Change:
+        before = self._by_id
+        shown = [(one.directory, one.card, one.error and one.error.code) for one in self._listing]
+        return Change(
+            added=tuple(sorted(known.keys() - before.keys())),
+            removed=tuple(sorted(before.keys() - known.keys())),
+            changed=tuple(sorted(i for i in known.keys() & before.keys() if known[i] != before[i])),
+            refused=tuple((one.directory, one.error.code) for one in listing if one.error is not None),
+            differs=shown != [(one.directory, one.card, one.error and one.error.code) for one in listing],
+        )
+
+    async def watch(self, noted: Noted = _nobody, *, stop: anyio.Event | None = None) -> None:
+        """``reload`` whenever a package comes, changes or goes, until ``stop`` or cancellation. Ends by itself where
         nothing can be watched, and says so in the log: then ``covenant agents reload`` is what looks."""
         try:
             await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
@@ -114,7 +131,7 @@ class Agents:
             ):
                 # Once without a change as well: what came between the first look and the first watch, nobody told us.
                 if changes or not looked:
-                    await self._look()
+                    await self._look(noted)
                     looked = True
         except (OSError, RuntimeError) as e:
             # RuntimeError is the watcher's own: no more inotify watches, or a directory that went away.
@@ -128,11 +145,8 @@ class Agents:
             return False
         return len(parts) == 1 or (len(parts) == 2 and parts[1] == decide.MANIFEST)
 
-    async def _look(self) -> None:
+    async def _look(self, noted: Noted) -> None:
         try:
-            change = await self.reload()
-        except errors.HomeError as e:
+            await self.reload(noted)
+        except errors.CovenantError as e:
             _LOG.warning("agents: %s", e)
-            return
-        if change:
-            _LOG.info("agents: added %s, removed %s, changed %s", change.added, change.removed, change.changed)

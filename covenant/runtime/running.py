@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import anyio
+
 from covenant.runtime.packages import Card
 from covenant.wire.types import AgentId, Priority
 from policy import contract, errors
 from policy.contract import Usage
 
-__all__ = ["Intent", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
+__all__ = ["Intent", "Live", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
 
 _SPENT: Final = "spent"
 
@@ -80,19 +82,46 @@ def spent(error: BaseException) -> Spent | None:
     return found if isinstance(found, Spent) else None
 
 
+@dataclass
+class Live:
+    """An intent that an agent works on now. ``preempted`` says why its budget ended it, empty while it did not."""
+
+    card: Card
+    intent_id: str
+    preempted: str = ""
+
+
 class Runners:
-    """Each runtime's runner by its name in the manifest."""
+    """Each runtime's runner by its name in the manifest, and what they run now, the oldest first."""
 
     def __init__(self, runners: Mapping[str, Runner]) -> None:
         self._runners = dict(runners)
+        self.live: dict[str, Live] = {}
+        # Intents that somebody may ask for a second time while they are on their way (respond.intent).
+        self.on_their_way: dict[str, anyio.Event] = {}
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None = None) -> RunResult:
-        """As ``Runner.run``, by the runner of the card's runtime."""
-        return await self._of(card).run(card, intent, caller=caller, deadline=deadline)
+        """As ``Runner.run``, by the runner of the card's runtime.
 
-    async def end(self, card: Card, intent_id: str, *, reason: str) -> bool:
+        Raises:
+            errors.PreemptedError: its budget ended it, in the place of what the runner says of that.
+            errors.CovenantError: as ``Runner.run``.
+        """
+        live = self.live[intent.id] = Live(card, intent.id)
+        try:
+            return await self._of(card).run(card, intent, caller=caller, deadline=deadline)
+        except errors.CovenantError as e:
+            if not live.preempted:
+                raise
+            ended = errors.PreemptedError(f"the budget of agent `{card.id}` was used up: {live.preempted}")
+            took = spent(e)
+            raise ended if took is None else with_spent(ended, took) from e
+        finally:
+            del self.live[intent.id]
+
+    async def end(self, live: Live, *, reason: str) -> bool:
         """As ``Runner.end``."""
-        return await self._of(card).end(intent_id, reason=reason)
+        return await self._of(live.card).end(live.intent_id, reason=reason)
 
     def _of(self, card: Card) -> Runner:
         return self._runners[card.manifest.agent.runtime]

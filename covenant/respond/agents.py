@@ -1,0 +1,72 @@
+"""The requests about agents: which there are, and a look for what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from covenant.respond import accounting, authority
+from covenant.respond.caller import Caller
+from covenant.respond.server import Handler, Server
+from covenant.runtime.agents import Change
+from covenant.runtime.packages import Listed
+from covenant.stores.audit.interface import Entry
+from covenant.wire import parts, requests, responses
+
+Cause = Literal["start", "request", "inotify"]
+
+
+async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.Agents:
+    """Every package, with its error where it cannot be routed to."""
+    return responses.Agents(agents=tuple(map(_shown, server.agents.listing())))
+
+
+async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.Agents:
+    """Look again; the operator's alone, since it is a walk through the home.
+
+    Raises:
+        errors.OperatorOnlyError: somebody else asked.
+    """
+    await authority.require_operator(server, caller, None, "reload agents")
+    await server.agents.reload(lambda change: noted(server, change, "request", caller))
+    await accounting.seed(server)
+    return await list_agents(server, caller, requests.ListAgents())
+
+
+async def noted(server: Server, change: Change, cause: Cause, caller: Caller | None = None) -> None:
+    """The row of what was found, durable before it takes effect."""
+    fields = {
+        "cause": cause,
+        "added": list(change.added),
+        "changed": list(change.changed),
+        "removed": list(change.removed),
+        "refused": [{"directory": d, "code": code} for d, code in change.refused],
+    }
+    await server.audit.append_all([Entry("agents_reloaded", fields, None if caller is None else caller.agent)])
+
+
+async def found(server: Server, change: Change) -> None:
+    """What ``Agents.watch`` tells of a change: as ``noted``, with the budgets of what is new."""
+    await noted(server, change, "inotify")
+    await accounting.seed(server)
+
+
+def _shown(one: Listed) -> parts.AgentListing:
+    error = None if one.error is None else str(one.error)
+    if one.card is None:
+        return parts.AgentListing(directory=one.directory, routable=False, error=error)
+    manifest = one.card.manifest
+    about: dict[str, Any] = {
+        "id": one.card.id,
+        "name": manifest.agent.name,
+        "version": manifest.agent.version,
+        "runtime": manifest.agent.runtime,
+        "required": manifest.capabilities.required,
+        "optional": manifest.capabilities.optional,
+        "budget_credits_per_hour": manifest.settlement.budget_credits_per_hour,
+        "tools_allowed": manifest.hermes.tools_allowed,
+    }
+    return parts.AgentListing(directory=one.directory, routable=error is None, error=error, **about)
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {"list_agents": list_agents, "reload_agents": reload_agents}

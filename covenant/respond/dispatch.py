@@ -1,0 +1,355 @@
+"""One intent from its text to its answer, in the order of the seed:
+
+    (1) the ignore set               IntentIgnored, and nothing else happens
+    (2) the router, or the agent that the request names
+    (3) the capability check         a row either way: to write memory, and what the agent requires of its caller
+    (4) the budget                   a credit is reserved; without one the intent waits in a checkpoint
+    (5) the run
+    (6) working-tier memory          with an embedding; what the ignore set matches is answered and not kept
+    (7) settlement receipts          of the run by what was measured, and of the memory
+    (8) the audit row
+    (9) the result
+
+What of (6) to (8) succeeded is on disk before (9). A run that fails is settled, has its receipt and its rows, and
+whoever goes away, and a daemon that stops, leave rows that say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+
+from covenant.respond import accounting, authority, live
+from covenant.respond.caller import Caller
+from covenant.respond.router import Router
+from covenant.respond.server import Server
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult, Spent, spent
+from covenant.stores.audit.interface import Entry
+from covenant.wire import responses
+from covenant.wire.types import AgentId, BudgetPauseCheckpoint, MemoryRecord, Priority, SettlementReceipt, Tier
+from policy import budget, contract, errors
+
+_LOG: Final = logging.getLogger(__name__)
+
+_WRITE: Final = "memory.write"
+_RANK: Final = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+# For what is written after a run, whatever becomes of whoever asked.
+_WRITING_SECONDS: Final = 60.0
+# Ends that say nothing of what was used until then.
+_UNSEEN: Final = (errors.KilledError, errors.ServiceError, errors.InternalError)
+# Whose intent waits: in the state of its checkpoint, where a copy of the name would decide nothing.
+SUBMITTER: Final = "submitter_pubkey"
+
+_ROUTER: Final = Router()
+
+
+@dataclass
+class Dispatch:
+    """One intent on its way. ``agent`` names who is to do it; ``resumes`` is the checkpoint that it comes from."""
+
+    server: Server
+    caller: Caller
+    text: str
+    agent: str | None = None
+    priority: Priority | None = None
+    resumes: BudgetPauseCheckpoint | None = None
+    intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    _stage: str = "router"
+    _payer: AgentId | None = None
+
+    async def go(self) -> responses.IntentResult:
+        """(1) to (9).
+
+        Raises:
+            errors.CovenantError: refused, or failed; either is in the log.
+        """
+        self._say("submitted")
+        try:
+            result = await self._go()
+        except errors.CovenantError as e:
+            self._say(live.ENDED, status="failed", code=e.code)
+            raise
+        except BaseException:
+            self._say(live.ENDED, status="cancelled")
+            raise
+        self._say(live.ENDED, status=result.status)
+        return result
+
+    async def _go(self) -> responses.IntentResult:
+        _check_size(self.text)
+        # (1)
+        pattern = self.server.ignore.match(self.text)
+        if pattern is not None:
+            await self._append("intent_ignored", intent_text=self.text, matched_pattern=pattern)
+            return responses.IntentResult(intent_id=self.intent_id, status="ignored", text="")
+        card: Card | None = None
+        try:
+            card = self._route()  # (2)
+            await self._check(card)  # (3)
+            await self._reserve(card)  # (4)
+            ran = await self._run(card)  # (5)
+        except errors.CovenantError as e:
+            with _writing():
+                await self._failed(card, e)
+            raise self._told(card, e) from e
+        except BaseException as e:
+            # Whatever it is, the run was ended with us.
+            with _writing():
+                await self._failed(card, _cut(e))
+            raise
+        with _writing() as scope:
+            result = await self._finish(card, ran)  # (6) to (9)
+        if scope.cancelled_caught:
+            raise errors.StoreError("the answer could not be written in time")
+        return result
+
+    # --- (2) to (5) -------------------------------------------------------------------------------------------
+
+    def _route(self) -> Card | None:
+        agents = self.server.agents
+        if self.agent is not None:
+            named: Card = agents.find(self.agent)
+            return named
+        match = _ROUTER.route(self.text, agents.cards())
+        if match is None:
+            return None
+        self._say("routed", agent_id=match.agent_id, score=match.score)
+        found: Card = agents.find(match.agent_id)
+        return found
+
+    async def _check(self, card: Card | None) -> None:
+        self._stage = "capability"
+        server, caller = self.server, self.caller
+        facts = authority.Facts(tier=Tier.WORKING)
+        await authority.require(server, caller, _WRITE, agent_id="memory:write", facts=facts)
+        if card is not None:
+            others = [one for one in card.manifest.capabilities.required if one != _WRITE]
+            for signed in await authority.require_all(server, caller, others, agent_id=card.id):
+                await authority.consume(server, signed)
+
+    async def _reserve(self, card: Card | None) -> None:
+        self._stage = "budget"
+        if self.resumes is not None:
+            await self.server.checkpoints.claim(self.resumes.intent_id, self.resumes.agent)
+            await self._append("intent_resumed", resumed_from=self.resumes.intent_id)
+        if card is None:
+            return
+        try:
+            self._payer = await accounting.reserve(self.server, self.caller, card, self.intent_id)
+        except errors.BudgetExhaustedError as e:
+            await self._pause(card, "budget_exhausted", e.details["tokens_remaining"], e.details["refill_eta_ms"])
+            raise
+
+    async def _run(self, card: Card | None) -> RunResult:
+        self._stage = "run"
+        if card is None:
+            return RunResult(text=f"phase 0 echo (no agent matched): {self.text}")
+        wanted = card.manifest.settlement.priority
+        priority = Priority(wanted) if self.priority is None else min(Priority(wanted), self.priority, key=_RANK.index)
+        intent = Intent(self.intent_id, self.text, self.server.now_ms(), priority)
+        self._say("running", agent_id=card.id)
+        ran: RunResult = await self.server.runners.run(card, intent, caller=self.caller.agent)
+        return ran
+
+    # --- what a failure leaves ----------------------------------------------------------------------------------
+
+    async def _failed(self, card: Card | None, error: errors.CovenantError) -> None:
+        """Settle what was used and give back what was not, and write both down."""
+        took, rows = spent(error), list[Entry]()
+        agent_id = None if card is None else card.id
+        if took is not None and card is not None:
+            receipt = await accounting.settle_run(self.server, self.caller, self._payer, self.intent_id, took.usage)
+            rows += [self._used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
+        elif self._payer is not None and self._stage == "run" and isinstance(error, _UNSEEN):
+            # It may have run, and nobody said what it used: what was reserved for it is taken.
+            await self.server.budget.settle(self._payer, self.intent_id, 0)
+        elif self._payer is not None:
+            await accounting.release(self.server, self.caller, self._payer, self.intent_id)
+        if card is not None and isinstance(error, errors.PreemptedError):
+            tokens = self.server.budget.tokens(accounting.budget_of(card.id)) or 0
+            await self._pause(card, "projected_overshoot", tokens, 0)
+        failed = {
+            "matched_agent": agent_id,
+            "run_id": None if took is None else took.run_id,
+            "stage": self._stage,
+            "code": error.code,
+            "message": error.message,
+        }
+        await self.server.audit.append_all([*rows, self._row("intent_failed", failed)])
+
+    async def _pause(self, card: Card, reason: Any, tokens: int, eta_ms: int) -> None:
+        """Keep the intent for when there are credits; durable before anybody is told."""
+        agent = accounting.budget_of(card.id)
+        checkpoint = BudgetPauseCheckpoint(
+            intent_id=self.intent_id,
+            agent=agent,
+            reason=reason,
+            requested_credits=budget.DISPATCH_CREDITS,
+            tokens_remaining=tokens,
+            refill_eta_ms=eta_ms,
+            saved_at_ms=self.server.now_ms(),
+            resume_state={
+                SUBMITTER: self.caller.agent.pubkey,
+                "intent_text": self.text,
+                "agent_id": card.id,
+                "priority": str(self.priority or card.manifest.settlement.priority),
+            },
+        )
+        if any(one.intent_id == self.intent_id for one in self.server.checkpoints.active()):
+            return  # asked again under the same key, while it waits
+        await self.server.checkpoints.save(checkpoint)
+        if reason == "budget_exhausted":
+            await self._append(
+                "budget_exhausted",
+                agent_display=agent.display,
+                intent_text=self.text,
+                requested=budget.DISPATCH_CREDITS,
+                tokens_remaining=tokens,
+                refill_eta_ms=eta_ms,
+            )
+
+    def _told(self, card: Card | None, error: errors.CovenantError) -> errors.CovenantError:
+        """The error as whoever asked is told it, with the agent's name."""
+        if isinstance(error, errors.BudgetExhaustedError | errors.PreemptedError):
+            # Not how many credits: the budget is shared with everybody else who asks this agent.
+            return type(error)(
+                f"intent `{self.intent_id}` waits: the budget of agent `{card.id if card else ''}` is used up",
+                hint=f"covenant intents resume {self.intent_id}",
+            )
+        if self._stage != "run" or card is None:
+            return error
+        words = {"code": error.code, "hint": error.hint, "where": error.where}
+        return errors.restored({**words, "message": f"agent `{card.id}` failed: {error.message}"})
+
+    # --- (6) to (9) -----------------------------------------------------------------------------------------------
+
+    async def _finish(self, card: Card | None, ran: RunResult) -> responses.IntentResult:
+        rows, receipt = list[Entry](), None
+        if card is not None:
+            self._stage = "receipt"
+            receipt = await accounting.settle_run(self.server, self.caller, self._payer, self.intent_id, ran.usage)
+            took = Spent(ran.usage, ran.run_id, ran.policy_digest)
+            rows += [self._used(card, took, "ok", receipt), accounting.receipt_row(receipt, self.intent_id)]
+        self._stage = "memory"
+        stored = await self._remember(card, ran, rows)
+        dispatched = {
+            "run_id": ran.run_id,
+            "intent_text": self.text,
+            "matched_agent": None if card is None else card.id,
+            "result_hash_hex": hashlib.sha256(ran.text.encode()).hexdigest(),
+            "status": "ok" if stored else "not_stored",
+        }
+        await self.server.audit.append_all([*rows, self._row("intent_dispatched", dispatched)])
+        return responses.IntentResult(
+            intent_id=self.intent_id,
+            status="ok",
+            text=ran.text,
+            sources=ran.sources,
+            settlement=receipt or stored,
+            agent_id=None if card is None else card.id,
+            run_id=ran.run_id,
+            policy_digest=ran.policy_digest,
+        )
+
+    async def _remember(self, card: Card | None, ran: RunResult, rows: list[Entry]) -> SettlementReceipt | None:
+        """Keep the answer in working memory; the receipt of that, None where it was not kept, which has its row."""
+        pattern = self.server.ignore.match(ran.text)
+        if pattern is not None:
+            ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
+            rows.append(Entry("memory_write_ignored", ignored, self.caller.agent))
+            return None
+        record = MemoryRecord(
+            id=self.intent_id,
+            tier=Tier.WORKING,
+            owner=self.caller.agent,
+            text=ran.text,
+            embedding=await self._embedding(ran.text),
+            metadata={
+                "intent_text": self.text,
+                "agent_id": None if card is None else card.id,
+                "status": "ok",
+                "sources": list(ran.sources),
+                "run_id": ran.run_id,
+                "policy_digest": ran.policy_digest,
+            },
+            created_at=self.server.now_ms(),
+        )
+        try:
+            await self.server.memory.put(record)
+            receipt = await accounting.settle_memory(self.server, self.caller, record.id, record.text)
+        except errors.CovenantError as e:
+            # The run is done and paid for: its answer is not thrown away with the memory of it.
+            _LOG.warning("the answer of intent %s is not kept in memory: %s", self.intent_id, e)
+            failed = {"matched_agent": record.metadata["agent_id"], "run_id": ran.run_id, "stage": "memory"}
+            rows.append(self._row("intent_failed", {**failed, "code": e.code, "message": e.message}))
+            return None
+        text_hash = hashlib.sha256(record.text.encode()).hexdigest()
+        about = {"memory_id": record.id, "tier": str(record.tier), "reason": "intent", "text_hash_hex": text_hash}
+        rows += [Entry("memory_written", about, self.caller.agent), accounting.receipt_row(receipt, self.intent_id)]
+        return receipt
+
+    async def _embedding(self, text: str) -> tuple[float, ...]:
+        try:
+            embedding: tuple[float, ...] = await self.server.embedder.embed(text)
+        except errors.CovenantError as e:
+            _LOG.warning("the answer of intent %s has no embedding: %s", self.intent_id, e)
+            return ()
+        return embedding
+
+    def _used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> Entry:
+        usage = took.usage
+        hermes = card.manifest.agent.runtime == "hermes"
+        about = {
+            "run_id": took.run_id or "",
+            "agent_id": card.id,
+            "policy_digest": took.policy_digest,
+            "backend": "hermes" if hermes else card.manifest.sandbox.backend,
+            "status": status,
+            "cpu_ms": usage.cpu_ms or 0,
+            "memory_peak_bytes": usage.memory_peak_bytes or 0,
+            "wall_ms": usage.wall_ms,
+            "credits": receipt.credits_consumed,
+        }
+        return self._row("run_usage", about)
+
+    async def _append(self, kind: str, **fields: Any) -> None:
+        await self.server.audit.append(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
+
+    def _row(self, kind: str, fields: Mapping[str, Any]) -> Entry:
+        return Entry(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
+
+    def _say(self, event: str, **fields: Any) -> None:
+        self.server.live.say(self.intent_id, self.caller.agent.pubkey, event, self.server.now_ms(), **fields)
+
+
+def _check_size(text: str) -> None:
+    """Refuse what no agent is given, before it costs a row of the log.
+
+    Raises:
+        errors.UsageError: it is too long, or no text.
+    """
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as e:
+        raise errors.UsageError("the intent's text is not valid Unicode") from e
+    if size > contract.INTENT_BYTES:
+        raise errors.UsageError(f"the intent is {size} bytes, at most {contract.INTENT_BYTES} are taken")
+
+
+def _cut(error: BaseException) -> errors.CovenantError:
+    """What the log says of an intent that ended without an error of ours."""
+    if isinstance(error, Exception):
+        return errors.InternalError(f"the daemon failed: {type(error).__name__}")
+    return errors.KilledError("whoever asked went away, or the daemon stopped")
+
+
+def _writing() -> anyio.CancelScope:
+    """What is written in this block is written whoever goes away meanwhile, and not for ever."""
+    return anyio.move_on_after(_WRITING_SECONDS, shield=True)

@@ -1,0 +1,106 @@
+"""The requests about intents: submit one, once where it has a key, and go on with one that waited for credits."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+
+from covenant.respond.caller import Caller
+from covenant.respond.dispatch import SUBMITTER, Dispatch
+from covenant.respond.server import Handler, Server
+from covenant.wire import requests, responses
+from covenant.wire.types import MemoryRecord, Priority
+from policy import errors
+
+# The names of intents that were given a key: the same caller and key make the same id on every start.
+_KEYED: Final = uuid.UUID("6f0c3c2e-5f4b-5d0a-9a54-1c1f6e0f7a11")
+# So often may a key be tried again after its intent failed.
+_MOST_TRIES: Final = 16
+
+
+async def submit_intent(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
+    """Do what the text says; see ``covenant.respond.dispatch``."""
+    one = Dispatch(server, caller, asked.text, agent=asked.agent, priority=asked.priority)
+    if asked.idempotency_key is None:
+        return await one.go()
+    return await _once(one, asked.idempotency_key)
+
+
+async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIntent) -> responses.IntentResult:
+    """Start an intent again that waited for credits, under a new id: whoever submitted it may, and once.
+
+    Raises:
+        errors.NoCheckpointError: none of the caller's waits under this id.
+        errors.BudgetExhaustedError: there are still too few credits; it goes on waiting.
+    """
+    mine = (one for one in server.checkpoints.active() if one.resume_state.get(SUBMITTER) == caller.agent.pubkey)
+    found = next((one for one in mine if one.intent_id == asked.intent_id), None)
+    if found is None:
+        raise errors.NoCheckpointError(f"no intent `{asked.intent_id}` of `{caller.agent.display}` waits to be resumed")
+    tokens = server.budget.tokens(found.agent)
+    if tokens is not None and tokens < found.requested_credits:
+        raise errors.BudgetExhaustedError(
+            f"intent `{found.intent_id}` still waits: the budget of `{found.agent.display}` is used up",
+            hint="try again later",
+        )
+    state = found.resume_state
+    one = Dispatch(
+        server,
+        caller,
+        state["intent_text"],
+        agent=state["agent_id"],
+        priority=Priority(state["priority"]),
+        resumes=found,
+    )
+    return await one.go()
+
+
+async def _once(one: Dispatch, key: str) -> responses.IntentResult:
+    """The answer that this key had already, if its intent succeeded; who asks meanwhile waits for it.
+
+    What is remembered is the record in memory, so that it lasts as long as that does and outlives a restart.
+
+    Raises:
+        errors.MemoryConflictError: another intent has this key, or it failed too often.
+    """
+    server = one.server
+    on_their_way: dict[str, anyio.Event] = server.runners.on_their_way
+    for number in range(_MOST_TRIES):
+        one.intent_id = str(uuid.uuid5(_KEYED, f"{one.caller.agent.pubkey}/{number}/{key}"))
+        while (way := on_their_way.get(one.intent_id)) is not None:
+            await way.wait()
+        # INVARIANT: no wait between the look above and this line, so that only one has the id.
+        way = on_their_way[one.intent_id] = anyio.Event()
+        try:
+            record = await server.memory.get(one.intent_id)
+            if record is not None:
+                return await _again(one, record)
+            if await server.receipts.get(one.intent_id) is None:
+                return await one.go()
+            # It ran and left no answer: this is another try.
+        finally:
+            del on_their_way[one.intent_id]
+            way.set()
+    raise errors.MemoryConflictError(f"the intent with this key failed {_MOST_TRIES} times", hint="use another key")
+
+
+async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
+    known = record.metadata if isinstance(record.metadata, dict) else {}
+    if known.get("intent_text") != one.text:
+        raise errors.MemoryConflictError("another intent had this idempotency key", hint="one key, one intent")
+    return responses.IntentResult(
+        intent_id=record.id,
+        status=str(known.get("status", "ok")),
+        text=record.text,
+        sources=tuple(known.get("sources", ())),
+        settlement=await one.server.receipts.get(record.id),
+        agent_id=known.get("agent_id"),
+        run_id=known.get("run_id"),
+        policy_digest=known.get("policy_digest"),
+    )
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {"submit_intent": submit_intent, "resume_intent": resume_intent}
