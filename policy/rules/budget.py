@@ -14,7 +14,7 @@ from policy.rules.parent import Drawn, Parent
 
 # So many of those that hold something are named in a refusal.
 _NAMED = 4
-# What the gates of a run with a network may take together, in MiB: their own cgroup's limit (sandbox.network.gate_leaf).
+# What the gates of a run with a network may take together, in MiB: the limit of their own cgroup (gate_leaf.py).
 GATES_MB = 256
 
 
