@@ -1,4 +1,4 @@
-"""Ollama's published contract, spoken by a real server on loopback: what it is asked, and what becomes of its answers."""
+"""Ollama's published contract, spoken by a real server on loopback: what is asked, and what comes of answers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ async def test_a_text_goes_out_and_its_vector_comes_back() -> None:
     async with serving(tags=said(TAGS), embed=answer) as (endpoint, asked), embedding(endpoint + "/") as embedder:
         await embedder.probe()
         assert embedder.name == "ollama/nomic-embed-text@0a109f422b47"
-        assert embedder.dimensions is None
+        before = embedder.dimensions
+        assert before is None
         assert await embedder.embed("a text") == (0.25, -1.0, 3e-5)
         assert embedder.dimensions == 3
         assert await embedder.embed("  ") == ()

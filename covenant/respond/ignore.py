@@ -1,0 +1,288 @@
+"""The ignore set: texts that are not acted on and not kept, by the rules of ``.covenantignore``.
+
+Version 1 has the syntax of gitignore and holds it against the text of an intent (covenant-v1.md, section 9). Here it is
+held against what is to be stored as well, and each rule finds places in the text in two ways:
+
+    anywhere     as version 1: `*` and `?` do not cross a slash, `**` is anything, a leading slash is the beginning of
+                 the text; what the rule says may stand at any offset, and anything may follow it
+    as a path    each word that looks like a path (has a slash, a dot or an underscore) is matched as git would match
+                 it, so that `**/.env` finds `.env` by itself, which has no slash before it
+
+Rules are read in order; what a later one with `!` finds is taken out of what was found before. So the last match wins,
+for each place: a text that names one harmless file does not thereby hide another's name. A text is ignored while a
+place is left.
+
+What a text makes of it costs time that grows with its length alone: a `*` spans at most a file name, and what a `**`
+joins is looked for piece by piece.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pathspec.patterns.gitignore.base import GitIgnorePatternError
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+from covenant.wire import requests, responses
+from policy import errors
+from sandbox import durable
+
+if TYPE_CHECKING:
+    from covenant.respond.caller import Caller
+    from covenant.respond.server import Handler, Server
+
+_LOG = logging.getLogger(__name__)
+
+FILE: Final = ".covenantignore"
+MAX_BYTES: Final = 1024 * 1024
+SEEDED: Final = (
+    "**/.env",
+    "**/.env.*",
+    "**/secrets.toml",
+    "**/secrets.json",
+    "**/*.pem",
+    "**/*.key",
+    "**/id_rsa*",
+    "**/id_ed25519*",
+    "**/.ssh/**",
+    "**/credentials",
+    "**/credentials.json",
+    "**/.aws/credentials",
+)
+_HEADER: Final = """\
+# Texts that name one of these are neither acted on nor kept. Syntax as .gitignore, held against the text:
+# docs/memory.md. A change counts from the next intent on.
+"""
+
+# NAME_MAX and PATH_MAX of Linux: no name or path is longer.
+_NAME: Final = 255
+_PATH: Final = 4096
+_WORD: Final = re.compile(r"""[^\s"'`<>(){}\[\]|;,=:]+""")
+_LITERAL: Final = re.compile(r"[^*?\[\]\\!/]+")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line: ``pattern`` as it stands there."""
+
+    pattern: str
+    negated: bool
+    anchored: bool
+    pieces: tuple[re.Pattern[str], ...]
+    path: re.Pattern[str] | None
+    # What a word must hold to be matched as a path; None where the rule is no path.
+    literal: str | None
+
+    def spans(self, text: str) -> list[Span]:
+        """The places that the rule finds, by where they end."""
+        found = set(self._anywhere(text))
+        if self.path is not None and self.literal is not None and self.literal in text:
+            found |= set(self._paths(text, self.path, self.literal))
+        return sorted(found, key=lambda span: (span[1], span[0]))
+
+    def _anywhere(self, text: str) -> list[Span]:
+        if not self.pieces:
+            return [(0, len(text))] if text else []
+        first = self.pieces[0]
+        if self.anchored:
+            chains = [m.span()] if (m := first.match(text)) else []
+        else:
+            chains = [m.span() for m in first.finditer(text)]
+        for piece in self.pieces[1:]:
+            chains = list(_followed(chains, piece, text)) if chains else []
+        return chains
+
+    @staticmethod
+    def _paths(text: str, path: re.Pattern[str], literal: str) -> Iterator[Span]:
+        for word in _WORD.finditer(text):
+            token = word.group()
+            if literal not in token or len(token) > _PATH or not ("/" in token or "." in token or "_" in token):
+                continue
+            plain = token.replace("\\", "/").lstrip("/")
+            if path.search(plain) or path.search(plain.rstrip(".!?")):
+                yield word.span()
+
+
+def _followed(chains: Sequence[Span], piece: re.Pattern[str], text: str) -> Iterator[Span]:
+    """Each match of the piece that comes after a chain, joined with the last that ends before it."""
+    at = -1
+    for match in piece.finditer(text, chains[0][1]):
+        while at + 1 < len(chains) and chains[at + 1][1] <= match.start():
+            at += 1
+        if at >= 0:
+            yield chains[at][0], match.end()
+
+
+def parse(text: str) -> tuple[Rule, ...]:
+    """The rules of a file: blank lines and comments are none."""
+    return tuple(rule for line in text.splitlines() if (rule := _rule(line)) is not None)
+
+
+def _rule(line: str) -> Rule | None:
+    pattern = line.strip()
+    if not pattern or pattern.startswith("#"):
+        return None
+    body = pattern.removeprefix("!")
+    negated = pattern.startswith("!")
+    if body.startswith(("\\!", "\\#")):
+        body = body[1:]
+    anchored = body.startswith("/")
+    said = body[1:] if anchored else body
+    if not said:
+        return None
+    # At any offset, and with anything behind it: stars at the ends say nothing.
+    trimmed = said.rstrip("*") if anchored else said.strip("*")
+    pieces = [_piece(part) for part in re.split(r"\*\*+", trimmed)] if trimmed else []
+    path, literal = (None, None) if anchored or re.search(r"\s", said) else _as_path(said)
+    return Rule(pattern, negated, anchored, tuple(pieces), path, literal)
+
+
+def _piece(part: str) -> re.Pattern[str]:
+    words = {"*": rf"[^/]{{0,{_NAME}}}", "?": "[^/]"}
+    return re.compile("".join(words.get(c, re.escape(c)) for c in part))
+
+
+def _as_path(body: str) -> tuple[re.Pattern[str] | None, str | None]:
+    literals = _LITERAL.findall(body)
+    try:
+        compiled = GitIgnoreSpecPattern(body).regex
+    except GitIgnorePatternError:
+        compiled = None
+    if compiled is None or not literals:
+        return None, None
+    return re.compile(compiled.pattern), max(literals, key=len)
+
+
+def matched(rules: Sequence[Rule], text: str) -> str | None:
+    """The pattern of the last rule that still has a place in the text, None when the text may pass."""
+    places: list[tuple[Span, str]] = []
+    for rule in rules:
+        if rule.negated and not places:
+            continue
+        spans = rule.spans(text)
+        if rule.negated:
+            taken = _joined(spans)
+            places = [(place, pattern) for place, pattern in places if not _meets(place, taken)]
+        else:
+            places += [(span, rule.pattern) for span in spans]
+    return places[-1][1] if places else None
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """The same characters, in spans that do not touch."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _meets(place: Span, spans: Sequence[Span]) -> bool:
+    """Whether a place shares a character with one of spans that do not touch."""
+    at = bisect.bisect_right(spans, place[0], key=lambda span: span[1])
+    return at < len(spans) and spans[at][0] < place[1]
+
+
+class IgnoreSet:
+    """The rules of one file, read again whenever it changes. While it cannot be read, what was read last holds."""
+
+    def __init__(self, path: Path, *, rules: Sequence[Rule] = (), seen: object = None) -> None:
+        self._path = path
+        self._rules = tuple(rules)
+        self._seen = seen
+
+    @classmethod
+    def open(cls, home: Path) -> IgnoreSet:
+        """The rules of a home, which are laid there first when there are none.
+
+        Raises:
+            errors.IgnoreFileError: the file cannot be read, or made.
+        """
+        path = home / FILE
+        if not os.path.lexists(path):
+            _seed(home)
+        seen = _signature(path)
+        return cls(path, rules=_read(path), seen=seen)
+
+    @classmethod
+    def of(cls, *patterns: str) -> IgnoreSet:
+        """A set that has no file."""
+        return cls(Path("/nonexistent") / FILE, rules=parse("\n".join(patterns)))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The patterns in their order."""
+        self._refresh()
+        return tuple(rule.pattern for rule in self._rules)
+
+    def match(self, text: str) -> str | None:
+        """The pattern for which the text is ignored, None when it is not."""
+        self._refresh()
+        return matched(self._rules, text)
+
+    def _refresh(self) -> None:
+        seen = _signature(self._path)
+        if seen is None or seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._rules = _read(self._path)
+        except errors.IgnoreFileError as e:
+            _LOG.warning("%s; the rules that were read before hold", e)
+
+
+def _signature(path: Path) -> object:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def _seed(home: Path) -> None:
+    directory = durable.open_directory(home, error=errors.IgnoreFileError)
+    try:
+        durable.create(directory, FILE, (_HEADER + "\n".join(SEEDED) + "\n").encode())
+    except OSError as e:
+        raise errors.IgnoreFileError(f"`{home / FILE}` cannot be made: {e.strerror}", where=str(home)) from e
+    finally:
+        os.close(directory)
+
+
+def _read(path: Path) -> tuple[Rule, ...]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as e:
+        reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
+        raise errors.IgnoreFileError(f"`{path}` cannot be read: {reason}", where=str(path)) from e
+    if len(raw) > MAX_BYTES:
+        raise errors.IgnoreFileError(f"`{path}` is larger than {MAX_BYTES} bytes", where=str(path))
+    try:
+        return parse(raw.decode())
+    except UnicodeDecodeError:
+        raise errors.IgnoreFileError(f"`{path}` is no UTF-8", where=str(path)) from None
+
+
+async def ignore_check(server: Server, caller: Caller, asked: requests.IgnoreCheck) -> responses.IgnoreReport:
+    """Whether a text would be ignored, and by which rule. Nothing is kept of it."""
+    pattern = server.ignore.match(asked.text)
+    return responses.IgnoreReport(
+        ignored=pattern is not None, matched_pattern=pattern, rules_loaded=len(server.ignore.rules)
+    )
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {"ignore_check": ignore_check}
