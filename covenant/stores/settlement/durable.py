@@ -57,23 +57,25 @@ class DurableReceipts(in_memory.InMemoryReceipts):
         with anyio.CancelScope(shield=True):
             await self._journal.append(line)
 
-    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> str | None:
-        path = None if copy is None else self._path.with_name(f"{self._path.name}.{copy}")
+    def copy_path(self, now_ms: int) -> str | None:
+        """As ``interface.Receipts.copy_path``."""
+        return str(self._path.with_name(f"{self._path.name}.rollback-{now_ms}"))
 
+    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> None:
         def select(there: list[bytes]) -> list[bytes]:
-            if path is not None:
-                self._write_copy(path, there)
+            if copy is not None:
+                _write_copy(Path(copy), there)
             return [lines.get(rows.receipt_id(line), line) for line in there]
 
         await self._journal.rewrite(select)
-        return None if path is None else str(path)
 
-    def _write_copy(self, path: Path, lines: list[bytes]) -> None:
-        """The lines as they are, in a file that is not there yet. Runs in the journal's thread, between two writes."""
-        directory = durable.open_directory(path.parent, error=errors.StoreError)
-        try:
-            durable.create(directory, path.name, b"".join(line + b"\n" for line in lines))
-        except OSError as e:
-            raise errors.StoreError(f"no copy could be made first: {e.strerror}", where=str(path)) from e
-        finally:
-            os.close(directory)
+
+def _write_copy(path: Path, lines: list[bytes]) -> None:
+    """The lines as they are, in a file that is not there yet. Runs in the journal's thread, between two writes."""
+    directory = durable.open_directory(path.parent, error=errors.StoreError)
+    try:
+        durable.create(directory, path.name, b"".join(line + b"\n" for line in lines))
+    except OSError as e:
+        raise errors.StoreError(f"no copy could be made first: {e.strerror}", where=str(path)) from e
+    finally:
+        os.close(directory)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from covenant.stores.settlement import interface, rows
 from covenant.wire import types
@@ -67,18 +68,21 @@ class InMemoryReceipts:
         await anyio.lowlevel.checkpoint()
         return self._read(receipt_id) if receipt_id in self._lines and receipt_id not in self._pending else None
 
-    async def recent(self, limit: int, since_ms: int | None = None) -> Sequence[types.SettlementReceipt]:
+    async def recent(
+        self, limit: int, since_ms: int | None = None, *, keep: interface.Keep = interface.every
+    ) -> Sequence[types.SettlementReceipt]:
         """As ``interface.Receipts.recent``."""
-        await anyio.lowlevel.checkpoint()
-        newest = (self._read(key) for key in reversed(self._lines) if key not in self._pending)
-        wanted = (one for one in newest if since_ms is None or one.settled_at >= since_ms)
-        return tuple(itertools.islice(wanted, max(0, limit)))
+        newest = [key for key in reversed(self._lines) if key not in self._pending]
+        return await anyio.to_thread.run_sync(
+            self._chosen, newest, limit, lambda one: (since_ms is None or one.settled_at >= since_ms) and keep(one)
+        )
 
-    async def unsettled(self, limit: int) -> Sequence[types.SettlementReceipt]:
+    async def unsettled(
+        self, limit: int, *, keep: interface.Keep = interface.every
+    ) -> Sequence[types.SettlementReceipt]:
         """As ``interface.Receipts.unsettled``."""
-        await anyio.lowlevel.checkpoint()
-        durable = (key for key in self._open if key not in self._pending)
-        return tuple(self._read(key) for key in itertools.islice(durable, max(0, limit)))
+        oldest = [key for key in self._open if key not in self._pending]
+        return await anyio.to_thread.run_sync(self._chosen, oldest, limit, keep)
 
     async def mark_batch(self, receipt_ids: Sequence[str]) -> interface.Batch:
         """As ``interface.Receipts.mark_batch``."""
@@ -87,9 +91,10 @@ class InMemoryReceipts:
                 if key not in self._open or key in self._pending:
                     raise errors.ReceiptError(f"receipt `{key}` is in a batch already, or is not there")
             # INVARIANT: a batch has the order of the file, which is all that is left of it after a start.
-            receipts = [self._read(key) for key in sorted(receipt_ids, key=self._open.__getitem__)]
+            ordered = sorted(receipt_ids, key=self._open.__getitem__)
+            receipts = [self._read(key) for key in ordered]
             try:
-                batch = interface.batch_of(receipts)
+                batch = await anyio.to_thread.run_sync(interface.batch_of, receipts)
             except ValueError as e:
                 raise errors.ReceiptError(str(e)) from e
             marks = {"batch_id": batch.batch_id, "merkle_root": batch.merkle_root}
@@ -144,36 +149,42 @@ class InMemoryReceipts:
             raise errors.ReceiptError(f"the receipts of batch `{batch_id}` do not make its root: one was changed")
         return proof
 
-    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> str | None:
+    def copy_path(self, now_ms: int) -> str | None:
+        """As ``interface.Receipts.copy_path``."""
+        return None
+
+    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> None:
         """As ``interface.Receipts.revise``."""
         async with self._changing:
             for one in receipts:
                 if one.id not in self._open or one.id in self._pending or one.batch_id is not None:
                     raise errors.ReceiptError(f"receipt `{one.id}` is in a batch, or is not there: it cannot change")
-            return await self._change({one.id: one for one in receipts}, copy=f"rollback-{now_ms}")
+            await self._change({one.id: one for one in receipts}, copy=self.copy_path(now_ms))
 
     async def close(self) -> None:
         """As ``interface.Receipts.close``."""
 
-    async def _change(self, changed: Mapping[str, types.SettlementReceipt], *, copy: str | None = None) -> str | None:
-        """Replace lines where they stand, durably first; the path of the copy that was asked for."""
-        if not changed:
-            return None
+    async def _change(self, changed: Mapping[str, types.SettlementReceipt], *, copy: str | None = None) -> None:
+        """Replace lines where they stand, durably first, and before that make the copy that is asked for."""
         lines = {key: rows.line(receipt) for key, receipt in changed.items()}
         with anyio.CancelScope(shield=True):
-            path = await self._replace(lines, copy)
+            await self._replace(lines, copy)
         self._lines.update(lines)
-        return path
 
     async def _keep(self, line: bytes) -> None:
         await anyio.lowlevel.checkpoint()
 
-    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> str | None:
+    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> None:
         await anyio.lowlevel.checkpoint()
-        return None
 
     def _read(self, key: str) -> types.SettlementReceipt:
         return rows.read(self._lines[key], key)
+
+    def _chosen(self, keys: Sequence[str], limit: int, keep: interface.Keep) -> tuple[types.SettlementReceipt, ...]:
+        """In a worker thread: reading many lines takes time. Those that went meanwhile were never durable."""
+        lines = ((key, self._lines.get(key)) for key in keys)
+        found = (rows.read(line, key) for key, line in lines if line is not None)
+        return tuple(itertools.islice(filter(keep, found), max(0, limit)))
 
     def _restore(self, line: bytes, where: str) -> None:
         """Take in the next line of a file; a batch's order is the order of its receipts there.

@@ -6,7 +6,7 @@ chain; it is *confirmed* once a chain took the root. Neither can be changed back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,14 @@ class Anchor:
     tx_sig: str
     slot: int
     confirmed_at: int
+
+
+Keep = Callable[[types.SettlementReceipt], bool]
+
+
+def every(receipt: types.SettlementReceipt) -> bool:
+    """Keep all of them."""
+    return True
 
 
 def leaf(receipt: types.SettlementReceipt) -> receipt_tree.Leaf:
@@ -85,12 +93,14 @@ class Receipts(Protocol):
         """The receipt with that id."""
         ...
 
-    async def recent(self, limit: int, since_ms: int | None = None) -> Sequence[types.SettlementReceipt]:
-        """The newest first; with ``since_ms``, those settled then or later."""
+    async def recent(
+        self, limit: int, since_ms: int | None = None, *, keep: Keep = every
+    ) -> Sequence[types.SettlementReceipt]:
+        """The newest first; with ``since_ms``, those settled then or later; of those, what ``keep`` says."""
         ...
 
-    async def unsettled(self, limit: int) -> Sequence[types.SettlementReceipt]:
-        """Those in no batch, the oldest first."""
+    async def unsettled(self, limit: int, *, keep: Keep = every) -> Sequence[types.SettlementReceipt]:
+        """Those in no batch, the oldest first; of those, what ``keep`` says."""
         ...
 
     async def mark_batch(self, receipt_ids: Sequence[str]) -> Batch:
@@ -129,10 +139,12 @@ class Receipts(Protocol):
         """
         ...
 
-    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> str | None:
-        """Put these in the place of the open receipts with their ids; the copy of the file that was made before.
+    def copy_path(self, now_ms: int) -> str | None:
+        """Where ``revise`` will leave the file as it was; None where there is no file."""
+        ...
 
-        Without a file there is no copy, and without a receipt nothing happens: None.
+    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> None:
+        """Put these in the place of the open receipts with their ids, after a copy of the file was made.
 
         Raises:
             errors.ReceiptError: one is not there, is in a batch, or would then be in one.
