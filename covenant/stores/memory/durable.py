@@ -300,6 +300,16 @@ class DurableMemory:
                 await self._put_or_delete(record_id, plans.correlated(paid, receipt_id))
         return found
 
+    async def payables(self, *, owner: str | None = None) -> list[plans.Payable]:
+        """What settlement has to know of each record, without its text and embedding."""
+        where, values = sqlite.where(tier=None, owner=owner)
+        found: list[plans.Payable] = []
+        with self._guarded():
+            async for chunk in self._chunks(self._reader, _SELECT, where, values):
+                records = (record for row in chunk if isinstance(record := rows.parse(row), MemoryRecord))
+                found.extend(plans.payable(record) for record in records)
+        return found
+
     # Reading --------------------------------------------------------------------------------------------------
 
     async def get(self, record_id: str) -> MemoryRecord | None:

@@ -180,6 +180,10 @@ class InMemory:
             self._keep(plans.correlated(self._records[record_id], receipt_id))
         return found
 
+    async def payables(self, *, owner: str | None = None) -> list[plans.Payable]:
+        """What settlement has to know of each record."""
+        return [plans.payable(one) for one in self._records.values() if owner in {None, one.owner.pubkey}]
+
     async def bad_rows(self, limit: int) -> list[BadRow]:
         """None: what is no record never came in."""
         return []

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
+
+if TYPE_CHECKING:
+    from covenant.stores.memory.plans import Payable
 
 Mode = Literal["dry_run", "apply"]
 
@@ -175,6 +178,10 @@ class Memory(Protocol):
 
     async def backfill(self, receipts: Sequence[SettlementReceipt], *, apply: bool) -> tuple[tuple[str, str], ...]:
         """Write into ``metadata.receipt_id`` what receipt paid for a record: (record id, receipt id); see ``plans``."""
+        ...
+
+    async def payables(self, *, owner: str | None = None) -> list[Payable]:
+        """What settlement has to know of each record, without its text and embedding."""
         ...
 
     async def bad_rows(self, limit: int) -> list[BadRow]:

@@ -303,6 +303,14 @@ async def test_receipts_are_correlated_by_name_and_then_with_the_first_eligible_
     assert await store.backfill(receipts, apply=True) == ()
 
 
+async def test_payables_say_of_each_record_who_owns_it_and_what_paid_for_it(store: Memory) -> None:
+    await store.put(record(1, metadata={"receipt_id": "r"}))
+    await store.put(record(2, owner=BOB, created_at=3))
+    found = sorted((p.id, p.owner, p.created_at, p.receipt) for p in await store.payables())
+    assert found == [(name(1), ALICE.pubkey, 1, "r"), (name(2), BOB.pubkey, 3, None)]
+    assert [p.id for p in await store.payables(owner=BOB.pubkey)] == [name(2)]
+
+
 async def test_many_at_once_are_all_there(store: Memory) -> None:
     async with anyio.create_task_group() as group:
         for number in range(1, 101):
