@@ -8,14 +8,16 @@ signed, record by record, so it is the reference that the other is compared with
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from policy import ledger
+from policy import ledger, rebase
 
 Change = Literal["changed", "removed", "swapped", "inserted", "truncated"]
 File = Literal["events", "chain", "both", "head"]
@@ -43,6 +45,10 @@ _KINDS: dict[tuple[File, Change], str] = {
 
 # Indices up to here, and up to this many times the records that are there, are read as records that were lost.
 _LOST_AT_LEAST, _LOST_TIMES = 65_536, 10
+
+
+# How every line of ours begins. A line that begins otherwise may still be an event; it is looked at more closely.
+_OPENING = re.compile(rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":(0|[1-9][0-9]{0,19}),"issuer":\{')
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,14 @@ def verify(events: bytes, chain: bytes, head: bytes | None, public_key: Ed25519P
     (4) Compare each file with the reference, record by record, and each anchor with its event.
     (5) Without a reference both files were touched: report what the files say against each other, and the
         range in which they left what was signed.
+    (6) A record that says what was cut stands at the beginning, and is signed.
+
+    Where the chain that the events make is byte for byte the chain file, and ends in the signed head, (1) to (5) have
+    nothing to find: that is tried first, at a fraction of their cost.
     """
+    quick = _as_signed(events, chain, head, public_key)
+    if quick is not None:
+        return quick
     # (1)
     lines, torn_events = _split(events)
     entries, torn_chain = _split(chain)
@@ -123,6 +136,8 @@ def verify(events: bytes, chain: bytes, head: bytes | None, public_key: Ed25519P
     else:
         # (5)
         failures += _without_reference(log, signed)
+    # (6)
+    failures += rebase_failures(lines, public_key)
     notes = tuple(
         f"the {name} file ends in {size} bytes without newline, which the next start sets aside"
         for name, size in (("events", torn_events), ("chain", torn_chain))
@@ -131,6 +146,58 @@ def verify(events: bytes, chain: bytes, head: bytes | None, public_key: Ed25519P
     if head and public_key and signed is not None and not ledger.head_is_whole(head, public_key):
         notes += ("one of the head's two slots does not verify: its write was cut off, or it was overwritten",)
     return Report(len(lines), len(entries), not failures, ledger.fold(log.hashes), tuple(_merged(failures)), notes)
+
+
+def follow(lines: Iterable[bytes], index: int, previous: str) -> tuple[bytes, int, str] | None:
+    """The chain lines that the events make from an index and a hash on, with the index and the hash behind them; None
+    where a line is not one of ours."""
+    entries = []
+    sha256, opening = hashlib.sha256, _OPENING.match
+    for line in lines:
+        found = opening(line)
+        if found is None:
+            return None
+        event = sha256(line).hexdigest()
+        after = sha256(f"{previous}\n{event}".encode()).hexdigest()
+        entries.append(
+            f'{{"index":{index},"event_id":"{found[1].decode()}","timestamp_ms":{found[2].decode()},'
+            f'"event_hash_hex":"{event}","previous_hash_hex":"{previous}","chain_hash_hex":"{after}"}}\n'
+        )
+        previous = after
+        index += 1
+    return "".join(entries).encode("ascii"), index, previous
+
+
+def rebase_failures(lines: Sequence[bytes], public_key: Ed25519PublicKey | None) -> list[Failure]:
+    """What is wrong with the records of cuts: one may stand, signed, at the beginning, and nowhere else."""
+    failures = []
+    for index, line in enumerate(lines):
+        if rebase.NEEDLE not in line:
+            continue
+        if index:
+            failures.append(
+                Failure("rebase_misplaced", "events", f"record {index} says that the log was cut", index=index)
+            )
+        elif rebase.frontier(line, public_key) is None:
+            failures.append(Failure("rebase_invalid", "events", "the record of the cut is not the log key's", index=0))
+    return failures
+
+
+def _as_signed(events: bytes, chain: bytes, head: bytes | None, key: Ed25519PublicKey | None) -> Report | None:
+    """The report of a log in which there is nothing to find; None when it has to be looked at more closely."""
+    signed = ledger.read_head(head, key) if head is not None and key is not None else None
+    if signed is None or head is None or key is None or not ledger.head_is_whole(head, key):
+        return None
+    if (len(events), len(chain)) != (signed.events_bytes, signed.chain_bytes):
+        return None
+    lines = events.split(b"\n")
+    if lines.pop():
+        return None
+    made = follow(lines, 0, ledger.GENESIS)
+    if made is None or made[0] != chain or made[1:] != (signed.count, signed.chain_hash_hex):
+        return None
+    cuts = rebase_failures(lines, key) if rebase.NEEDLE in events else []
+    return Report(len(lines), len(lines), not cuts, signed.chain_hash_hex, tuple(cuts))
 
 
 def _signed_head(

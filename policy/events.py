@@ -201,6 +201,37 @@ def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind, **{name: _clean(fields[name]) for name in table}}
 
 
+def kind_text(kind: str, fields: Mapping[str, Any]) -> str:
+    """``kind_object`` as it stands in a line."""
+    return _json(kind_object(kind, fields))
+
+
+def issuer_text(issuer: Mapping[str, str]) -> str:
+    """The issuer as it stands in a line.
+
+    Raises:
+        errors.EventError: it is not ``{display, pubkey}``.
+    """
+    display, pubkey = issuer.get("display", ""), issuer.get("pubkey", "")
+    if set(issuer) != {"display", "pubkey"} or not _DISPLAY.match(display) or not _BASE58.match(pubkey):
+        raise errors.EventError("audit event issuer is not {display: `local@host`, pubkey: base58}")
+    return _json({"display": display, "pubkey": pubkey})
+
+
+def assembled(event_id: str, now_ms: int, issuer: str, kind: str) -> bytes:
+    """One event as its exact JSON line, without the newline, of an issuer and a kind that were made text before.
+
+    Raises:
+        errors.EventError: a malformed time, or more than 8 MiB.
+    """
+    if not _int(now_ms):
+        raise errors.EventError(f"audit event time `{now_ms}` is not a number of milliseconds")
+    text = f'{{"id":{_json(event_id)},"timestamp_ms":{now_ms},"issuer":{issuer},"kind":{kind}}}'
+    if len(text) > MAX_LINE_BYTES:
+        raise errors.EventError(f"an audit event has {len(text)} bytes, more than {MAX_LINE_BYTES}")
+    return text.encode("ascii")
+
+
 def event_line(kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: Mapping[str, str], now_ms: int) -> bytes:
     """One event as its exact JSON line, without the newline: these are the bytes that are hashed.
 
@@ -209,21 +240,7 @@ def event_line(kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: M
     Raises:
         errors.EventError: as ``kind_object``, a malformed issuer or time, or more than 8 MiB.
     """
-    display, pubkey = issuer.get("display", ""), issuer.get("pubkey", "")
-    if set(issuer) != {"display", "pubkey"} or not _DISPLAY.match(display) or not _BASE58.match(pubkey):
-        raise errors.EventError("audit event issuer is not {display: `local@host`, pubkey: base58}")
-    if not _int(now_ms):
-        raise errors.EventError(f"audit event time `{now_ms}` is not a number of milliseconds")
-    event = {
-        "id": event_id,
-        "timestamp_ms": now_ms,
-        "issuer": {"display": display, "pubkey": pubkey},
-        "kind": kind_object(kind, fields),
-    }
-    line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
-    if len(line) > MAX_LINE_BYTES:
-        raise errors.EventError(f"audit event `{kind}` has {len(line)} bytes, more than {MAX_LINE_BYTES}")
-    return line
+    return assembled(event_id, now_ms, issuer_text(issuer), kind_text(kind, fields))
 
 
 def rejection(
@@ -264,9 +281,13 @@ def _fits(kind: str, value: Any) -> bool:
     return _TYPES[kind](value)
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
         return {_clean(k): _clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -59,6 +59,15 @@ def fold(event_hashes: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """An event's exact line, without its newline, and what its anchor repeats of it."""
+
+    line: bytes
+    event_id: str
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Anchor:
     """One entry of the chain file."""
 
@@ -72,6 +81,14 @@ class Anchor:
     def line(self) -> bytes:
         """The exact JSON line, without newline."""
         return _dump({name: getattr(self, name) for name in _ANCHOR_FIELDS})
+
+    @staticmethod
+    def written(index: int, row: Row, event_hex: str, previous_hex: str, after_hex: str) -> bytes:
+        """``line`` of an anchor that need not be made first: four times as fast, for whoever writes or checks many."""
+        return (
+            f'{{"index":{index},"event_id":{json.dumps(row.event_id)},"timestamp_ms":{row.timestamp_ms},'
+            f'"event_hash_hex":"{event_hex}","previous_hash_hex":"{previous_hex}","chain_hash_hex":"{after_hex}"}}'
+        ).encode("ascii")
 
     @classmethod
     def parse(cls, line: bytes) -> Anchor | None:
@@ -116,6 +133,30 @@ class Head:
         return anchor, Head(count, after, self.events_bytes + len(line) + 1, self.chain_bytes + len(anchor) + 1, marks)
 
 
+def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
+    """As ``Head.advance`` for many rows at once: the chain lines with their newlines, the last head but one, and the
+    last. For no rows both are ``head``."""
+    if not rows:
+        return b"", head, head
+    known = dict(head.marks)
+    previous, entries = head.chain_hash_hex, []
+    for index, row in enumerate(rows, head.count):
+        event_hex = event_hash(row.line)
+        after = chain_hash(previous, event_hex)
+        entries.append(Anchor.written(index, row, event_hex, previous, after))
+        known[index + 1] = previous = after
+    events_bytes = head.events_bytes + sum(len(row.line) + 1 for row in rows)
+    chain_bytes = head.chain_bytes + sum(len(entry) + 1 for entry in entries)
+
+    def at(count: int, events: int, chain: int) -> Head:
+        marks = tuple((mark, known[mark]) for mark in _mark_counts(count))
+        return Head(count, known.get(count, GENESIS), events, chain, marks)
+
+    last = at(head.count + len(rows), events_bytes, chain_bytes)
+    before = at(last.count - 1, events_bytes - len(rows[-1].line) - 1, chain_bytes - len(entries[-1]) - 1)
+    return b"".join(entry + b"\n" for entry in entries), before, last
+
+
 def following_id(first: str, position: int) -> str:
     """The event id of the record that was written at ``position`` of one write whose first record has ``first``.
 
@@ -153,9 +194,14 @@ def sign_head(head: Head, key: Ed25519PrivateKey) -> bytes:
     ``index`` is the last record's index as in the chain file, -1 for an empty log. The signature covers the
     domain tag and the compact JSON of everything but itself.
     """
+    return signed_head(head, key).ljust(SLOT_BYTES - 1) + b"\n"
+
+
+def signed_head(head: Head, key: Ed25519PrivateKey) -> bytes:
+    """The line in a slot, without what fills it."""
     body = _head_body(head, key_id(key.public_key()))
     signature = key.sign(_DOMAIN + _dump(body)).hex()
-    return _dump({**body, "signature_hex": signature}).ljust(SLOT_BYTES - 1) + b"\n"
+    return _dump({**body, "signature_hex": signature})
 
 
 def slot_offset(head: Head) -> int:
@@ -183,7 +229,7 @@ def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
 def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
     found = []
     for start in range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES):
-        head = _read_slot(raw[start : start + SLOT_BYTES], public_key)
+        head = read_signed_head(raw[start : start + SLOT_BYTES], public_key)
         if head is not None and slot_offset(head) == start:
             found.append(head)
     return found
@@ -209,7 +255,8 @@ def read_public_key(raw: bytes) -> Ed25519PublicKey:
         raise errors.LedgerError("the log's public key file is not one line of 64 hex digits") from e
 
 
-def _read_slot(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
+def read_signed_head(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
+    """The head of one slot or line, or None when its signature does not verify."""
     try:
         document = json.loads(slot)
         signature = bytes.fromhex(document.pop("signature_hex"))

@@ -1,0 +1,403 @@
+"""The log on the disk. Many writers share a sync (``covenant.stores.turns``); readers work in threads beside them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from covenant.stores import journal, turns
+from covenant.stores.audit import cutting, files, interface, notary, places, proving, rows
+from covenant.wire import parts
+from covenant.wire.types import AgentId
+from policy import audit, errors, events, ledger, note
+
+T = TypeVar("T")
+
+_MOST_AT_ONCE: Final = 1024
+_BATCH: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    kind: str
+    issuer: str
+    pubkey: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    before_ms: int
+
+
+_Item = tuple[_Line, ...] | _Cut
+_Answer = list[tuple[str, bytes]] | interface.Purged
+
+
+class DurableAudit:
+    """The log in a home's ``audit`` and ``audit-head``. Make it with ``DurableAudit.open``."""
+
+    def __init__(
+        self, of: files.Files, notes: notary.Notary, kept: journal.Journal, issuer: AgentId, now_ms: Callable[[], int]
+    ) -> None:
+        self._files = of
+        self._notes = notes
+        self._kept = kept
+        self._issuer = issuer
+        self._now_ms = now_ms
+        self._rows = rows.Rows(of)
+        self._prover = proving.Prover(_Source(of), notes, of.key.public_key())
+        self._listeners: list[interface.Listener] = []
+        last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
+        self._last_ms = last.timestamp_ms if last else 0
+        self._turns: turns.Turns[_Item, _Answer] = turns.Turns(self._write, what="the audit log", most=_MOST_AT_ONCE)
+        # Whoever reads by offsets holds it, and so does a cut, which makes the file another one.
+        self._shape = threading.Lock()
+        self._proving = anyio.Lock()
+
+    @classmethod
+    async def open(cls, home: Path, *, issuer: AgentId, now_ms: Callable[[], int], origin: str | None = None) -> Self:
+        """Open or make the log; what a crash left is set right first (``recovered``).
+
+        Raises:
+            errors.LedgerError: a file is unsafe, or the log does not hold together.
+            errors.StoreError: the checkpoints cannot be read.
+        """
+        of = await anyio.to_thread.run_sync(_open, home)
+        try:
+            name = origin or proving.origin_of(of.key.public_key())
+            notes = notary.Notary(name, await anyio.to_thread.run_sync(of.at.note_key, name))
+            kept = await journal.Journal.open(home / "audit" / "checkpoints.jsonl")
+            async for line in kept:
+                notes.load(line)
+        except BaseException:
+            await anyio.to_thread.run_sync(of.close)
+            raise
+        return cls(of, notes, kept, issuer, now_ms)
+
+    @property
+    def recovered(self) -> list[str]:
+        """What was found and set right at the opening."""
+        return [*self._files.recovered, *self._kept.recovered]
+
+    @property
+    def origin(self) -> str:
+        """As the interface says."""
+        return self._notes.origin
+
+    @property
+    def verifier(self) -> note.Verifier:
+        """As the interface says."""
+        return self._notes.verifier
+
+    @property
+    def count(self) -> int:
+        """Acknowledged rows that are in the file now."""
+        return self._files.head.count
+
+    def listen(self, listener: interface.Listener) -> None:
+        """As the interface says."""
+        self._listeners.append(listener)
+
+    async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
+        """As the interface says."""
+        return (await self._append((self._line(interface.Entry(kind, fields, issuer)),)))[0]
+
+    async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
+        """As the interface says."""
+        return await self._append(tuple(self._line(entry) for entry in entries)) if entries else []
+
+    async def recent(
+        self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
+    ) -> list[parts.AuditEvent]:
+        """As the interface says."""
+
+        def look() -> list[parts.AuditEvent]:
+            lines = self._rows.of(issuer_pubkey) if issuer_pubkey else (line for _, line in self._rows.backwards())
+            return list(newest(lines, limit, since_ms))
+
+        return await self._reading(look)
+
+    async def scan(
+        self, wanted: Callable[[parts.AuditEvent], bool], limit: int, *, since_ms: int | None = None
+    ) -> interface.Scan:
+        """As the interface says."""
+        return await self._reading(
+            lambda: scanned((line for _, line in self._rows.backwards()), wanted, limit, since_ms)
+        )
+
+    async def verify(self) -> audit.Report:
+        """As the interface says. Where it holds, neither file is read whole at once."""
+        return await self._reading(lambda: _verify(self._files))
+
+    async def purge(self, before_ms: int) -> interface.Purged:
+        """As the interface says."""
+        done = await self._turns.submit(_Cut(before_ms))
+        assert isinstance(done, interface.Purged)
+        return done
+
+    async def prove(self, event_id: str) -> interface.Proof | None:
+        """As the interface says."""
+        return await self._prove(lambda keep: self._prover.prove(event_id, keep))
+
+    async def checkpoint(self) -> note.Note:
+        """As the interface says."""
+        return await self._prove(self._prover.checkpoint)
+
+    async def cosigned(self, cosigned: note.Note, witnesses: Sequence[note.Verifier]) -> note.Note:
+        """As the interface says."""
+        async with self._proving:
+            merged, found = self._notes.merged(cosigned, witnesses)
+            await self._kept.append(notary.line(merged))
+            self._notes.keep(merged)
+        checkpoint = note.Checkpoint.parse(merged.text)
+        await self.append_all([cosigned_entry(checkpoint, one) for one in found])
+        return merged
+
+    async def consistency(self, old: int, size: int) -> list[bytes]:
+        """As the interface says."""
+        async with self._proving:
+            return await self._reading(lambda: self._prover.consistency(old, size))
+
+    async def close(self) -> None:
+        """As the interface says."""
+        await self._turns.close("it was closed")
+        await self._kept.close()
+        await anyio.to_thread.run_sync(self._close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # --- on the loop ------------------------------------------------------------------------------------
+
+    def _line(self, entry: interface.Entry) -> _Line:
+        issuer = entry.issuer or self._issuer
+        kind = events.kind_text(entry.kind, completed(entry.kind, entry.fields))
+        return _Line(kind, issuer_text(issuer.display, issuer.pubkey), issuer.pubkey)
+
+    async def _append(self, lines: tuple[_Line, ...]) -> list[str]:
+        written = await self._turns.submit(lines)
+        assert isinstance(written, list)
+        if self._listeners:
+            for _, line in written:
+                row = rows.event(line)
+                for listener in self._listeners:
+                    if row is not None:
+                        listener(row)
+        return [event_id for event_id, _ in written]
+
+    async def _reading(self, look: Callable[[], T]) -> T:
+        def run() -> T:
+            with self._shape:
+                return look()
+
+        return await anyio.to_thread.run_sync(run)
+
+    async def _prove(self, prove: Callable[[proving.Keep], T]) -> T:
+        """Run what may sign a checkpoint, which is durable before it is given out."""
+        made: list[note.Note] = []
+        async with self._proving:
+            found = await self._reading(lambda: prove(made.append))
+            await self._kept.append_all([notary.line(one) for one in made])
+        for one in made:
+            checkpoint = note.Checkpoint.parse(one.text)
+            await self.append("audit_checkpoint", checkpoint_fields(checkpoint))
+        return found
+
+    # --- in the writer's thread -------------------------------------------------------------------------
+
+    def _write(self, items: Sequence[_Item]) -> list[_Answer | Exception]:
+        answers: list[_Answer | Exception] = []
+        together: list[tuple[_Line, ...]] = []
+        for item in items:
+            if isinstance(item, _Cut):
+                answers += self._write_rows(together)
+                together = []
+                answers.append(self._cut(item.before_ms))
+            else:
+                together.append(item)
+        return answers + self._write_rows(together)
+
+    def _write_rows(self, items: Sequence[tuple[_Line, ...]]) -> list[_Answer | Exception]:
+        if not items:
+            return []
+        # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
+        now = self._last_ms = max(self._now_ms(), self._last_ms)
+        made, answers, offset = [], [], self._files.head.events_bytes
+        for item in items:
+            answer = []
+            for one in item:
+                event_id = str(uuid.uuid4())
+                line = events.assembled(event_id, now, one.issuer, one.kind)
+                made.append(ledger.Row(line, event_id, now))
+                answer.append((event_id, line))
+            answers.append(answer)
+        try:
+            self._files.append(made)
+        except errors.StoreFullError as e:
+            return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
+        for item, answer in zip(items, answers, strict=True):
+            for one, (_, line) in zip(item, answer, strict=True):
+                self._rows.wrote(one.pubkey, offset)
+                offset += len(line) + 1
+        return list(answers)
+
+    def _cut(self, before_ms: int) -> _Answer | Exception:
+        before = self._files.head.chain_hash_hex
+        issuer = issuer_text(self._issuer.display, self._issuer.pubkey)
+        with self._shape:
+            try:
+                now = self._last_ms = max(self._now_ms(), self._last_ms)
+                done = cutting.cut(self._files, before_ms, issuer=issuer, now_ms=now)
+            except errors.CovenantError as e:
+                return e
+            if done.rebase_id is not None:
+                self._rows.forget()
+                self._prover.forget()
+        return interface.Purged(done.purged, before, self._files.head.chain_hash_hex, done.rebase_id)
+
+    def _close(self) -> None:
+        self._files.close()
+        self._files.at.close()
+
+
+class _Source:
+    """The files, as what proves asks of them."""
+
+    def __init__(self, of: files.Files) -> None:
+        self._files = of
+
+    @property
+    def head(self) -> ledger.Head:
+        return self._files.head
+
+    def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        return self._files.lines(start)
+
+    def index_of(self, event_id: str) -> int | None:
+        size = self._files.head.chain_bytes
+        if not size:
+            return None
+        needle = f'"event_id":{json.dumps(event_id)},'.encode()
+        with mmap.mmap(self._files.chain, size, prot=mmap.PROT_READ) as chain:
+            at = chain.find(needle)
+            if at < 0:
+                return None
+            start = chain.rfind(b"\n", 0, at) + 1
+            anchor = ledger.Anchor.parse(chain[start : chain.find(b"\n", at)])
+        return anchor.index if anchor and anchor.event_id == event_id else None
+
+
+def completed(kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields, with null for ``run_id`` and ``operator`` where the kind has them and they were left out."""
+    table = events.KINDS.get(kind, {})
+    missing = {name: None for name in ("run_id", "operator") if table.get(name) == "text?" and name not in fields}
+    return {**fields, **missing} if missing else fields
+
+
+@functools.lru_cache(maxsize=4096)
+def issuer_text(display: str, pubkey: str) -> str:
+    """The issuer as it stands in a line."""
+    return events.issuer_text({"display": display, "pubkey": pubkey})
+
+
+def newest(lines: Iterator[bytes], limit: int, since_ms: int | None) -> Iterator[parts.AuditEvent]:
+    """The first ``limit`` rows of lines that come newest first, none older than ``since_ms``."""
+    for line in lines:
+        if limit <= 0:
+            return
+        row = rows.event(line)
+        if row is None:
+            continue
+        if since_ms is not None and row.timestamp_ms < since_ms:
+            return
+        yield row
+        limit -= 1
+
+
+def scanned(
+    lines: Iterator[bytes], wanted: Callable[[parts.AuditEvent], bool], limit: int, since_ms: int | None
+) -> interface.Scan:
+    """The first ``limit`` rows that are wanted, of lines that come newest first."""
+    found: list[parts.AuditEvent] = []
+    looked = 0
+    for line in lines:
+        row = rows.event(line)
+        if len(found) >= limit or (row and since_ms is not None and row.timestamp_ms < since_ms):
+            break
+        looked += 1
+        if row is not None and wanted(row):
+            found.append(row)
+    return interface.Scan(tuple(found), looked)
+
+
+def checkpoint_fields(checkpoint: note.Checkpoint) -> dict[str, Any]:
+    """The fields of ``audit_checkpoint``."""
+    return {"origin": checkpoint.origin, "tree_size": checkpoint.size, "root_hash_hex": checkpoint.root.hex()}
+
+
+def cosigned_entry(checkpoint: note.Checkpoint, one: note.Verified) -> interface.Entry:
+    """The row of a cosignature."""
+    about = {"origin": checkpoint.origin, "tree_size": checkpoint.size, "timestamp_s": one.time_s or 0}
+    return interface.Entry("audit_checkpoint_cosigned", {**about, "witness": one.verifier.text})
+
+
+def _open(home: Path) -> files.Files:
+    at = places.Places.open(home)
+    try:
+        return files.Files(at)
+    except OSError as e:
+        at.close()
+        raise errors.LedgerError(f"the log cannot be opened: {e.strerror}", where=str(home / "audit")) from e
+    except BaseException:
+        at.close()
+        raise
+
+
+def _verify(of: files.Files) -> audit.Report:
+    key = of.key.public_key()
+    now = of.snapshot()
+    head = now.head
+    as_long = (now.events_bytes, now.chain_bytes) == (head.events_bytes, head.chain_bytes)
+    if as_long and ledger.read_head(now.shown, key) == head and _holds(of, head):
+        return audit.Report(head.count, head.count, True, head.chain_hash_hex, ())
+    log, chain = os.pread(of.events, now.events_bytes, 0), os.pread(of.chain, now.chain_bytes, 0)
+    return audit.verify(log, chain, now.shown, key)
+
+
+def _holds(of: files.Files, head: ledger.Head) -> bool:
+    """Whether the events make the chain file, byte for byte, up to the head that is acknowledged."""
+    index, previous, offset = 0, ledger.GENESIS, 0
+    for lines in _batched(line for _, line in of.lines(0, head.events_bytes)):
+        made = audit.follow(lines, index, previous)
+        if made is None or audit.rebase_failures(lines if not index else [b"", *lines], of.key.public_key()):
+            return False
+        entries, index, previous = made
+        if os.pread(of.chain, len(entries), offset) != entries:
+            return False
+        offset += len(entries)
+    return (index, previous, offset) == (head.count, head.chain_hash_hex, head.chain_bytes)
+
+
+def _batched(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,349 @@
+"""The log's files, for one thread: a group of rows is acknowledged by one sync.
+
+    audit-head/pending     written and synced first: the rows, and the signed head behind them (policy.pending)
+    audit/events.jsonl, audit/events.chain.jsonl, audit-head/head.json     written then, synced now and then
+
+So the files are always what ``pending`` leads to, or lack some of it; the next opening completes them. What stands in
+them beyond it nobody acknowledged: it is set aside in a file beside, and told. Readers wait for the lock that a write
+holds on ``events.jsonl`` (``covenant audit verify``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from covenant.stores.audit import places
+from policy import errors, events, ledger, pending
+from sandbox import durable
+
+# What `pending` has room for before the files are synced and it begins anew; its blocks are there from the start, so
+# that a sync of it writes no metadata.
+PENDING_BYTES: Final = 4 * 1024 * 1024
+LOCK_SECONDS: Final = 10.0
+NEW: Final = ".new"
+
+_CHUNK_BYTES: Final = 1 << 20
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_HINT: Final = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is acknowledged, what ``head.json`` holds, and how long the files are."""
+
+    head: ledger.Head
+    shown: bytes
+    events_bytes: int
+    chain_bytes: int
+
+
+class Files:
+    """The open files of the log. ``head`` is what is acknowledged; ``recovered`` what was found and set right."""
+
+    def __init__(self, at: places.Places) -> None:
+        self.recovered: list[str] = []
+        self.at = at
+        self.head = ledger.Head()
+        self._before = ledger.Head()
+        self._end = 0
+        self._writing = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            new = not any(at.exists(name) for name in (places.HEAD, places.KEY, places.PENDING))
+            self.events = self._file(places.EVENTS, at.log, stack)
+            self.chain = self._file(places.CHAIN, at.log, stack)
+            if new and (os.fstat(self.events).st_size or os.fstat(self.chain).st_size):
+                self._broken("the log holds records and its head is missing")
+            self.key = at.signing_key(make=new or not at.exists(places.HEAD))
+            self._head_fd = self._file(places.HEAD, at.head, stack)
+            self._pending = self._file(places.PENDING, at.head, stack)
+            with self._turn():
+                self._recover()
+            self._stack = stack.pop_all()
+
+    def append(self, rows: Sequence[ledger.Row]) -> None:
+        """Acknowledge rows: when this returns they are durable.
+
+        Raises:
+            errors.StoreFullError: there is no room for them; the log is as it was.
+            errors.LedgerError, OSError: anything else; nobody knows what is on the disk until it is opened again.
+        """
+        entries, before, head = ledger.extend(self.head, rows)
+        record = pending.group(head, rows, self.key)
+        with self._writing, self._turn():
+            self._check_names()
+            if self._end + len(record) > PENDING_BYTES:
+                self._settle()
+            try:
+                _write(self._pending, record, self._end)
+                os.fdatasync(self._pending)
+                _write(self.events, b"".join(row.line + b"\n" for row in rows), self.head.events_bytes)
+                _write(self.chain, entries, self.head.chain_bytes)
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                self._take_back()
+                raise errors.StoreFullError(
+                    f"the audit log could not take {len(rows)} rows: {e.strerror}",
+                    hint="make room on the disk and repeat",
+                    where=str(self.at.home / "audit"),
+                ) from e
+            self._show(before, head)
+            self.head, self._before = head, before
+            self._end += len(record)
+
+    def settle(self) -> None:
+        """Sync the files, so that they need nothing of ``pending``."""
+        with self._turn():
+            self._settle()
+
+    def replace(self, before: ledger.Head, head: ledger.Head) -> None:
+        """Put the files beside the log's, named ``.new`` and synced, in their place: all of them or none.
+
+        ``head`` is theirs, ``before`` their head one row before.
+        """
+        with self._turn():
+            self._settle()
+            # The commit: before it the log is the old one, after it the next opening finishes what is left to do.
+            record = pending.rebase(before, head, self.key)
+            _write(self._pending, record, 0)
+            os.fdatasync(self._pending)
+            self._rename(head)
+            self.head, self._before = head, before
+            self._show(before, head)
+            self._settle()
+
+    def lines(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """The acknowledged lines between two offsets where lines begin, each with its own."""
+        stop = self.head.events_bytes if end is None else end
+        return _lines(self.events, start, stop)
+
+    def entries(self) -> Iterator[tuple[int, bytes]]:
+        """The acknowledged lines of the chain."""
+        return _lines(self.chain, 0, self.head.chain_bytes)
+
+    def snapshot(self) -> Snapshot:
+        """How the files are between two writes."""
+        with self._writing:
+            sizes = (os.fstat(fd).st_size for fd in (self.events, self.chain))
+            return Snapshot(self.head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0), *sizes)
+
+    def close(self) -> None:
+        """Sync, and let go of the files."""
+        with contextlib.suppress(OSError, errors.CovenantError):
+            self.settle()
+        self._stack.close()
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    def _file(self, name: str, folder: int, stack: contextlib.ExitStack) -> int:
+        fd = self.at.file(name, folder=folder)
+        stack.callback(os.close, fd)
+        return fd
+
+    def _recover(self) -> None:
+        """Bring the files to what was acknowledged.
+
+        (1) What is acknowledged: `pending` where it begins with a head that verifies, else the newest in `head.json`.
+        (2) A cut that was decided is finished.
+        (3) Each file gets what it lacks; what is beyond is set aside.
+        (4) The last record must be the one that the head signs.
+        """
+        # (1)
+        public = self.key.public_key()
+        raw = os.pread(self._pending, os.fstat(self._pending).st_size, 0)
+        found = pending.replay(raw, public)
+        shown = ledger.read_head(os.pread(self._head_fd, ledger.HEAD_BYTES, 0), public)
+        if found is None:
+            if shown is None and (os.fstat(self._head_fd).st_size or os.fstat(self.events).st_size):
+                self._broken("no head record verifies under the log's key")
+            head = shown or ledger.Head()
+            found = pending.Replay(head, head, head, b"", b"", 0)
+        # (2)
+        if found.rebased:
+            self._rename(found.base)
+        else:
+            self._discard_new()
+            if shown is not None and shown.count > found.head.count:
+                self._broken("the head names rows that `pending` does not hold")
+        # (3)
+        base, head = found.base, found.head
+        self._complete(self.events, places.EVENTS, found.events, base.events_bytes, head)
+        self._complete(self.chain, places.CHAIN, found.chain, base.chain_bytes, head)
+        # (4)
+        self._check_last(head)
+        self.head, self._before = head, found.before
+        if shown is None or shown.count != head.count or found.rebased:
+            self._show(self._before, head)
+        self._settle()
+
+    def _complete(self, fd: int, name: str, lines: bytes, base: int, head: ledger.Head) -> None:
+        size, end = os.fstat(fd).st_size, base + len(lines)
+        if size < base:
+            self._broken(f"`{name}` is shorter than its signed head says")
+        there = os.pread(fd, len(lines), base)
+        if there != lines:
+            # After a power cut blocks of a file may hold zeros, or nothing yet.
+            if there.strip(b"\0") and not lines.startswith(there):
+                self._aside(name, there, head.count)
+            _write(fd, lines, base)
+            self.recovered.append(f"`{name}` got {len(lines)} acknowledged bytes that it lacked or held otherwise")
+        if size > end:
+            self._aside(name, os.pread(fd, size - end, end), head.count)
+            os.ftruncate(fd, end)
+
+    def _aside(self, name: str, tail: bytes, count: int) -> None:
+        # Named by content: a crash in here repeats the same steps and ends in the same file.
+        aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
+        durable.replace(self.at.log, aside, tail)
+        self.recovered.append(f"{len(tail)} unacknowledged bytes of `{name}` set aside in `{aside}`")
+
+    def _check_last(self, head: ledger.Head) -> None:
+        if not head.count:
+            return
+        event = last_line(self.events, head.events_bytes)
+        anchor = ledger.Anchor.parse(last_line(self.chain, head.chain_bytes))
+        expected = (head.chain_hash_hex, ledger.event_hash(event), head.count - 1)
+        if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != expected:
+            self._broken("the last record is not the one that the head signs")
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def _show(self, before: ledger.Head, head: ledger.Head) -> None:
+        """Both slots of ``head.json``: the head, and the one before it."""
+        for one in {before.count: before, head.count: head}.values():
+            _write(self._head_fd, ledger.sign_head(one, self.key), ledger.slot_offset(one))
+        if os.fstat(self._head_fd).st_size < ledger.HEAD_BYTES:
+            _write(self._head_fd, b" " * (ledger.SLOT_BYTES - 1) + b"\n", ledger.SLOT_BYTES)
+
+    def _settle(self) -> None:
+        if not os.fstat(self._head_fd).st_size:
+            self._show(self._before, self.head)
+        for fd in (self.events, self.chain, self._head_fd):
+            os.fdatasync(fd)
+        # INVARIANT: only now: until the files are synced, what they lack is nowhere else.
+        record = pending.opening(self.head, self.key)
+        size = os.fstat(self._pending).st_size
+        if size != PENDING_BYTES:
+            os.ftruncate(self._pending, 0)
+            _write(self._pending, record + bytes(PENDING_BYTES - len(record)), 0)
+            os.fsync(self._pending)
+        else:
+            # The byte behind it ends what an earlier use left there.
+            _write(self._pending, record + b"\0", 0)
+        self._end = len(record)
+
+    def _take_back(self) -> None:
+        """Undo a group that there was no room for."""
+        os.ftruncate(self.events, self.head.events_bytes)
+        os.ftruncate(self.chain, self.head.chain_bytes)
+        if os.fstat(self._pending).st_size > PENDING_BYTES:
+            os.ftruncate(self._pending, max(PENDING_BYTES, self._end))
+        _write(self._pending, b"\0", self._end)
+        os.fdatasync(self._pending)
+
+    def _rename(self, head: ledger.Head) -> None:
+        for name, size in ((places.EVENTS, head.events_bytes), (places.CHAIN, head.chain_bytes)):
+            with contextlib.suppress(FileNotFoundError):
+                fd = self.at.file_if_there(name + NEW)
+                try:
+                    if os.fstat(fd).st_size != size:
+                        self._broken(f"`{name}{NEW}` is not what the signed head says")
+                finally:
+                    os.close(fd)
+                os.rename(name + NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
+        os.fsync(self.at.log)
+        for fd, name in ((self.events, places.EVENTS), (self.chain, places.CHAIN)):
+            fresh = self.at.file(name, folder=self.at.log)
+            if fd == self.events:
+                # The lock goes over to the new file before anybody can find it unlocked under its name for long.
+                fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.dup2(fresh, fd, inheritable=False)
+            os.close(fresh)
+
+    def _discard_new(self) -> None:
+        for name in (places.EVENTS, places.CHAIN):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name + NEW, dir_fd=self.at.log)
+
+    def _check_names(self) -> None:
+        """The open files must still be the ones under their names, and hold what we wrote: anything else was not us."""
+        for fd, name, folder, size in (
+            (self.events, places.EVENTS, self.at.log, self.head.events_bytes),
+            (self.chain, places.CHAIN, self.at.log, self.head.chain_bytes),
+            (self._pending, places.PENDING, self.at.head, None),
+            (self._head_fd, places.HEAD, self.at.head, None),
+        ):
+            ours = os.fstat(fd)
+            try:
+                named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                self._broken(f"`{name}` was removed while the log was open")
+            if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino):
+                self._broken(f"`{name}` was replaced while the log was open")
+            if size is not None and ours.st_size != size:
+                self._broken(f"somebody else wrote to `{name}`")
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock that readers wait for; wait at most ``LOCK_SECONDS`` for them."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    self._broken(f"somebody read the audit log for {LOCK_SECONDS:.0f} seconds")
+                time.sleep(0.002)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.events, fcntl.LOCK_UN)
+
+    def _broken(self, message: str) -> NoReturn:
+        raise errors.LedgerError(message, hint=_HINT, where=str(self.at.home / "audit"))
+
+
+def last_line(fd: int, end: int) -> bytes:
+    """The line that ends, with its newline, at offset ``end``; empty when there is none of sane length."""
+    size = 4096
+    while True:
+        start = max(0, end - size)
+        chunk = os.pread(fd, end - start, start)
+        if not chunk.endswith(b"\n"):
+            return b""
+        at = chunk.rfind(b"\n", 0, -1)
+        if at >= 0 or not start:
+            return chunk[at + 1 : -1]
+        if size > events.MAX_LINE_BYTES:
+            return b""
+        size *= 8
+
+
+def _lines(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    rest, offset = b"", start
+    while start < end:
+        chunk = os.pread(fd, min(_CHUNK_BYTES, end - start), start)
+        if not chunk:
+            raise errors.LedgerError("the log became shorter while it was read")
+        start += len(chunk)
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield offset, line
+            offset += len(line) + 1
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done

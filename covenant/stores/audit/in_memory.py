@@ -1,0 +1,193 @@
+"""The log in memory: the same rows, chain, checkpoints and cuts, for tests and for whoever keeps nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from covenant.stores.audit import durable, interface, notary, proving, rows
+from covenant.wire import parts
+from covenant.wire.types import AgentId
+from policy import audit, events, ledger, merkle, note, rebase
+
+
+class InMemoryAudit:
+    """A log that ends with the process. It signs with keys of its own, made with it."""
+
+    def __init__(self, *, issuer: AgentId, now_ms: Callable[[], int], origin: str | None = None) -> None:
+        self._issuer = issuer
+        self._now_ms = now_ms
+        self._key = Ed25519PrivateKey.generate()
+        public = self._key.public_key()
+        self._notes = notary.Notary(origin or proving.origin_of(public), Ed25519PrivateKey.generate())
+        self._listeners: list[interface.Listener] = []
+        self._lines: list[bytes] = []
+        self._chain = b""
+        self._before = self._head = ledger.Head()
+        self._last_ms = 0
+        self._prover = proving.Prover(self, self._notes, public)
+
+    @property
+    def origin(self) -> str:
+        """As the interface says."""
+        return self._notes.origin
+
+    @property
+    def verifier(self) -> note.Verifier:
+        """As the interface says."""
+        return self._notes.verifier
+
+    @property
+    def count(self) -> int:
+        """Rows that are there now."""
+        return len(self._lines)
+
+    @property
+    def head(self) -> ledger.Head:
+        """How far they go."""
+        return self._head
+
+    def listen(self, listener: interface.Listener) -> None:
+        """As the interface says."""
+        self._listeners.append(listener)
+
+    async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
+        """As the interface says."""
+        return (await self.append_all([interface.Entry(kind, fields, issuer)]))[0]
+
+    async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
+        """As the interface says."""
+        made = [
+            (entry.issuer or self._issuer, events.kind_text(entry.kind, durable.completed(entry.kind, entry.fields)))
+            for entry in entries
+        ]
+        now = self._tick()
+        written = []
+        for issuer, kind in made:
+            event_id = str(uuid.uuid4())
+            text = durable.issuer_text(issuer.display, issuer.pubkey)
+            written.append(ledger.Row(events.assembled(event_id, now, text, kind), event_id, now))
+        self._write(written)
+        for row in written:
+            event = rows.event(row.line)
+            for listener in self._listeners:
+                if event is not None:
+                    listener(event)
+        return [row.event_id for row in written]
+
+    async def recent(
+        self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
+    ) -> list[parts.AuditEvent]:
+        """As the interface says."""
+        lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
+        return list(durable.newest(lines, limit, since_ms))
+
+    async def scan(
+        self, wanted: Callable[[parts.AuditEvent], bool], limit: int, *, since_ms: int | None = None
+    ) -> interface.Scan:
+        """As the interface says."""
+        return durable.scanned(reversed(self._lines), wanted, limit, since_ms)
+
+    async def verify(self) -> audit.Report:
+        """As the interface says."""
+        blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
+        slots = {ledger.slot_offset(head): ledger.sign_head(head, self._key) for head in (self._before, self._head)}
+        shown = slots.get(0, blank) + slots.get(ledger.SLOT_BYTES, blank)
+        return audit.verify(self._raw(), self._chain, shown, self._key.public_key())
+
+    async def purge(self, before_ms: int) -> interface.Purged:
+        """As the interface says."""
+        root = self._head.chain_hash_hex
+        begun = rebase.frontier(self._lines[0], self._key.public_key()) if self._lines else None
+        begun = begun or merkle.Frontier()
+        first = int(begun.size > 0)
+        there = [_row(line) for line in self._lines]
+        stay = next((i for i, row in enumerate(there) if i >= first and row.timestamp_ms >= before_ms), len(there))
+        if stay <= first:
+            return interface.Purged(0, root, root, None)
+        whole, tree = begun, begun.copy()
+        for i, row in enumerate(there[first:], first):
+            whole.append(merkle.leaf_hash(row.line))
+            if i == stay - 1:
+                tree = whole.copy()
+        previous = ledger.event_hash(self._lines[0]) if first else None
+        cut = rebase.Cut(stay - first, there[first], there[stay - 1], root, whole, tree, previous)
+        now, event_id = self._tick(), str(uuid.uuid4())
+        issuer = durable.issuer_text(self._issuer.display, self._issuer.pubkey)
+        line = events.assembled(event_id, now, issuer, events.kind_text(rebase.KIND, rebase.fields(cut, self._key)))
+        self._lines, self._chain, self._before, self._head = [], b"", ledger.Head(), ledger.Head()
+        self._write([ledger.Row(line, event_id, now), *there[stay:]])
+        self._prover.forget()
+        return interface.Purged(stay - first, root, self._head.chain_hash_hex, event_id)
+
+    async def prove(self, event_id: str) -> interface.Proof | None:
+        """As the interface says."""
+        made: list[note.Note] = []
+        found = self._prover.prove(event_id, made.append)
+        await self._told(made)
+        return found
+
+    async def checkpoint(self) -> note.Note:
+        """As the interface says."""
+        made: list[note.Note] = []
+        found = self._prover.checkpoint(made.append)
+        await self._told(made)
+        return found
+
+    async def cosigned(self, cosigned: note.Note, witnesses: Sequence[note.Verifier]) -> note.Note:
+        """As the interface says."""
+        merged, found = self._notes.merged(cosigned, witnesses)
+        self._notes.keep(merged)
+        checkpoint = note.Checkpoint.parse(merged.text)
+        await self.append_all([durable.cosigned_entry(checkpoint, one) for one in found])
+        return merged
+
+    async def consistency(self, old: int, size: int) -> list[bytes]:
+        """As the interface says."""
+        return self._prover.consistency(old, size)
+
+    async def close(self) -> None:
+        """As the interface says."""
+
+    def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The lines from an offset on, each with its own."""
+        offset = 0
+        for line in list(self._lines):
+            if offset >= start:
+                yield offset, line
+            offset += len(line) + 1
+
+    def index_of(self, event_id: str) -> int | None:
+        """Which line, counted from 0, has this id."""
+        return next((i for i, line in enumerate(self._lines) if _row(line).event_id == event_id), None)
+
+    async def _told(self, made: Sequence[note.Note]) -> None:
+        for one in made:
+            await self.append("audit_checkpoint", durable.checkpoint_fields(note.Checkpoint.parse(one.text)))
+
+    def _write(self, written: Sequence[ledger.Row]) -> None:
+        entries, before, head = ledger.extend(self._head, written)
+        self._lines += [row.line for row in written]
+        self._chain += entries
+        if written:
+            self._before, self._head = before, head
+
+    def _raw(self) -> bytes:
+        return b"".join(line + b"\n" for line in self._lines)
+
+    def _tick(self) -> int:
+        self._last_ms = max(self._now_ms(), self._last_ms)
+        return self._last_ms
+
+
+def _row(line: bytes) -> ledger.Row:
+    found = rows.opening(line)
+    return ledger.Row(line, found.event_id if found else "", found.timestamp_ms if found else 0)
+
+
+def _pubkey(line: bytes) -> str | None:
+    found = rows.opening(line)
+    return found.pubkey if found else None

@@ -1,0 +1,104 @@
+"""What was acknowledged and may not be in the log's files yet: one file, so that one sync acknowledges a group of rows.
+
+    signed head              where the files stood when they were last synced
+    signed head, rows        after each group: the head behind it, and its lines
+    ...
+
+A record counts when its rows lead from the head before it to its own, whose signature verifies. What follows the last
+such record was being written when the writer died, or is left of an earlier use of the file; it was never acknowledged.
+
+A first head that is followed by the line ``rebase`` and the signed head one row before it says that the files were cut:
+whole new ones lie beside them, and are to be put in their place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from policy import ledger
+
+_REBASE = b"rebase"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the file says: the lines of both files between ``base`` and ``head``, and where its last record ends.
+
+    ``rebased`` is the head one row before ``base`` where the files were cut there.
+    """
+
+    base: ledger.Head
+    head: ledger.Head
+    before: ledger.Head
+    events: bytes
+    chain: bytes
+    end: int
+    rebased: bool = False
+
+
+def opening(head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
+    """The first record: the files are synced up to this head."""
+    return ledger.signed_head(head, key) + b"\n"
+
+
+def rebase(before: ledger.Head, head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
+    """The first record where the files are to be replaced by those that lie beside them."""
+    return b"\n".join([ledger.signed_head(head, key), _REBASE, ledger.signed_head(before, key), b""])
+
+
+def group(head: ledger.Head, rows: Sequence[ledger.Row], key: Ed25519PrivateKey) -> bytes:
+    """The record of one group of rows that ends at ``head``."""
+    return b"\n".join([ledger.signed_head(head, key), *(row.line for row in rows), b""])
+
+
+def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
+    """What the file says, or None when it does not begin with a head that verifies."""
+    base, position = _head(raw, 0, public_key)
+    if base is None:
+        return None
+    before, rebased = base, False
+    if raw.startswith(_REBASE + b"\n", position):
+        found, after = _head(raw, position + len(_REBASE) + 1, public_key)
+        if found is None:
+            return None
+        before, position, rebased = found, after, True
+    head, events, chain = base, [], []
+    while True:
+        following, start = _head(raw, position, public_key)
+        if following is None:
+            break
+        end = start + following.events_bytes - head.events_bytes
+        rows = _rows(raw[start:end]) if start < end <= len(raw) else None
+        if rows is None:
+            break
+        entries, last_but_one, last = ledger.extend(head, rows)
+        if last != following:
+            break
+        head, before, position = last, last_but_one, end
+        events.append(raw[start:end])
+        chain.append(entries)
+    return Replay(base, head, before, b"".join(events), b"".join(chain), position, rebased)
+
+
+def _head(raw: bytes, position: int, public_key: Ed25519PublicKey) -> tuple[ledger.Head | None, int]:
+    end = raw.find(b"\n", position, position + ledger.SLOT_BYTES)
+    if end < 0:
+        return None, position
+    return ledger.read_signed_head(raw[position:end], public_key), end + 1
+
+
+def _rows(lines: bytes) -> list[ledger.Row] | None:
+    if not lines.endswith(b"\n"):
+        return None
+    rows = []
+    for line in lines[:-1].split(b"\n"):
+        try:
+            event = json.loads(line)
+            rows.append(ledger.Row(line, event["id"], event["timestamp_ms"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+    return rows
