@@ -20,6 +20,7 @@ class InMemoryMailbox:
 
     def __init__(self, *, now_ms: Callable[[], int], limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
+        self.running: set[str] = set()
         self._now = now_ms
         self._book = Book(self.limits)
         self._ended: list[Ended] = []

@@ -146,6 +146,8 @@ class Mailbox(Protocol):
     """A store of tasks. What a call returned for is durable; what it raised for is not there."""
 
     limits: Limits
+    # The tasks that this very process works on. Not kept: after a start there are none.
+    running: set[str]
 
     async def send(self, task: A2ATask) -> Sent:
         """Take a task. The same task again is answered as before.

@@ -1,0 +1,373 @@
+"""The mailbox, for whoever asks: who may send, take, answer and repair, and a row in the log for each act (ADR 0047).
+
+A caller sees the tasks that it sent or is to receive. The agents of this host are the operator's: what waits for one is
+the operator's to see and to repair, and its ``a2a.recv.<sender>`` is the operator's grant. They do their tasks
+themselves: ``covenant.respond.deliver``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from covenant.respond import accounting, authority
+from covenant.respond.caller import Caller
+from covenant.respond.server import Handler, Server
+from covenant.stores.mailbox.interface import Entry, RetryRules
+from covenant.wire import parts, requests, responses
+from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
+from policy import errors
+
+_AGENT: Final = "@agent"
+_AUTHORITY: Final = "a2a"
+
+
+def local_agent(recipient: AgentId) -> str | None:
+    """The id of the agent of this host that is meant; None where somebody else is."""
+    name = recipient.display.removesuffix(_AGENT)
+    return name if name != recipient.display and accounting.budget_of(name) == recipient else None
+
+
+# Sending ----------------------------------------------------------------------------------------------------------
+
+
+async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2ATask) -> responses.A2ATaskQueued:
+    """Put a task into the mailbox: (1) its sender is whoever sends it, (2) the sender may send to the recipient,
+    (3) the recipient is known and takes it, (4) it is kept, (5) it is written down."""
+    task = asked.task
+    # (1)
+    if task.sender != caller.agent:
+        claimed = {"peer_display": caller.agent.display, "claimed_sender_display": task.sender.display}
+        await server.audit.append("a2_a_sender_mismatch", claimed, caller.agent)
+        raise errors.SenderMismatchError(
+            f"`{task.sender.display}` is not who sends this", hint=f"the sender is `{caller.agent.display}`"
+        )
+    # (2)
+    await _require_peer(server, caller, "send", task.recipient, task_id=task.id)
+    # (3)
+    await _check_recipient(server, caller, task)
+    # (4)
+    sent = await server.mailbox.send(task)
+    # (5)
+    row: dict[str, str | None] = {
+        "task_id": task.id,
+        "sender_display": task.sender.display,
+        "recipient_display": task.recipient.display,
+        "task_kind": task.task_kind,
+        "intent_hash_hex": _hash(task.intent_text),
+        "outcome": sent.outcome,
+    }
+    await server.audit.append("a2_a_task_sent", row, caller.agent)
+    return responses.A2ATaskQueued(task_id=task.id)
+
+
+async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.CancelA2ATask) -> responses.A2ACancelled:
+    """Take back a task that the caller sent; one that is answered already stays as it is."""
+    entry = _seen(server, caller, asked.task_id)
+    if entry.task.sender.pubkey != caller.agent.pubkey:
+        raise errors.NotYoursError(f"only `{entry.task.sender.display}` may take task `{asked.task_id}` back")
+    try:
+        await server.mailbox.cancel(asked.task_id, reason=asked.reason)
+    except errors.TaskStateError:
+        return responses.A2ACancelled(task_id=asked.task_id, cancelled=False)
+    row = {"task_id": asked.task_id, "reason": asked.reason}
+    await server.audit.append("a2_a_task_cancelled", row, caller.agent)
+    return responses.A2ACancelled(task_id=asked.task_id, cancelled=True)
+
+
+async def try_recv_a2_a_result(
+    server: Server, caller: Caller, asked: requests.TryRecvA2AResult
+) -> responses.A2AResultOpt:
+    """The oldest answer to a task of the caller's; it is not given again."""
+    result = await server.mailbox.take_result(caller.agent.pubkey)
+    if result is not None:
+        row = {"task_id": result.task_id, "status": result.status}
+        await server.audit.append("a2_a_result_taken", row, caller.agent)
+    return responses.A2AResultOpt(result=result)
+
+
+# Receiving --------------------------------------------------------------------------------------------------------
+
+
+async def try_recv_a2_a_task(server: Server, caller: Caller, asked: requests.TryRecvA2ATask) -> responses.A2ATaskOpt:
+    """The next task for the caller, leased to it."""
+    entry = await server.mailbox.lease(caller.agent.pubkey)
+    if entry is None:
+        return responses.A2ATaskOpt(task=None)
+    await write_lease(server, entry, caller.agent)
+    lease = entry.lease
+    return responses.A2ATaskOpt(task=entry.task, lease_id=lease.id, lease_expires_at_ms=lease.expires_at_ms)
+
+
+async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA2AResult) -> responses.A2AResultPosted:
+    """Answer a task: (1) there is such a task of the caller's without an answer, (2) the caller may answer its sender,
+    (3) it is kept, (4) it is written down."""
+    result = asked.result
+    # (1) before the check of capabilities, which would need to know whom to answer
+    entry = server.mailbox.get(result.task_id)
+    if entry is None or entry.task.recipient.pubkey != caller.agent.pubkey:
+        await _reject(server, caller, result, "unknown task" if entry is None else "not the recipient")
+        raise _no_task(result.task_id)
+    if not entry.open:
+        await _reject(server, caller, result, "answered already")
+        raise errors.TaskStateError(f"task `{result.task_id}` has its result already")
+    # (2)
+    await _require_peer(server, caller, "respond", entry.task.sender, task_id=result.task_id)
+    # (3)
+    try:
+        await server.mailbox.post(result)
+    except errors.CovenantError as e:
+        await _reject(server, caller, result, e.message)
+        raise
+    # (4)
+    await write_result(server, result, caller.agent)
+    return responses.A2AResultPosted()
+
+
+# Looking ----------------------------------------------------------------------------------------------------------
+
+
+async def recent_a2_a_tasks(server: Server, caller: Caller, asked: requests.RecentA2ATasks) -> responses.A2ATasks:
+    """The newest tasks that the caller sent or is to receive, newest first."""
+    entries = server.mailbox.recent(caller.agent.pubkey, asked.limit)
+    return responses.A2ATasks(tasks=tuple(entry.task for entry in entries))
+
+
+async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.RecentA2AResults) -> responses.A2AResults:
+    """The newest answers to them, newest first."""
+    return responses.A2AResults(results=_results(server.mailbox.answered(caller.agent.pubkey, asked.limit)))
+
+
+async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -> responses.A2AQueue:
+    """What waits or is leased, oldest first, and the answers that wait for the caller."""
+    pubkey = None if caller.operator else caller.agent.pubkey
+    now_ms = server.now_ms()
+    entries = (one for one in server.mailbox.open_entries(pubkey) if _concerns(caller, one))
+    found = [one.to_wire() for one in entries if _matches(one, asked, now_ms)]
+    waiting = server.mailbox.unfetched(caller.agent.pubkey)
+    return responses.A2AQueue(tasks=tuple(found[: asked.limit]), results=_results(waiting[: asked.limit]))
+
+
+# Repairing --------------------------------------------------------------------------------------------------------
+
+
+async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.RepairA2ATask) -> responses.A2ARepaired:
+    """Put a leased task back, or end one: its sender or its recipient, with a reason."""
+    order, command = asked.request, asked.request.command
+    if not order.reason.strip():
+        raise errors.TaskInvalidError("a repair has a reason", where="request.reason")
+    entry = _seen(server, caller, order.task_id)
+    other = entry.task.recipient if entry.task.sender.pubkey == caller.agent.pubkey else entry.task.sender
+    risk = command.duplicate_risk.replace("_", "-") if isinstance(command, parts.Requeue) else None
+    facts = authority.Facts(
+        peer_pubkey_b58=other.pubkey, task_id=order.task_id, lease_id=command.lease_id, duplicate_risk=risk
+    )
+    await authority.require(server, caller, f"a2a.repair.{command.action}", agent_id=_AUTHORITY, facts=facts)
+    held = command.lease_id or (entry.lease.id if entry.lease else None)
+    if isinstance(command, parts.Requeue):
+        after = await server.mailbox.requeue(
+            order.task_id, lease_id=command.lease_id, duplicate_risk=risk, reason=order.reason
+        )
+    else:
+        after = await server.mailbox.force_error(
+            order.task_id, lease_id=command.lease_id, message=command.message, reason=order.reason
+        )
+    await write_repair(server, after, command.action, order.reason, caller.agent, lease_id=held, risk=risk)
+    outcome = parts.A2ARepairOutcome(
+        task_id=order.task_id, action=command.action, lease_id=held, duplicate_risk=risk, attempt=after.attempt
+    )
+    return responses.A2ARepaired(outcome=outcome)
+
+
+async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.RetryA2AStale) -> responses.A2AAutoRetried:
+    """Put stale leases back, for the operator; unless the policy is enabled, only say what would be."""
+    await authority.require_operator(server, caller, None, "retry stale tasks")
+    if asked.policy.enabled:
+        facts = authority.Facts(duplicate_risk="idempotent")
+        await authority.require(server, caller, "a2a.repair.requeue", agent_id=_AUTHORITY, facts=facts)
+    return responses.A2AAutoRetried(report=await retry(server, asked.policy, caller.agent))
+
+
+async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | None) -> parts.RetryReport:
+    """One look for stale leases. What a policy that is not enabled would have put back is skipped as
+    ``policy_disabled``."""
+    rules = RetryRules(policy.min_lease_age_ms, policy.max_attempts, policy.max_requeues, policy.scan_limit)
+    done = await server.mailbox.retry_stale(rules, apply=policy.enabled, running=server.mailbox.running)
+    reasons = {str(reason): count for reason, count in sorted(done.skipped.items())}
+    if policy.enabled:
+        for entry in done.requeued:
+            await write_repair(server, entry, "auto_requeue", "stale lease", issuer, risk="idempotent")
+    elif done.requeued:
+        reasons["policy_disabled"] = len(done.requeued)
+    return parts.RetryReport(
+        **policy.model_dump(),
+        considered=done.considered,
+        requeued=len(done.requeued) if policy.enabled else 0,
+        skipped=sum(reasons.values()),
+        skipped_by_reason=reasons,
+    )
+
+
+async def compact_a2_a(server: Server, caller: Caller, asked: requests.CompactA2A) -> responses.A2ACompacted:
+    """Forget what is done with."""
+    await authority.require(server, caller, "a2a.compact", agent_id=_AUTHORITY)
+    dropped = await server.mailbox.compact()
+    await server.audit.append("a2_a_compacted", {"dropped": dropped}, caller.agent)
+    return responses.A2ACompacted(dropped=dropped)
+
+
+# Rows that the agents' own work writes as well --------------------------------------------------------------------
+
+
+async def write_lease(server: Server, entry: Entry, issuer: AgentId | None) -> None:
+    """The row of a lease."""
+    assert entry.lease is not None
+    row = {
+        "task_id": entry.task.id,
+        "lease_id": entry.lease.id,
+        "attempt": entry.attempt,
+        "lease_expires_at_ms": entry.lease.expires_at_ms,
+    }
+    await server.audit.append("a2_a_task_leased", row, issuer)
+
+
+async def write_result(server: Server, result: A2ATaskResult, issuer: AgentId | None) -> None:
+    """The row of an answer; its content is hashed."""
+    row = {
+        "task_id": result.task_id,
+        "status": result.status,
+        "content_hash_hex": _hash(result.model_dump_json(include={"content", "error_message"})),
+    }
+    await server.audit.append("a2_a_result_posted", row, issuer)
+
+
+async def write_repair(
+    server: Server,
+    entry: Entry,
+    action: str,
+    reason: str,
+    issuer: AgentId | None,
+    *,
+    lease_id: str | None = None,
+    risk: str | None = None,
+) -> None:
+    """The row of a repair."""
+    row = {
+        "task_id": entry.task.id,
+        "action": action,
+        "reason": reason,
+        "lease_id": lease_id,
+        "duplicate_risk": risk,
+        "attempt": entry.attempt,
+    }
+    await server.audit.append("a2_a_repair_applied", row, issuer)
+
+
+# The rules --------------------------------------------------------------------------------------------------------
+
+
+def _forms(verb: str, peer: AgentId) -> tuple[str, str]:
+    """The two actions about a peer: the one that names its key, which nobody else can have, and version 1's other."""
+    return f"a2a.{verb}.{peer.pubkey}", f"a2a.{verb}.{peer.display}"
+
+
+async def _require_peer(server: Server, caller: Caller, verb: str, peer: AgentId, *, task_id: str) -> None:
+    facts = authority.Facts(peer_pubkey_b58=peer.pubkey, task_id=task_id)
+    action = _first_held(server, caller.agent.pubkey, _forms(verb, peer), facts) or _forms(verb, peer)[1]
+    await authority.require(server, caller, action, agent_id=_AUTHORITY, facts=facts)
+
+
+def _first_held(server: Server, pubkey: str, forms: Iterable[str], facts: authority.Facts) -> str | None:
+    now_ms = server.now_ms()
+    decided = (authority.decide(server.capabilities, pubkey, action, facts, now_ms) for action in forms)
+    return next((one.action for one in decided if one.grant is not None), None)
+
+
+async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> None:
+    """The recipient is an agent of this host, or somebody who takes tasks of the sender.
+
+    Raises:
+        errors.NoAgentError: it is an agent that is not there.
+        errors.RecipientRejectedError: nobody granted ``a2a.recv.<sender>`` to it.
+    """
+    sender, recipient = task.sender, task.recipient
+    agent = local_agent(recipient)
+    if agent is not None:
+        server.agents.find(agent)
+    if sender.pubkey == recipient.pubkey or (agent is not None and caller.operator):
+        return
+    answers = server.identity.agent.pubkey if agent is not None else recipient.pubkey
+    facts = authority.Facts(peer_pubkey_b58=sender.pubkey, task_id=task.id)
+    now_ms = server.now_ms()
+    for action in _forms("recv", sender):
+        grant = authority.decide(server.capabilities, answers, action, facts, now_ms).grant
+        # A name that is not the one which the grant was given under is a mistake, or meant to look like another.
+        if grant is not None and (agent is not None or grant.subject_display == recipient.display):
+            return
+    row = {
+        "sender_display": sender.display,
+        "recipient_display": recipient.display,
+        "action": _forms("recv", sender)[1],
+    }
+    await server.audit.append("a2_a_recipient_rejected", row, caller.agent)
+    raise errors.RecipientRejectedError(
+        f"`{recipient.display}` takes no tasks of `{sender.display}`",
+        hint=f"it grants itself `{_forms('recv', sender)[1]}`",
+    )
+
+
+def _concerns(caller: Caller, entry: Entry) -> bool:
+    parties = (entry.task.sender.pubkey, entry.task.recipient.pubkey)
+    return caller.agent.pubkey in parties or (caller.operator and local_agent(entry.task.recipient) is not None)
+
+
+def _seen(server: Server, caller: Caller, task_id: str) -> Entry:
+    entry: Entry | None = server.mailbox.get(task_id)
+    if entry is None or not _concerns(caller, entry):
+        # One answer for both: whether others have such a task is not the caller's to know.
+        raise _no_task(task_id)
+    return entry
+
+
+def _no_task(task_id: str) -> errors.NoTaskError:
+    return errors.NoTaskError(f"there is no task `{task_id}` of yours", hint="covenant a2a status")
+
+
+async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason: str) -> None:
+    row = {"task_id": result.task_id, "reason": reason}
+    await server.audit.append("a2_a_result_rejected", row, caller.agent)
+
+
+def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:
+    if asked.state_filter is not None and entry.state != asked.state_filter:
+        return False
+    if asked.min_lease_age_ms is not None and (
+        entry.lease is None or now_ms - entry.lease.at_ms < asked.min_lease_age_ms
+    ):
+        return False
+    deadline = entry.task.deadline_ms
+    return asked.deadline_within_ms is None or (deadline is not None and deadline - now_ms <= asked.deadline_within_ms)
+
+
+def _results(entries: Iterable[Entry]) -> tuple[A2ATaskResult, ...]:
+    return tuple(entry.result for entry in entries if entry.result is not None)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "send_a2_a_task": send_a2_a_task,
+    "try_recv_a2_a_task": try_recv_a2_a_task,
+    "post_a2_a_result": post_a2_a_result,
+    "try_recv_a2_a_result": try_recv_a2_a_result,
+    "recent_a2_a_tasks": recent_a2_a_tasks,
+    "recent_a2_a_results": recent_a2_a_results,
+    "a2_a_queue": a2_a_queue,
+    "repair_a2_a_task": repair_a2_a_task,
+    "retry_a2_a_stale": retry_a2_a_stale,
+    "compact_a2_a": compact_a2_a,
+    "cancel_a2_a_task": cancel_a2_a_task,
+}
