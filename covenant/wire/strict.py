@@ -36,21 +36,16 @@ def read(raw: bytes) -> Any:
     except ValueError:  # an integer of thousands of digits
         raise errors.MalformedRequestError("a number that is too long") from None
     # Nearly every request opens fewer brackets than it may nest.
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and isinstance(value, dict | list):
         _check_depth(value)
     return value
 
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        level = inner
+    for _ in range(MAX_DEPTH):
+        inside = (v for each in level for v in (each.values() if isinstance(each, dict) else each))
+        level = [v for v in inside if isinstance(v, dict | list)]
         if not level:
             return
     raise errors.MalformedRequestError(_TOO_DEEP)

@@ -1,0 +1,105 @@
+"""One daemon a home, and its socket there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from covenant.wire import client
+from policy import errors
+from sandbox import durable
+from sandbox.serve import notify
+
+LOCK: Final = "daemon.lock"
+_BACKLOG: Final = 512
+_PROBE_SECONDS: Final = 2.0
+
+
+@contextlib.contextmanager
+def held(home: Path) -> Iterator[int]:
+    """The home's directory, held by this process alone until the block ends.
+
+    Raises:
+        errors.DaemonRunsError: another daemon serves it.
+        errors.HomeError: it is not ours alone.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = durable.open_directory(home, error=errors.HomeError)
+        stack.callback(os.close, directory)
+        try:
+            lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        except OSError as e:
+            raise errors.HomeError(f"`{home / LOCK}` cannot be used: {e.strerror}", where=str(home)) from e
+        stack.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.DaemonRunsError(
+                f"another daemon serves `{home}`", hint="end it, or give another COVENANT_HOME", where=str(home)
+            ) from None
+        yield directory
+
+
+@contextlib.contextmanager
+def listening(directory: int, home: Path) -> Iterator[socket.socket]:
+    """The socket that systemd gave, or ``$COVENANT_HOME/sock``, which goes with us.
+
+    What a daemon left that was killed is replaced. INVARIANT: the lock is held, so nobody of ours listens there; one at
+    which somebody else does (Covenant version 1 takes no such lock) is left alone.
+
+    Raises:
+        errors.DaemonRunsError: somebody listens there.
+        errors.HomeError: the socket cannot be made there.
+    """
+    try:
+        given = notify.listener()
+    except ValueError as e:
+        raise errors.SettingError(f"the socket of the unit cannot be used: {e}") from e
+    if given is not None:
+        with given:
+            yield given
+        return
+    # By descriptor: a path may be longer than a socket's address (unix(7)).
+    address = f"/proc/self/fd/{directory}/{client.SOCKET}"
+    where = str(home / client.SOCKET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            _remove_stale(directory, address, where)
+            before = os.umask(0o177)
+            try:
+                sock.bind(address)
+            finally:
+                os.umask(before)
+            sock.listen(_BACKLOG)
+            own = os.stat(client.SOCKET, dir_fd=directory, follow_symlinks=False)
+        except OSError as e:
+            raise errors.HomeError(f"the socket `{where}` cannot be made: {e.strerror}", where=where) from e
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError):
+                now = os.stat(client.SOCKET, dir_fd=directory, follow_symlinks=False)
+                if (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino):
+                    os.unlink(client.SOCKET, dir_fd=directory)
+
+
+def _remove_stale(directory: int, address: str, where: str) -> None:
+    try:
+        info = os.stat(client.SOCKET, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(info.st_mode):
+        raise errors.HomeError(f"`{where}` is there and is no socket", hint="move it away", where=where)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        status = probe.connect_ex(address)
+    if status != errno.ECONNREFUSED:
+        raise errors.DaemonRunsError(f"somebody listens at `{where}`", hint="end it first", where=where)
+    os.unlink(client.SOCKET, dir_fd=directory)
