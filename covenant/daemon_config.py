@@ -57,12 +57,14 @@ class Projection:
 class Settings:
     """What was told, or version 1's defaults.
 
-    ``http_port`` is None where there is to be no HTTP, 0 where any free port will do. ``state`` is COVENANT_STATE, by
-    which the supervisor is found. ``unused`` are variables that are set and that nothing here reads.
+    ``http_port`` is None where there is to be no HTTP, 0 where any free port will do. ``state`` and ``socket`` are
+    COVENANT_STATE and COVENANT_SOCKET, by which the supervisor is found. ``unused`` are variables that are set and that
+    nothing here reads.
     """
 
     home: Path
     state: Path | None = None
+    socket: Path | None = None
     http_port: int | None = HTTP_PORT
     http_bind: str = "127.0.0.1"
     http_origins: tuple[str, ...] = HTTP_ORIGINS
@@ -90,10 +92,11 @@ def read(environment: Mapping[str, str]) -> Settings:
     """
     get = _Reader(environment)
     origins, dropped = _origins(environment.get("COVENANT_HTTP_ORIGINS"))
-    state = environment.get("COVENANT_STATE")
+    state, socket = environment.get("COVENANT_STATE"), environment.get("COVENANT_SOCKET")
     return Settings(
         home=homes.home(environment),
-        state=Path(state) if state else None,
+        state=Path(state).absolute() if state else None,
+        socket=Path(socket).absolute() if socket else None,
         http_port=get.port("COVENANT_HTTP_PORT"),
         http_bind=get.loopback("COVENANT_HTTP_BIND_ADDR"),
         http_origins=origins,

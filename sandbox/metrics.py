@@ -53,6 +53,7 @@ class Seen:
         return {
             "run_id": one.run_id,
             "agent_id": one.agent_id,
+            "intent_id": one.label.get("intent_id") or None,
             "state": one.state or str(State.ISOLATED),
             "parent": one.parent or None,
             "depth": one.depth,

@@ -64,11 +64,12 @@ def act(
     *,
     reason: str = "",
     tree: bool = False,
-    gently: bool = False,
+    grace_ms: int | None = None,
 ) -> list[str]:
     """Do it to the run whose id begins so, and with ``tree`` to everything below it; the ids of those it was done to.
 
-    What is to be ended is gone when this returns; ``gently`` leaves a single run its grace before.
+    What is to be ended is gone when this returns; with ``grace_ms`` a single run is asked first, and has
+    so long.
 
     Raises:
         errors.NoRunError: there is no such run.
@@ -78,7 +79,7 @@ def act(
     chosen = _find(_seen(state, asker), run)
     ask = _Ask(state, asker, reason)
     if not tree:
-        ask(operation, chosen, **({"gently": True} if gently and operation == "kill" else {}))
+        ask(operation, chosen, **({} if grace_ms is None or operation != "kill" else {"grace_ms": grace_ms}))
         done = [chosen.run_id]
     elif operation == "resume":
         done = [one.run_id for one in reversed(ask.subtree(chosen)) if ask.where_it_can(operation, one)]

@@ -334,7 +334,8 @@ class Exchange:
         self._forget(self.channel.stdin)
         if gently and self._kill_at is None:
             # The grace counts from here: an agent that keeps its sandbox too busy to be asked gains no time by it.
-            self._kill_at = time.monotonic() + self.limits.grace_seconds
+            grace_seconds: float = error.details.get("grace_seconds", self.limits.grace_seconds)
+            self._kill_at = time.monotonic() + grace_seconds
             self.channel.terminate()
         else:
             self._kill()

@@ -138,8 +138,12 @@ class Steering:
         return control.Reply({"state": str(self._rows.state)})
 
     def _kill(self, request: Mapping[str, Any]) -> control.Reply:
-        """``code`` is that of another cause of the run's end than somebody's wish; ``gently`` leaves it its grace."""
-        _only(request, "by", "reason", "code", "gently")
+        """``code`` is that of another cause of the run's end than somebody's wish; ``grace_ms`` is what the agent has
+        when it was asked to end, and without it there is none."""
+        _only(request, "by", "reason", "code", "grace_ms")
+        grace = request.get("grace_ms")
+        if grace is not None and (type(grace) is not int or grace < 0):
+            raise errors.UsageError("a grace is a number of milliseconds")
         self._may("kill")
         code = request.get("code", errors.KilledError.code)
         cause = errors.TABLE.get(code) if isinstance(code, str) else None
@@ -147,7 +151,8 @@ class Steering:
             raise errors.UsageError("no run ends with such a code")
         words = _words(cause.code, request)
         self._rows.to(State.TERMINATED, words)
-        error = cause(f"ended {words.partition(' ')[2]}", gently=request.get("gently") is True)
+        patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
+        error = cause(f"ended {words.partition(' ')[2]}", **patience)
         return control.Reply({"state": str(self._rows.state)}, error)
 
     def _logs(self, request: Mapping[str, Any]) -> control.Reply:

@@ -29,22 +29,10 @@ def budget_of(agent_id: str) -> AgentId:
     )
 
 
-async def seed(server: Server) -> None:
-    """Have the bucket of every agent hold what its manifest says; what it said before changes nothing again."""
-    for card in server.agents.cards():
-        await _seed(server, card)
-
-
-async def _seed(server: Server, card: Card) -> None:
-    per_hour, agent = card.manifest.settlement.budget_credits_per_hour, budget_of(card.id)
-    # 0 is no budget; a bucket that an older manifest filled is then not asked.
-    if per_hour and await server.budget.set_capacity(agent, per_hour):
-        row = {"agent_display": agent.display, "credits_per_hour": per_hour}
-        await server.audit.append("budget_capacity_set", row)
-
-
 async def reserve(server: Server, caller: Caller, card: Card, intent_id: str) -> AgentId | None:
     """Reserve one credit of the agent's budget under the intent's id; whose it is, None where it has no budget.
+
+    Version 1 ran an agent whose budget nobody had set as if it had none; here its manifest sets it.
 
     Raises:
         errors.BudgetExhaustedError: there is none; ``details`` says what there is and when there is enough.
@@ -52,14 +40,12 @@ async def reserve(server: Server, caller: Caller, card: Card, intent_id: str) ->
     if not card.manifest.settlement.budget_credits_per_hour:
         return None
     agent = budget_of(card.id)
-    try:
-        await server.budget.try_debit(agent, budget.DISPATCH_CREDITS, intent_id)
-    except errors.BudgetUnseededError:
-        # Version 1 ran it without a budget. The manifest says what the budget is, so it has one now.
-        row = {"agent_display": agent.display, "intent_id": intent_id, "requested": budget.DISPATCH_CREDITS}
-        await server.audit.append("budget_unseeded", row, caller.agent)
-        await _seed(server, card)
-        await server.budget.try_debit(agent, budget.DISPATCH_CREDITS, intent_id)
+    # Nothing happens where the bucket holds that already; a manifest that was changed holds from now on.
+    per_hour = card.manifest.settlement.budget_credits_per_hour
+    if await server.budget.set_capacity(agent, per_hour):
+        row = {"agent_display": agent.display, "credits_per_hour": per_hour}
+        await server.audit.append("budget_capacity_set", row)
+    await server.budget.try_debit(agent, budget.DISPATCH_CREDITS, intent_id)
     return agent
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from covenant.respond import accounting, authority
+from covenant.respond import authority
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.runtime.agents import Change
@@ -29,7 +29,6 @@ async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAg
     """
     await authority.require_operator(server, caller, None, "reload agents")
     await server.agents.reload(lambda change: noted(server, change, "request", caller))
-    await accounting.seed(server)
     return await list_agents(server, caller, requests.ListAgents())
 
 
@@ -43,12 +42,6 @@ async def noted(server: Server, change: Change, cause: Cause, caller: Caller | N
         "refused": [{"directory": d, "code": code} for d, code in change.refused],
     }
     await server.audit.append_all([Entry("agents_reloaded", fields, None if caller is None else caller.agent)])
-
-
-async def found(server: Server, change: Change) -> None:
-    """What ``Agents.watch`` tells of a change: as ``noted``, with the budgets of what is new."""
-    await noted(server, change, "inotify")
-    await accounting.seed(server)
 
 
 def _shown(one: Listed) -> parts.AgentListing:

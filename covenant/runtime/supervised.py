@@ -42,8 +42,10 @@ Connect = Callable[[], socket.socket]
 class Supervised:
     """Runs asked of the supervisor that ``connect`` reaches; at most ``most`` at one time, the others wait."""
 
-    def __init__(self, connect: Connect, *, now_ms: Callable[[], int], most: int = MOST_RUNS) -> None:
-        self._connect, self._now_ms = connect, now_ms
+    def __init__(
+        self, connect: Connect, *, now_ms: Callable[[], int], grace_ms: int = 2000, most: int = MOST_RUNS
+    ) -> None:
+        self._connect, self._now_ms, self._grace_ms = connect, now_ms, grace_ms
         self._places = anyio.CapacityLimiter(most)
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
@@ -57,19 +59,32 @@ class Supervised:
         return _result(client.answer_of(document), card)
 
     async def end(self, intent_id: str, *, reason: str) -> bool:
-        """As ``running.Runner``: SIGTERM, the supervisor's grace, and then the sandbox is killed."""
+        """As ``running.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed."""
         with anyio.fail_after(_ASK_SECONDS):
             try:
                 runs = (await self._ask("ps"))["runs"]
                 run_id = next((one["run_id"] for one in runs if one.get("intent_id") == intent_id), None)
                 if run_id is None:
                     return False
-                await self._ask("operate", operation="kill", run=run_id, gently=True, reason=reason)
+                await self._ask("operate", operation="kill", run=run_id, grace_ms=self._grace_ms, reason=reason)
             except errors.NoRunError:
                 return False  # it ended by itself meanwhile
             except (TimeoutError, KeyError, TypeError) as e:
                 raise errors.ServiceError("the supervisor did not end the run") from e
         return True
+
+    async def used(self) -> dict[str, tuple[int | None, int]]:
+        """What our live runs have used, by intent: processor time in ms, None where it is not counted, and memory now.
+
+        Raises:
+            errors.CovenantError: the supervisor cannot be asked.
+        """
+        with anyio.fail_after(_ASK_SECONDS):
+            try:
+                runs = (await self._ask("top"))["runs"]
+                return {one["intent_id"]: (one["cpu_ms"], one["memory_bytes"]) for one in runs if one.get("intent_id")}
+            except (TimeoutError, KeyError, TypeError) as e:
+                raise errors.ServiceError("the supervisor does not say what runs use") from e
 
     async def _ask_run(self, card: Card, intent: Intent, deadline: int | None) -> dict[str, Any]:
         optional = {} if deadline is None else {"timeout_ms": max(1, deadline - self._now_ms())}
@@ -125,11 +140,9 @@ def connector(candidates: Sequence[str], *, named: bool) -> Connect:
 
     def connect() -> socket.socket:
         for path in candidates:
-            with contextlib.ExitStack() as stack:
-                sock = stack.enter_context(client.connected(path))
+            with client.connected(path) as sock:
                 if sock is not None:
-                    stack.pop_all()
-                    return sock
+                    return sock.dup()
         where = candidates[0] if candidates else ""
         raise errors.NoSupervisorError(
             f"no supervisor listens at `{where}`, or not for this user" if named else "no supervisor is there to ask",

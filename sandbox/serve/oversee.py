@@ -35,7 +35,7 @@ def operate(talk: Conversation, asked: protocol.Operate) -> None:
         asked.run,
         reason=asked.reason,
         tree=asked.tree,
-        gently=asked.gently,
+        grace_ms=asked.grace_ms,
     )
     talk.answer({"kind": "operated", "runs": done})
 

@@ -80,14 +80,14 @@ class Top(Request):
 class Operate(Request):
     """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well.
 
-    ``gently`` asks the agent to end (SIGTERM) and leaves it ``grace_seconds``, when it is one run that is to end.
+    With ``grace_ms`` the agent of a single run is asked to end (SIGTERM), and has so long until it is killed.
     """
 
     kind: Literal["operate"]
     operation: Literal["suspend", "resume", "kill"]
     run: RunId
     tree: bool = False
-    gently: bool = False
+    grace_ms: Annotated[int, pydantic.Field(ge=0, le=60_000)] | None = None
     reason: Annotated[str, pydantic.Field(max_length=1000)] = ""
 
 

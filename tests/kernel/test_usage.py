@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,3 +102,33 @@ def test_the_intent_has_the_id_that_whoever_asks_gave_it(served: Served) -> None
     assert dispatched[-1]["intent_id"] == mine
     with served.connected() as sock, opened(package) as directory, pytest.raises(errors.RequestError):
         client.ask(sock, "run", fds=[directory], text="hi", intent_id="mine")
+
+
+def test_a_run_that_is_ended_gently_may_end_by_itself(served: Served) -> None:
+    """The control is the agent that does not: it is killed when its grace is over, and not before."""
+    ends = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+    stays = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    waits = "print('here', file=sys.stderr, flush=True)\nwhile True: time.sleep(0.05)\n"
+    ended: dict[str, tuple[float, object]] = {}
+    for name, code in (("ends", ends), ("stays", stays)):
+        package = served.world.sign(served.world.package({"main.py": _HEAD + code + waits}, name=name, id=name))
+        mine = str(uuid.uuid4())
+        with serving.asked(served.path, package, intent_id=mine):
+            run_id = eventually(lambda mine=mine: _run_of(served, mine))  # type: ignore[misc]
+            eventually(lambda run_id=run_id: "here" in _ask(served, "logs", run=run_id)["text"])  # type: ignore[misc]
+            began = time.monotonic()
+            _ask(served, "operate", operation="kill", run=run_id, grace_ms=1500, reason="budget")
+            ended[name] = time.monotonic() - began, _ask(served, "wait", run=run_id)["record"]["exit_status"]
+    assert ended["ends"][1] == 7
+    assert ended["stays"][1] != 7
+    assert ended["stays"][0] >= 1.5
+
+
+def _ask(served: Served, kind: str, **fields: object) -> dict[str, Any]:
+    with served.connected() as sock:
+        return client.ask(sock, kind, **fields)  # type: ignore[arg-type]
+
+
+def _run_of(served: Served, intent_id: str) -> str | None:
+    """The run that is named by the asker's own name for its intent."""
+    return next((one["run_id"] for one in _ask(served, "ps")["runs"] if one["intent_id"] == intent_id), None)

@@ -1,0 +1,60 @@
+"""What runs agents, put together from the daemon's settings."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from covenant.daemon_config import Settings
+from covenant.runtime import signatures, supervised
+from covenant.runtime.hermes import Hermes, Log
+from covenant.runtime.hermes_api import HermesApi
+from covenant.runtime.running import Runners
+from covenant.runtime.supervised import Supervised
+from sandbox.serve import client
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The runners by runtime, and the two that hold them."""
+
+    runners: Runners
+    supervised: Supervised
+    hermes: Hermes
+
+
+@asynccontextmanager
+async def opened(settings: Settings, *, audit: Log, now_ms: Callable[[], int]) -> AsyncIterator[Runtime]:
+    """The runtime of a daemon; nothing is asked of the supervisor or of Hermes before the first run.
+
+    Raises:
+        errors.SettingError: the address of Hermes cannot be used.
+    """
+    sandboxes = Supervised(
+        supervised.connector(sockets(settings), named=settings.socket is not None),
+        now_ms=now_ms,
+        grace_ms=settings.projection.preempt_grace_ms,
+    )
+    api = HermesApi(settings.hermes_base_url, settings.hermes_api_key) if settings.hermes_base_url else None
+    verify = functools.partial(
+        signatures.verify, home=settings.home, state=_state(settings), host=os.uname().nodename, now_ms=now_ms
+    )
+    async with Hermes(api, audit=audit, verify=verify, now_ms=now_ms) as hermes:
+        by_runtime = dict.fromkeys(("python3", "node", "rust-bin"), sandboxes)
+        yield Runtime(Runners({**by_runtime, "hermes": hermes}), sandboxes, hermes)
+
+
+def sockets(settings: Settings) -> list[str]:
+    """Where a supervisor may listen, as ``covenant run`` looks for it: COVENANT_SOCKET, else that of the state, else
+    the machine's."""
+    if settings.socket is not None:
+        return [str(settings.socket)]
+    return client.candidates(str(_state(settings)), given=settings.state is not None)
+
+
+def _state(settings: Settings) -> Path:
+    return settings.state or settings.home / "supervisor"
