@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from covenant.providers.chain import Chain, OffChain
 from covenant.respond.caller import Caller
 from covenant.respond.feed import Feed
 from covenant.respond.live import Live
@@ -46,6 +47,7 @@ class Server:
     handlers: Mapping[str, Handler]
     feed: Feed = field(default_factory=Feed)
     meter: Meter = field(default_factory=Meter)
+    chain: Chain = field(default_factory=OffChain)
     live: Live = field(init=False)
 
     def __post_init__(self) -> None:

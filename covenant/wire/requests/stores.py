@@ -110,7 +110,7 @@ class RecentReceipts(Request):
 
 
 class BackfillSettlementReceipts(Request):
-    """Write records' ids into the receipts that lack them; ``scope_pubkey`` is refused when set."""
+    """Write records' ids into receipts that lack them, and receipts that records lack; of one payer if given."""
 
     kind: Literal["backfill_settlement_receipts"] = "backfill_settlement_receipts"
     dry_run: bool
