@@ -26,6 +26,8 @@ MAX_BYTES: Final = 64 << 20
 _OURS: Final = ("inet", "covenant")
 _UNITS: Final = {"bytes": 1, "kbytes": 1 << 10, "mbytes": 1 << 20}
 _PRIORITIES: Final = {0: "filter", -100: "dstnat"}
+# nft takes their names from /etc/protocols, which a machine need not have.
+_PROTOCOLS: Final[Mapping[int | str, str]] = {6: "tcp", 17: "udp"}
 _COUNTER: Final = {"family": str, "name": str, "table": str, "handle": int, "packets": int, "bytes": int}
 _TYPES: Final = ("ipv4_addr", "ipv6_addr")
 # An answer lasts an hour at most, and its element ten seconds more (docs/adr/0025).
@@ -299,6 +301,8 @@ def _meta(left: Any, right: Any) -> str | None:
     if not _has(left, "key") or type(right) not in (int, str):
         return None
     key = left["key"]
+    if key == "l4proto":
+        right = _PROTOCOLS.get(right, right)
     return f'{key} "{right}"' if key in ("iifname", "oifname") else f"meta {key} {right}"
 
 

@@ -6,44 +6,95 @@ days that an open TCP connection is kept for. Formats: include/uapi/linux/netfil
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 from policy import errors
-from sandbox.kernel.netlink_wire import attribute, messages
+from sandbox.kernel.netlink_wire import attribute, attributes, messages
 
 _NETFILTER, _SUBSYSTEM, _GET, _DELETE = 12, 1, 1, 2
 _REQUEST, _ACK, _DUMP, _NESTED, _ERROR, _DONE = 0x1, 0x4, 0x300, 0x8000, 2, 3
 _TUPLE_ORIG, _TUPLE_IP, _V4_SRC, _V6_SRC = 1, 1, 1, 3
+_ID, _ZONE = 12, 18
 _FILTER, _ORIG_FLAGS, _REPLY_FLAGS, _BY_SOURCE = 25, 1, 2, 1
 _SECONDS = 10
+# An agent that is being ended may begin more meanwhile, for as long as it takes to be ended.
+_ROUNDS = 32
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def forget(address: str) -> None:
     """Forget every connection that was begun from ``address``.
 
+    By one message where the kernel filters what it deletes, else one by one: an older one (Linux 6.1 still) takes the
+    source for a whole connection, and says that there is none such.
+
     Raises:
-        errors.KernelError: the kernel does not (the filter needs Linux 5.8).
+        errors.KernelError: the kernel does not.
     """
     at = ipaddress.ip_address(address)
-    source = attribute(_V4_SRC if at.version == 4 else _V6_SRC, at.packed)
-    flags = attribute(_ORIG_FLAGS, struct.pack("=I", _BY_SOURCE)) + attribute(_REPLY_FLAGS, struct.pack("=I", 0))
-    family = socket.AF_INET if at.version == 4 else socket.AF_INET6
-    body = struct.pack("=BBH", family, 0, 0)
-    body += attribute(_TUPLE_ORIG | _NESTED, attribute(_TUPLE_IP | _NESTED, source))
-    body += attribute(_FILTER | _NESTED, flags)
-    message = struct.pack("=IHHII", 16 + len(body), _SUBSYSTEM << 8 | _DELETE, _REQUEST | _ACK, 1, 0) + body
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as made:
             made.settimeout(_SECONDS)
-            made.send(message)
-            kind, number = struct.unpack_from("=4xH10xi", made.recv(65536))
+            if _deleted(made, at, _by_source(at)):
+                return
+            for _ in range(_ROUNDS):
+                left = list(_begun_from(made, at))
+                for one in left:
+                    _deleted(made, at, one)
+                if not left:
+                    return
     except OSError as e:
         raise errors.KernelError(f"connections of {address}: {e.strerror or e}") from e
-    if kind != _ERROR or number != 0:
-        raise errors.KernelError(f"connections of {address}: {os.strerror(-number)}")
+    raise errors.KernelError(f"connections of {address}: there are new ones again and again")
+
+
+def _by_source(at: _Address) -> bytes:
+    """All that began there, as a filter."""
+    source = attribute(_V4_SRC if at.version == 4 else _V6_SRC, at.packed)
+    flags = attribute(_ORIG_FLAGS, struct.pack("=I", _BY_SOURCE)) + attribute(_REPLY_FLAGS, struct.pack("=I", 0))
+    body = attribute(_TUPLE_ORIG | _NESTED, attribute(_TUPLE_IP | _NESTED, source))
+    return body + attribute(_FILTER | _NESTED, flags)
+
+
+def _begun_from(made: socket.socket, at: _Address) -> Iterator[bytes]:
+    """What names each connection that began there: both its ends, and the kernel's number for it."""
+    key = _V4_SRC if at.version == 4 else _V6_SRC
+    # Linux 5.8 and newer leave the others out; older ones list them all.
+    made.send(_message(_GET, _REQUEST | _DUMP, _family(at), _by_source(at)))
+    while True:
+        for kind, body in messages(made.recv(1 << 18)):
+            if kind == _ERROR and (number := -struct.unpack_from("=i", body)[0]):
+                raise OSError(number, os.strerror(number))
+            if kind in (_DONE, _ERROR):
+                return
+            found = attributes(body[4:])
+            tuple_ = found.get(_TUPLE_ORIG, b"")
+            if attributes(attributes(tuple_).get(_TUPLE_IP, b"")).get(key) == at.packed:
+                rest = b"".join(attribute(one, found[one]) for one in (_ID, _ZONE) if one in found)
+                yield attribute(_TUPLE_ORIG | _NESTED, tuple_) + rest
+
+
+def _deleted(made: socket.socket, at: _Address, which: bytes) -> bool:
+    """Whether the kernel did it. Not when one is gone meanwhile, nor by a filter that it does not take for one."""
+    made.send(_message(_DELETE, _REQUEST | _ACK, _family(at), which))
+    _, number = struct.unpack_from("=4xH10xi", made.recv(65536))
+    if -number not in (0, errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):
+        raise OSError(-number, os.strerror(-number))
+    return bool(number == 0)
+
+
+def _family(at: _Address) -> int:
+    return socket.AF_INET if at.version == 4 else socket.AF_INET6
+
+
+def _message(what: int, flags: int, family: int, rest: bytes = b"") -> bytes:
+    body = struct.pack("=BBH", family, 0, 0) + rest
+    return struct.pack("=IHHII", 16 + len(body), _SUBSYSTEM << 8 | what, flags, 1, 0) + body
 
 
 class Remembered:
@@ -77,10 +128,8 @@ class Remembered:
         Raises:
             errors.KernelError: the kernel does not list them.
         """
-        head = struct.pack("=BBH", socket.AF_INET, 0, 0)
-        message = struct.pack("=IHHII", 16 + len(head), _SUBSYSTEM << 8 | _GET, _REQUEST | _DUMP, 1, 0) + head
         try:
-            self._socket.send(message)
+            self._socket.send(_message(_GET, _REQUEST | _DUMP, socket.AF_INET))
             while not any(kind in (_DONE, _ERROR) for kind, _ in messages(self._socket.recv(1 << 18))):
                 pass
         except OSError as e:

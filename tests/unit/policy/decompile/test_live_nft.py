@@ -69,6 +69,14 @@ def test_an_answer_in_its_last_moment_is_one() -> None:
     assert live_nft.text(listing([*WHOLE, last])) == live_nft.text(listing([*WHOLE, NAMES]))
 
 
+@pytest.mark.parametrize(("listed", "read"), [("tcp", "tcp"), (6, "tcp"), (17, "udp"), (47, "47")])
+def test_a_protocol_has_its_name_where_the_machine_has_no_table_of_them(listed: int | str, read: str) -> None:
+    """nft prints a number where /etc/protocols is not there (a Debian without netbase)."""
+    match = {"match": {"op": "==", "left": {"meta": {"key": "l4proto"}}, "right": listed}}
+    rule = {"rule": {**RULE["rule"], "expr": [match, {"accept": None}]}}
+    assert f"meta l4proto {read} accept" in live_nft.text(listing([*WHOLE, CHAIN, rule])).decode()
+
+
 def _in(index: int, **values: Any) -> Callable[[list[Any]], None]:
     def edit(items: list[Any]) -> None:
         (body,) = items[index].values()
