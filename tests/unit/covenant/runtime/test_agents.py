@@ -1,0 +1,199 @@
+"""Which packages of a home are agents, which are listed with an error, and how a change is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from covenant.runtime import packages
+from covenant.runtime.agents import Agents, Change
+from policy import errors
+from tests import runtime_kit
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+async def _loaded(home: Path) -> Agents:
+    agents = Agents(home)
+    await agents.reload()
+    return agents
+
+
+async def test_a_home_without_agents_has_none(home: Path) -> None:
+    agents = await _loaded(home)
+    assert (agents.cards(), agents.listing()) == ((), ())
+    with pytest.raises(errors.NoAgentError):
+        agents.find("hello")
+
+
+async def test_cards_are_sorted_by_id_and_not_by_directory(home: Path) -> None:
+    runtime_kit.package(home, "b", directory="1")
+    runtime_kit.package(home, "a", directory="2")
+    agents = await _loaded(home)
+    assert [card.id for card in agents.cards()] == ["a", "b"]
+    assert agents.find("b").directory == home / "agents" / "1"
+
+
+async def test_files_and_directories_without_a_manifest_are_no_packages(home: Path) -> None:
+    runtime_kit.package(home, "a")
+    (home / "agents" / "flat.toml").write_text(runtime_kit.manifest("flat"))
+    (home / "agents" / "empty").mkdir()
+    os.mkfifo(home / "agents" / "fifo")
+    assert [one.directory for one in (await _loaded(home)).listing()] == ["a"]
+
+
+async def test_a_bad_package_is_listed_with_its_error_and_stops_nobody(home: Path) -> None:
+    runtime_kit.package(home, "good")
+    (runtime_kit.package(home, "bad") / "agent.toml").write_text("[agent\n")
+    (runtime_kit.package(home, "wrong") / "agent.toml").write_text(runtime_kit.manifest("no@id"))
+    large = runtime_kit.package(home, "large") / "agent.toml"
+    large.write_text(large.read_text() + "#" * packages.MANIFEST_BYTES)
+    agents = await _loaded(home)
+    assert [card.id for card in agents.cards()] == ["good"]
+    found = {one.directory: one.error for one in agents.listing()}
+    assert isinstance(found["bad"], errors.ManifestError)
+    assert isinstance(found["wrong"], errors.ManifestError)
+    assert isinstance(found["large"], errors.PackageError)
+    assert found["good"] is None
+
+
+async def test_no_name_is_followed_out_of_the_place(home: Path) -> None:
+    outside = runtime_kit.package(home / "elsewhere", "outside")
+    (home / "agents").mkdir()
+    (home / "agents" / "link").symlink_to(outside)
+    inside = home / "agents" / "inside"
+    inside.mkdir()
+    (inside / "agent.toml").symlink_to(outside / "agent.toml")
+    fifo = home / "agents" / "fifo"
+    fifo.mkdir()
+    os.mkfifo(fifo / "agent.toml")
+    agents = await _loaded(home)
+    assert agents.cards() == ()
+    reasons = {one.directory: str(one.error) for one in agents.listing()}
+    assert set(reasons) == {"link", "inside", "fifo"}
+    assert "symlink" in reasons["link"]
+    assert "symlink" in reasons["inside"]
+    assert "no plain file" in reasons["fifo"]
+
+
+async def test_of_two_packages_with_one_id_neither_is_routed_to(home: Path) -> None:
+    runtime_kit.package(home, "twin", directory="one")
+    runtime_kit.package(home, "twin", directory="two")
+    runtime_kit.package(home, "other")
+    agents = await _loaded(home)
+    assert [card.id for card in agents.cards()] == ["other"]
+    assert [type(one.error) for one in agents.listing()] == [
+        type(None),
+        errors.AgentIdTakenError,
+        errors.AgentIdTakenError,
+    ]
+    with pytest.raises(errors.AgentIdTakenError, match="`two`"):
+        agents.find("twin")
+    (home / "agents" / "two" / "agent.toml").unlink()
+    assert (await agents.reload()).added == ("twin",)
+    assert agents.find("twin").directory.name == "one"
+
+
+async def test_what_the_agents_require_is_what_bootstrap_grants(home: Path) -> None:
+    runtime_kit.package(home, "a", required='["memory.read", "tool.web_search"]', optional='["agent.x"]')
+    runtime_kit.package(home, "b", required='["memory.read"]')
+    assert (await _loaded(home)).required() == {"memory.read", "tool.web_search"}
+
+
+async def test_a_reload_says_what_changed_and_keeps_what_did_not(home: Path) -> None:
+    for agent_id in ("a", "b", "c"):
+        runtime_kit.package(home, agent_id)
+    agents = await _loaded(home)
+    before = agents.cards()
+    assert await agents.reload() == Change()
+    assert agents.cards() is before
+    runtime_kit.package(home, "b", name="Another")
+    (home / "agents" / "c" / "agent.toml").unlink()
+    runtime_kit.package(home, "d")
+    (runtime_kit.package(home, "e") / "agent.toml").write_text("")
+    change = await agents.reload()
+    assert (change.added, change.changed, change.removed) == (("d",), ("b",), ("c",))
+    assert change.refused == (("e", "manifest_invalid"),)
+
+
+async def test_a_change_that_cannot_be_written_down_takes_no_effect(home: Path) -> None:
+    agents = await _loaded(home)
+    runtime_kit.package(home, "a")
+
+    async def refuses(change: Change) -> None:
+        raise errors.StoreError("the disk is full")
+
+    with pytest.raises(errors.StoreError):
+        await agents.reload(refuses)
+    assert agents.cards() == ()
+    assert (await agents.reload()).added == ("a",)
+
+
+async def test_a_package_that_was_changed_since_is_not_opened_for_a_run(home: Path) -> None:
+    runtime_kit.package(home, "a", required='["tool.web_search"]')
+    agents = await _loaded(home)
+    card = agents.find("a")
+    with packages.opened(card) as fd:
+        assert "main.py" in os.listdir(fd)
+    runtime_kit.package(home, "a")
+    with pytest.raises(errors.StaleAgentError), packages.opened(card):
+        pass
+    await agents.reload()
+    with packages.opened(agents.find("a")):
+        pass
+
+
+async def test_what_comes_changes_and_goes_is_seen_without_asking(home: Path) -> None:
+    agents = await _loaded(home)
+    seen: list[Change] = []
+    changed = anyio.Event()
+
+    async def noted(change: Change) -> None:
+        nonlocal changed
+        seen.append(change)
+        changed.set()
+
+    async def after(step: str) -> None:
+        nonlocal changed
+        with anyio.fail_after(30):
+            await changed.wait()
+        changed = anyio.Event()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(agents.watch, noted)
+        # The watch's own first look finds what came before it watched.
+        runtime_kit.package(home, "a")
+        await after("it came")
+        assert agents.find("a").manifest.agent.name == "Test"
+        runtime_kit.package(home, "a", name="Renamed")
+        await after("it changed")
+        assert agents.find("a").manifest.agent.name == "Renamed"
+        (home / "agents" / "a" / "agent.toml").unlink()
+        await after("it went")
+        assert agents.cards() == ()
+        group.cancel_scope.cancel()
+    assert [(one.added, one.changed, one.removed) for one in seen] == [
+        (("a",), (), ()),
+        ((), ("a",), ()),
+        ((), (), ("a",)),
+    ]
+
+
+async def test_a_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (home / "agents").write_text("a file")
+    with anyio.fail_after(10):
+        await Agents(home).watch()
+    assert "not watched" in caplog.text
