@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sandbox.kernel import netns
+from sandbox.network import uplink
 from tests.kernel import scripted_resolver, tls_servers
 from tests.kernel.scripted_resolver import Resolver
 from tests.kernel.world import World
@@ -190,6 +191,10 @@ class Internet:
             return made
 
         return self.within(role, make)
+
+    def forwards_ipv6(self) -> bool:
+        """Whether this kernel forwards IPv6 for one interface (6.17), or the host anyway: else agents have none."""
+        return self.within("host", lambda: uplink.look("eth0")).ipv6 is not None
 
     def leftovers(self) -> list[str]:
         """What runs left on the host: devices, tables, settings."""

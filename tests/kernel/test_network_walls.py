@@ -153,14 +153,9 @@ SPOOFED = {
 }
 
 
-def forwards_ipv6(net: Internet) -> bool:
-    """Whether this kernel forwards IPv6 for one interface (6.17), or the machine anyway."""
-    return net.within("host", lambda: uplink.look("eth0")).ipv6 is not None
-
-
 def test_frames_of_its_own_pass_and_forged_ones_meet_both_walls(opened: Opened, wire: socket.socket) -> None:
     assert answered(wire, GOOD4)
-    assert answered(wire, GOOD6) == forwards_ipv6(opened.net)
+    assert answered(wire, GOOD6) == opened.net.forwards_ipv6()
     for role in ("agent", "gateway"):
         before = opened.dropped(role)
         for name, frame in SPOOFED.items():
@@ -395,7 +390,7 @@ def test_without_ipv6_on_the_host_the_agent_hears_so_at_once(
             return made.connect_ex(("2606:4700::1111", 80))
 
     # Not granted there; where none is forwarded, that is what an agent hears of it.
-    there = errno.ECONNREFUSED if forwards_ipv6(net) else errno.ENETUNREACH
+    there = errno.ECONNREFUSED if net.forwards_ipv6() else errno.ENETUNREACH
     assert spaces.within(opened.gateway.spaces.agent, connect) == there
     with Opened(net, artefacts) as second:
         assert spaces.within(second.gateway.spaces.agent, connect) == errno.ENETUNREACH
