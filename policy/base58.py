@@ -16,6 +16,25 @@ def encode(data: bytes) -> str:
     return "1" * zeros + "".join(reversed(digits))
 
 
+def decode_any(text: str, *, max_length: int) -> bytes:
+    """The bytes that ``text`` encodes, however many up to ``max_length``.
+
+    Raises:
+        ValueError: a character outside the alphabet, or more bytes. The time grows with the square of the length.
+    """
+    # Each byte is log 256 / log 58 = 1.366 characters.
+    if len(text) > max_length * 137 // 100 + 1:
+        raise ValueError("too long")
+    number = 0
+    for ch in text:
+        number = number * 58 + _ALPHABET.index(ch)
+    zeros = len(text) - len(text.lstrip("1"))
+    data = b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8)
+    if len(data) > max_length:
+        raise ValueError("too long")
+    return data
+
+
 def decode(text: str, *, length: int) -> bytes:
     """The ``length`` bytes that ``text`` encodes.
 

@@ -37,6 +37,10 @@ class InMemoryCapabilities:
         """See ``interface.Capabilities``."""
         return self._book.effective(grant, now_ms)
 
+    def check(self, signed: SignedCapability, now_ms: int) -> None:
+        """See ``interface.Capabilities``."""
+        self._book.check(new(signed, now_ms), now_ms)
+
     async def grant(self, signed: SignedCapability, now_ms: int) -> Grant:
         """See ``interface.Capabilities``."""
         made = new(signed, now_ms)

@@ -106,6 +106,14 @@ class Capabilities(Protocol):
     def effective(self, grant: Grant, now_ms: int) -> bool:
         """Whether neither the grant nor one above it was revoked, has ended, is used up or does not verify."""
 
+    def check(self, signed: SignedCapability, now_ms: int) -> None:
+        """Whether ``grant`` would take it.
+
+        Raises:
+            errors.CapabilityInvalidError: as ``grant``.
+            errors.GrantRefusedError: as ``grant``.
+        """
+
     async def grant(self, signed: SignedCapability, now_ms: int) -> Grant:
         """Keep a grant. One that is there and holds is left as it is.
 

@@ -20,7 +20,8 @@ class RecentCapabilities(Request):
 
 
 class GrantCapability(Request):
-    """Grant the caller an action. Ours: ``subject`` and ``parent_b58``, by which a holder grants less to another."""
+    """Grant the caller an action. Ours: ``subject`` and ``parent_b58``, by which a holder grants less to another, and
+    ``signature_b58`` where it signed that itself."""
 
     kind: Literal["grant_capability"] = "grant_capability"
     action: str
@@ -28,6 +29,7 @@ class GrantCapability(Request):
     expires_at: U64 | None = None
     subject: str | None = None
     parent_b58: Base58 | None = None
+    signature_b58: Base58 | None = None
 
 
 class RevokeCapability(Request):

@@ -1,0 +1,1 @@
+"""Who may connect: tokens by their digests, and the operator's own in a file."""

@@ -1,0 +1,101 @@
+"""The index of all tokens, by digest."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+from collections.abc import Iterator, Sequence
+
+from covenant.stores.peers.interface import PREFIX_LENGTH, Entry, Listing, Random, Status, digest, mint
+
+_TRIES = 1000
+
+
+class Book:
+    """Entries by the digest of their token, the newest last."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+        self._noted_ms = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def lookup(self, token: str, now_ms: int) -> Entry | None:
+        """The live entry of a token.
+
+        What is compared are digests of secrets with 256 random bits: how long it takes tells nothing of the secret.
+        """
+        asked = digest(token)
+        entry = self._entries.get(asked)
+        if entry is None or not hmac.compare_digest(entry.digest, asked):
+            return None
+        return entry if entry.live(now_ms) else None
+
+    def add(self, entry: Entry) -> None:
+        """Take an entry in; one that is there stays as it is."""
+        self._entries.setdefault(entry.digest, entry)
+
+    def bury(self, token_digest: bytes, revoked_at_ms: int) -> None:
+        """End an entry; the first time counts."""
+        entry = self._entries.get(token_digest)
+        if entry is not None and entry.revoked_at_ms is None:
+            entry.revoked_at_ms = revoked_at_ms
+
+    def newest(self) -> Iterator[Entry]:
+        """All entries, the last registered first."""
+        return reversed(self._entries.values())
+
+    def matching(self, prefix: str) -> list[Entry]:
+        """See ``interface.Peers``."""
+        if len(prefix) > PREFIX_LENGTH:
+            found = self._entries.get(digest(prefix))
+            return [found] if found is not None else []
+        return [entry for entry in self.newest() if entry.token_prefix.startswith(prefix)]
+
+    def listing(self, limit: int, pubkey_prefix: str | None, status: Status | None, now_ms: int) -> Listing:
+        """See ``interface.Peers``."""
+        asked = (
+            entry
+            for entry in self.newest()
+            if entry.agent_id.pubkey.startswith(pubkey_prefix or "") and _has(entry, status, now_ms)
+        )
+        found = list(itertools.islice(asked, limit + 1))
+        return Listing(found[:limit], len(found) > limit)
+
+    def newly_expired(self, now_ms: int) -> list[Entry]:
+        """See ``interface.Peers``."""
+        since, self._noted_ms = self._noted_ms, max(now_ms, self._noted_ms)
+        return [
+            entry
+            for entry in self
+            if entry.expires_at_ms is not None
+            and entry.revoked_at_ms is None
+            and since <= entry.expires_at_ms < self._noted_ms
+        ]
+
+    def over(self, before_ms: int) -> list[Entry]:
+        """What was revoked or ended before."""
+        return [
+            entry
+            for entry in self
+            if (entry.revoked_at_ms is not None and entry.revoked_at_ms < before_ms)
+            or (entry.expires_at_ms is not None and entry.expires_at_ms < before_ms)
+        ]
+
+    def drop(self, entries: Sequence[Entry]) -> None:
+        """Forget entries whole."""
+        for entry in entries:
+            self._entries.pop(entry.digest, None)
+
+    def mint(self, random: Random) -> str:
+        """A new token whose prefix nobody has, so that it can be named by it alone."""
+        taken = {entry.token_prefix for entry in self}
+        made = (mint(random) for _ in range(_TRIES))
+        return next(token for token in made if token[:PREFIX_LENGTH] not in taken)
+
+
+def _has(entry: Entry, status: Status | None, now_ms: int) -> bool:
+    if status == "revoked":
+        return entry.revoked_at_ms is not None
+    return status is None or entry.live(now_ms)
