@@ -14,7 +14,7 @@ import json
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,6 +31,7 @@ from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.wire import requests, responses
 from policy import errors
+from policy.signing import strict_json
 
 _LOG = logging.getLogger(__name__)
 _JSON: Final = "application/json"
@@ -65,18 +66,22 @@ class Gateway:
     """Everything that listens at and talks over one port.
 
     Args:
-        origins: whose pages may ask (``http_guard.origins``).
+        origins: whose pages may ask; what is no origin is left out with a warning.
     """
 
-    def __init__(self, server: Server, *, origins: frozenset[str], bounds: Bounds | None = None) -> None:
+    def __init__(self, server: Server, *, origins: Sequence[str] = (), bounds: Bounds | None = None) -> None:
         self.server = server
         self.bounds = bounds or Bounds()
         self.port = 0
-        self._guard = Guard(self.port, origins)
+        good, bad = http_guard.origins(origins)
+        for word in bad:
+            _LOG.warning("COVENANT_HTTP_ORIGINS: `%s` is no origin and is left out", strict_json.shown(word))
+        self._guard = Guard(self.port, good)
         self._large = anyio.Semaphore(self.bounds.large_bodies)
         self._streams: Counter[str] = Counter()
         self._wrong = _WrongTokens(self.bounds.wrong_tokens)
-        self._busy = 0
+        # How many requests are being answered.
+        self.busy = 0
         self._idle = anyio.Event()
         self._idle.set()
         self._own: dict[str, Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]] = {
@@ -107,9 +112,9 @@ class Gateway:
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if not self._busy:
+        if not self.busy:
             self._idle = anyio.Event()
-        self._busy += 1
+        self.busy += 1
         try:
             response = await self._guarded(request, handler)
             if not response.prepared:
@@ -119,14 +124,17 @@ class Gateway:
                     await response.write_eof()
             return response
         finally:
-            self._busy -= 1
-            if not self._busy:
+            self.busy -= 1
+            if not self.busy:
                 self._idle.set()
 
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
         cors: Mapping[str, str] = self._guard.cors(None)
         try:
-            head = Head(request.method, request.raw_path, request.headers, request.query.keys(), request.body_exists)
+            head = Head(
+                *(request.method, request.raw_path, request.headers, request.query.keys(), request.body_exists),
+                (request.version.major, request.version.minor),
+            )
             self._guard.check(head)
             cors = self._guard.cors(self._guard.origin(head), preflight=request.method == "OPTIONS")
             response = web.Response(status=204) if request.method == "OPTIONS" else await handler(request)

@@ -39,6 +39,7 @@ class Head:
     headers: CIMultiDictProxy[str] | CIMultiDict[str]
     query_names: Collection[str] = ()
     has_body: bool = False
+    version: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,18 @@ class Guard:
     def check(self, head: Head) -> None:
         """Raise unless the request may come to where tokens count.
 
-        (1) target: a path of this server. (2) Host: one, and a name of the loopback with our port. (3) Origin: none,
-        or one that is listed. (4) what a browser says of a request without Origin: not another site's. (5) no upgrade,
-        (6) no token in the query. (7) body: JSON that is not compressed, of a length that may be, and none with GET.
+        (1) HTTP/1.0 or 1.1, and a target that is a path of this server. (2) Host: one, and a name of the loopback
+        with our port. (3) Origin: none, or one that is listed. (4) what a browser says of a request without Origin:
+        not another site's. (5) no upgrade, (6) no token in the query. (7) body: JSON that is not compressed, of a
+        length that may be, and none with GET.
 
         Raises:
             errors.HttpRefusedError: with the ``status`` to answer.
         """
-        # (1) The absolute form would name a second authority beside Host (RFC 9112, section 3.2.2).
+        # (1) llhttp reads an HTTP/0.9 with headers, which nobody else does. The absolute form of a target would name
+        # a second authority beside Host (RFC 9112, section 3.2.2).
+        if head.version not in ((1, 0), (1, 1)):
+            raise _refused(400, "this is HTTP/1.1")
         if not head.target.startswith("/"):
             raise _refused(400, "the request's target is not a path")
         # (2)

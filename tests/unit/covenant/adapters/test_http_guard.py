@@ -66,6 +66,11 @@ def test_a_target_is_a_path(target: str) -> None:
     assert status(head(HOST, target=target)) == 400
 
 
+@pytest.mark.parametrize(("version", "wanted"), [((1, 0), 0), ((1, 1), 0), ((0, 9), 400), ((2, 0), 400), ((1, 2), 400)])
+def test_a_request_is_of_a_version_that_is_spoken(version: tuple[int, int], wanted: int) -> None:
+    assert status(Head("GET", "/tools", CIMultiDict([HOST]), version=version)) == wanted
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_only_listed_origins_ask(method: str) -> None:
     assert status(head(HOST, ("Origin", CONSOLE), method=method)) == 0

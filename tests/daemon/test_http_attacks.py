@@ -1,0 +1,393 @@
+"""What somebody who can reach the port tries, as the bytes that they send: each beside what passes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from covenant.adapters.http import Gateway
+from covenant.adapters.http_streams import Pace
+from covenant.respond.caller import Caller
+from covenant.respond.server import Server
+from covenant.wire import requests, responses
+from tests import http_kit, server_kit
+from tests.http_kit import TOKEN, head, raw, statuses
+
+pytestmark = pytest.mark.anyio
+
+JSON = "Content-Type: application/json"
+ASK = b'{"text": "t"}'
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def echo() -> http_kit.Echo:
+    return http_kit.Echo()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]:
+    server = server_kit.make(
+        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
+    )
+    pace = Pace(write_seconds=0.5, idle_seconds=0.1)
+    async with http_kit.serving(server, connections=24, streams_of_one=4, head_seconds=0.6, pace=pace) as one:
+        yield one
+
+
+async def alive(gateway: Gateway) -> bool:
+    """Whether it answers somebody else."""
+    return statuses(await raw(gateway, head(gateway, "GET /tools HTTP/1.1", "Connection: close"))) == [200]
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Wait for what nobody tells of."""
+    with anyio.fail_after(10):
+        while not done():  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+
+
+def post(gateway: Gateway, *headers: str, body: bytes = ASK, token: str | None = TOKEN) -> bytes:
+    return head(gateway, "POST /intent HTTP/1.1", *headers, "Connection: close", token=token) + body
+
+
+# A browser that was lured ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8421", "127.0.0.1", "127.0.0.1:1", "localhost"])
+async def test_a_name_that_was_bound_to_this_machine_is_not_its_name(
+    gateway: Gateway, echo: http_kit.Echo, host: str
+) -> None:
+    data = f"GET /tools HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    assert statuses(await raw(gateway, data)) == [421]
+    assert echo.asked == []
+    assert await alive(gateway)
+
+
+async def test_a_page_of_another_origin_does_nothing(gateway: Gateway, echo: http_kit.Echo) -> None:
+    plain = "Content-Type: text/plain"
+    length = f"Content-Length: {len(ASK)}"
+    for headers, status in (
+        ((plain, length, "Origin: http://evil.example"), 403),
+        ((JSON, length, "Origin: http://evil.example"), 403),
+        ((JSON, length, "Origin: null"), 403),
+        ((JSON, length, "Sec-Fetch-Site: cross-site"), 403),
+        ((plain, length), 415),
+        ((plain, length, "Origin: http://localhost:3000"), 415),
+        (("Content-Type: application/x-www-form-urlencoded", length), 415),
+        ((length,), 415),
+    ):
+        assert statuses(await raw(gateway, post(gateway, *headers))) == [status], headers
+    assert echo.asked == []
+    assert statuses(await raw(gateway, post(gateway, JSON, length, "Origin: http://localhost:3000"))) == [200]
+
+
+async def test_a_get_with_effects_is_none_for_another_page(gateway: Gateway, echo: http_kit.Echo) -> None:
+    line = "GET /a2a/tasks/next HTTP/1.1"
+    for header in ("Origin: http://evil.example", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site"):
+        assert statuses(await raw(gateway, head(gateway, line, header))) == [403], header
+    assert echo.asked == []
+
+
+@pytest.mark.parametrize("name", ["token", "access_token", "Authorization", "bearer"])
+async def test_a_token_in_the_query_is_refused_also_beside_a_good_one(
+    gateway: Gateway, echo: http_kit.Echo, name: str
+) -> None:
+    for token in (None, TOKEN):
+        data = head(gateway, f"GET /tools?{name}={TOKEN} HTTP/1.1", token=token)
+        answer = await raw(gateway, data)
+        assert statuses(answer) == [400]
+        assert TOKEN.encode() not in answer
+    assert echo.asked == []
+
+
+# Paths and headers that mean more than they say ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/intents/../metrics", "/intents/%2e%2e/result", "/intents/..%2f..%2fetc%2fpasswd/result"),
+        *("/intents/a%00b/result", "/intents/a%0d%0aX:1/result", "/intents/a%2fb/result", "/intents//result"),
+        *("/intents/%252e%252e/result", "/intents/.../result", "//tools", "/tools/.", "/./tools", "/%74ools%2f.."),
+        *("/intents/" + "a" * 129 + "/result", "/audit/prove/..", "/tools;x=1", "/tools%3f", "\\tools"),
+    ],
+)
+async def test_no_path_leads_anywhere_but_where_it_says(gateway: Gateway, echo: http_kit.Echo, path: str) -> None:
+    (status,) = statuses(await raw(gateway, head(gateway, f"GET {path} HTTP/1.1")))
+    assert status in (400, 404)
+    assert echo.asked == []
+
+
+async def test_an_id_is_what_it_is(gateway: Gateway, echo: http_kit.Echo) -> None:
+    line = "GET /intents/0b9f2f0a-5a3c-4c8e-9a51-8d1a4f0f2a11/result HTTP/1.1"
+    assert statuses(await raw(gateway, head(gateway, line, "Connection: close"))) == [200]
+    assert echo.asked[0][1] == requests.GetIntentResult(intent_id="0b9f2f0a-5a3c-4c8e-9a51-8d1a4f0f2a11")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("X: a\rInjected: b", "X : a", "X\x00: a", "X: a\x00b", " X: a", "X: a\r\n folded", "Ünicode: a", "X"),
+        *("Host: evil.example", "Authorization: Bearer x", "Origin: http://localhost:3000\r\nOrigin: null"),
+    ],
+)
+async def test_a_header_that_two_would_read_differently_is_refused(
+    gateway: Gateway, echo: http_kit.Echo, header: str
+) -> None:
+    data = head(gateway, "GET /tools HTTP/1.1", header)
+    answer = await raw(gateway, data)
+    assert all(status in (400, 401) for status in statuses(answer))
+    assert b"\r\nInjected" not in answer
+    assert echo.asked == []
+
+
+async def test_nothing_of_a_request_comes_back_as_a_header(gateway: Gateway) -> None:
+    for path in (
+        "/nothing%0d%0aInjected:%20yes",
+        "/tools?x=%0d%0aInjected:%20yes",
+        "/memory/recent?tier=%0d%0aInjected:1",
+    ):
+        answer = await raw(gateway, head(gateway, f"GET {path} HTTP/1.1", "Connection: close"))
+        before_body = answer.partition(b"\r\n\r\n")[0]
+        assert b"Injected" not in before_body, path
+
+
+# Two requests in one, or one in two ---------------------------------------------------------------------------------
+
+SMUGGLED = b"POST /peers/rotate HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        ("Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "Content-Length: 5"),
+        ("Content-Length: 5", "Content-Length: 50"),
+        ("Content-Length: 5, 50",),
+        ("Content-Length: +5",),
+        ("Content-Length: 0x5",),
+        ("Content-Length: -5",),
+        ("Content-Length: 5 5",),
+        ("Content-Length:",),
+        ("Transfer-Encoding: xchunked",),
+        ("Transfer-Encoding: chunked, identity",),
+        ("Transfer-Encoding: identity",),
+        ("Transfer-Encoding : chunked",),
+        ("Transfer-Encoding: chunked", "Transfer-Encoding: x"),
+        ("Transfer-Encoding:\x0bchunked",),
+    ],
+)
+async def test_a_body_has_one_end(gateway: Gateway, echo: http_kit.Echo, framing: tuple[str, ...]) -> None:
+    data = head(gateway, "POST /peers/rotate HTTP/1.1", JSON, *framing) + b"0\r\n\r\n" + SMUGGLED
+    answer = await raw(gateway, data)
+    assert 200 not in statuses(answer)
+    assert len(statuses(answer)) <= 1, "what follows a request that is refused is not read as another"
+    assert echo.asked == []
+    assert await alive(gateway)
+
+
+@pytest.mark.parametrize(
+    "chunk", ['5;x="\r\n', "0x5\r\n", "-1\r\n", "ffffffffffffffffff\r\n", "5\n", "5 \r\n", "+5\r\n"]
+)
+async def test_a_chunk_says_its_length_one_way(gateway: Gateway, echo: http_kit.Echo, chunk: str) -> None:
+    data = head(gateway, "POST /intent HTTP/1.1", JSON, "Transfer-Encoding: chunked", "Connection: close")
+    answer = await raw(gateway, data + chunk.encode() + b"hello\r\n0\r\n\r\n" + SMUGGLED)
+    assert statuses(answer) in ([], [400])
+    assert echo.asked == []
+    assert await alive(gateway)
+
+
+async def test_a_body_that_is_not_wanted_is_not_the_next_request(gateway: Gateway, echo: http_kit.Echo) -> None:
+    """The classic: the server refuses by the head and goes on reading where the body begins."""
+    for line in (
+        "POST /nothing HTTP/1.1",
+        "GET /tools HTTP/1.1",
+        "POST /a2a/peer-tasks HTTP/1.1",
+        "PUT /tools HTTP/1.1",
+    ):
+        data = head(gateway, line, JSON, f"Content-Length: {len(SMUGGLED)}") + SMUGGLED
+        assert len(statuses(await raw(gateway, data))) == 1, line
+    assert echo.asked == []
+
+
+@pytest.mark.parametrize(
+    "line", ["GET http://evil.example/tools HTTP/1.1", "OPTIONS * HTTP/1.1", "CONNECT a:1 HTTP/1.1"]
+)
+async def test_a_target_is_a_path_here(gateway: Gateway, echo: http_kit.Echo, line: str) -> None:
+    assert statuses(await raw(gateway, head(gateway, line)))[0] in (400, 404, 405)
+    assert echo.asked == []
+
+
+@pytest.mark.parametrize("line", ["GET /tools", "GET /tools HTTP/9.9", "\x16\x03\x01", "PRI * HTTP/2.0"])
+async def test_what_is_not_http_ends(gateway: Gateway, echo: http_kit.Echo, line: str) -> None:
+    answer = await raw(gateway, head(gateway, line))
+    assert 200 not in statuses(answer)
+    assert echo.asked == []
+    assert await alive(gateway)
+
+
+async def test_another_protocol_is_not_switched_to(gateway: Gateway, echo: http_kit.Echo) -> None:
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x", "Sec-WebSocket-Version: 13")
+    answer = await raw(gateway, head(gateway, "GET /tools HTTP/1.1", *upgrade) + SMUGGLED)
+    assert statuses(answer) == [400]
+    assert echo.asked == []
+
+
+# Huge, slow and many ------------------------------------------------------------------------------------------------
+
+
+async def test_heads_have_an_end(gateway: Gateway) -> None:
+    for data in (
+        head(gateway, "GET /" + "a" * 20_000 + " HTTP/1.1"),
+        head(gateway, "GET /tools HTTP/1.1", "X: " + "a" * 20_000),
+        head(gateway, "GET /tools HTTP/1.1", *(f"X-{number}: a" for number in range(500))),
+    ):
+        # What was not read yet makes the kernel reset the connection, and the answer may go with it.
+        assert statuses(await raw(gateway, data)) in ([400], [])
+    assert await alive(gateway)
+
+
+async def test_a_head_that_never_ends_ends_its_connection(gateway: Gateway) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        writer.write(b"GET /tools HTTP/1.1\r\n")
+        with anyio.fail_after(10):
+            while not reader.at_eof():
+                # A byte now and then, as slow as it pleases.
+                writer.write(b"X: a\r\n")
+                with anyio.move_on_after(0.1):
+                    await reader.read(1)
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+    assert await alive(gateway)
+
+
+async def test_who_is_nobody_is_not_listened_to(gateway: Gateway) -> None:
+    """A body is read after its token: strangers cannot make the daemon hold megabytes."""
+    begun = post(gateway, JSON, "Content-Length: 8000000", body=b"{", token=None)
+    assert statuses(await raw(gateway, begun)) == [401]
+
+
+async def test_an_answer_that_nobody_reads_is_let_go(gateway: Gateway, echo: http_kit.Echo) -> None:
+    async def much(server: Server, caller: Caller, asked: requests.Request) -> responses.Response:
+        return responses.Error(message="x" * (32 * 1024 * 1024))
+
+    echo.answers["list_tools"] = much
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(head(gateway, "GET /tools HTTP/1.1"))
+        await until(lambda: bool(echo.asked) and not gateway.busy)
+    finally:
+        writer.transport.abort()
+    del echo.answers["list_tools"]
+    assert await alive(gateway)
+
+
+async def test_more_connections_than_there_may_be_go_at_once_and_others_come_again(gateway: Gateway) -> None:
+    held = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(40)]
+    try:
+        with anyio.fail_after(5):
+            refused = 0
+            for reader, _ in held:
+                with anyio.move_on_after(0.05):
+                    try:
+                        refused += await reader.read(1) == b""
+                    except ConnectionError:
+                        refused += 1
+        assert refused >= 16
+    finally:
+        for _, writer in held:
+            writer.close()
+    with anyio.fail_after(10):
+        while True:
+            try:
+                if await alive(gateway):
+                    break
+            except OSError:
+                await anyio.sleep(0.05)
+
+
+async def test_a_flood_of_streams_leaves_a_place_for_others(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=())
+    follow = head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream")
+    held = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(6)]
+    try:
+        found = []
+        for reader, writer in held:
+            writer.write(follow)
+            with anyio.fail_after(5):
+                found.append(statuses(await reader.readuntil(b"\r\n")))
+        assert found == [[200]] * 4 + [[429]] * 2
+        # Somebody else has places of their own.
+        others = head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream", token=http_kit.OTHER_TOKEN)
+        assert statuses(await raw(gateway, others, until_end=False)) == [200]
+    finally:
+        for _, writer in held:
+            writer.close()
+    await until(lambda: not gateway.server.feed.subscribers)
+
+
+async def test_a_stream_that_nobody_reads_holds_up_nobody(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=())
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        writer.write(head(gateway, "GET /audit/recent HTTP/1.1", "Accept: text/event-stream"))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        row = http_kit.event("e", text="x" * 50_000)
+        with anyio.fail_after(20):
+            while gateway.server.feed.subscribers:
+                for _ in range(50):
+                    gateway.server.feed.publish("audit", row)
+                await anyio.sleep(0.01)
+    finally:
+        writer.transport.abort()
+    assert await alive(gateway)
+
+
+# Tokens -------------------------------------------------------------------------------------------------------------
+
+
+async def test_no_token_is_ever_in_a_log(
+    gateway: Gateway, echo: http_kit.Echo, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(server: Server, caller: Caller, asked: requests.Request) -> responses.Response:
+        raise ZeroDivisionError
+
+    echo.answers["list_agents"] = fail
+    wrong = "9" * 43
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("aiohttp").setLevel(logging.DEBUG)
+        for data in (
+            head(gateway, "GET /tools HTTP/1.1", "Connection: close"),
+            head(gateway, "GET /tools HTTP/1.1", "Connection: close", token=wrong),
+            head(gateway, "GET /agents HTTP/1.1", "Connection: close"),
+            head(gateway, "GET /tools HTTP/9.9"),
+            head(gateway, f"GET /tools?token={TOKEN} HTTP/1.1"),
+            head(gateway, f"GET /{TOKEN} HTTP/1.1"),
+            head(gateway, "GET /tools HTTP/1.1", f"Bad Header {TOKEN}: x"),
+            head(gateway, "GET /tools HTTP/1.1", f"Authorization: Bearer\x00{TOKEN}"),
+            f"Authorization: Bearer {TOKEN}\r\n\r\n".encode(),
+            post(gateway, JSON, "Content-Length: 99", body=f'{{"text": 1, "token": "{TOKEN}"}}'.encode().ljust(99)),
+        ):
+            await raw(gateway, data)
+    rows = str(gateway.server.audit.rows)
+    assert "authentication_failed" in rows
+    assert caplog.records
+    for text in (caplog.text, rows):
+        assert TOKEN not in text
+        assert wrong not in text
+    assert TOKEN not in str(echo.asked)

@@ -1,0 +1,260 @@
+"""Streams as they are: what was and then what comes, nothing twice or left out, for whom it is, and with an end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.adapters.http import Gateway
+from covenant.adapters.http_streams import Pace
+from covenant.respond import live
+from covenant.respond.caller import Caller
+from covenant.respond.server import Server
+from covenant.wire import requests, responses, types
+from tests import http_kit, server_kit
+from tests.http_kit import event
+
+pytestmark = pytest.mark.anyio
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def echo() -> http_kit.Echo:
+    return http_kit.Echo()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]:
+    server = server_kit.make(
+        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
+    )
+    async with http_kit.serving(server, pace=Pace(write_seconds=5, idle_seconds=0.05)) as one:
+        yield one
+
+
+def record(record_id: str, tier: types.Tier = types.Tier.WORKING, owner: types.AgentId = http_kit.ME) -> Any:
+    return types.MemoryRecord(id=record_id, tier=tier, owner=owner, text="t", created_at=1)
+
+
+async def taken(stream: AsyncIterator[http_kit.Event], count: int) -> list[http_kit.Event]:
+    with anyio.fail_after(10):
+        return [await anext(stream) for _ in range(count)]
+
+
+async def test_rows_that_were_and_rows_that_come(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=(event("b"), event("a")))
+    async with http_kit.client(gateway) as client, client.get("/audit/recent?limit=2", headers=STREAM) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["Cache-Control"] == "no-cache, no-store"
+        assert answer.headers["X-Accel-Buffering"] == "no"
+        stream = http_kit.events(answer)
+        first, *was = await taken(stream, 3)
+        assert first.data == {"kind": "stream_begin", "stream_id": 0, "response_kind": "audit_events"}
+        assert [(one.event, one.id, one.data["sequence"]) for one in was] == [
+            ("stream_chunk", "a", 0),
+            ("stream_chunk", "b", 1),
+        ]
+        assert was[0].data["chunk"] == event("a").model_dump(mode="json")
+        # One that was told already, one of somebody else's, and one that is new.
+        for row in (event("b"), event("theirs", owner=http_kit.OTHER), event("c", text="line\nbreak")):
+            gateway.server.feed.publish("audit", row)
+        (new,) = await taken(stream, 1)
+        assert (new.id, new.data["sequence"], new.data["chunk"]["kind"]["text"]) == ("c", 2, "line\nbreak")
+
+
+async def test_nothing_falls_between_what_was_and_what_comes(gateway: Gateway, echo: http_kit.Echo) -> None:
+    async def recent(server: Server, caller: Caller, asked: requests.RecentAudit) -> responses.AuditEvents:
+        found = responses.AuditEvents(events=(event("a"),))
+        # Written after the look and before the answer is on its way.
+        server.feed.publish("audit", event("b"))
+        return found
+
+    echo.answers["recent_audit"] = recent
+    async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
+        found = await taken(http_kit.events(answer), 3)
+        assert [one.id for one in found] == ["", "a", "b"]
+
+
+async def test_who_comes_again_gets_what_is_newer(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=(event("c"), event("b"), event("a")))
+    path = "/audit/recent?follow=false"
+    async with http_kit.client(gateway) as client:
+        for seen, wanted in (("b", ["c"]), ("c", []), ("unknown", ["a", "b", "c"])):
+            async with client.get(path, headers={**STREAM, "Last-Event-ID": seen}) as answer:
+                found = [one async for one in http_kit.events(answer)]
+            assert [one.id for one in found[1:-1]] == wanted, seen
+            assert found[-1].data == {"kind": "stream_end", "stream_id": 0, "summary": {"count": len(wanted)}}
+
+
+async def test_records_of_the_tier_that_was_asked_for(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_memory"] = responses.Memories(records=())
+    async with http_kit.client(gateway) as client, client.get("/memory/recent?tier=working", headers=STREAM) as answer:
+        stream = http_kit.events(answer)
+        await taken(stream, 1)
+        gateway.server.feed.publish("memory", record("l", types.Tier.LONGTERM))
+        gateway.server.feed.publish("memory", record("w"))
+        (new,) = await taken(stream, 1)
+        assert (new.id, new.data["chunk"]["tier"]) == ("w", "working")
+
+
+async def test_a_refusal_is_the_answer_of_version_1(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_memory"] = responses.Error(message="no grant")
+    async with http_kit.client(gateway) as client, client.get("/memory/recent", headers=STREAM) as answer:
+        assert (answer.status, await answer.json()) == (200, {"kind": "error", "message": "no grant"})
+
+
+async def test_a_token_that_ends_ends_its_streams(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=())
+    async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
+        stream = http_kit.events(answer)
+        await taken(stream, 1)
+        del gateway.server.peers.tokens[http_kit.TOKEN]
+        gateway.server.feed.publish("audit", event("not for you any more"))
+        (last,) = await taken(stream, 1)
+        assert last.event == "stream_error"
+        assert [one async for one in stream] == []
+
+
+async def test_who_falls_behind_is_told(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=())
+    async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
+        stream = http_kit.events(answer)
+        await taken(stream, 1)
+        # In one breath: nobody could have read any of it meanwhile.
+        for number in range(2000):
+            gateway.server.feed.publish("audit", event(str(number)))
+        with anyio.fail_after(10):
+            found = [one async for one in stream]
+    # What fits its queue, and perhaps the one that it waited for: a beginning without a gap.
+    assert [one.id for one in found[:-1]] == [str(number) for number in range(len(found) - 1)]
+    assert len(found) - 1 in (1024, 1025)
+    assert (found[-1].event, found[-1].data["message"]) == ("stream_error", "this stream fell behind and was ended")
+
+
+async def test_a_daemon_that_stops_says_so(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_audit"] = responses.AuditEvents(events=())
+    async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
+        stream = http_kit.events(answer)
+        await taken(stream, 1)
+        await gateway.stop(grace_seconds=5)
+        with anyio.fail_after(10):
+            (last,) = [one async for one in stream]
+        assert last.data == {"kind": "stream_end", "stream_id": 0, "summary": {"reason": "the daemon stops"}}
+
+
+async def test_an_intent_is_one_chunk_and_its_end(gateway: Gateway, echo: http_kit.Echo) -> None:
+    go_on = anyio.Event()
+
+    async def submit(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
+        server.live.say("i-1", caller.agent.pubkey, "submitted", 1)
+        await go_on.wait()
+        server.live.say("i-1", caller.agent.pubkey, live.ENDED, 2, status="ok")
+        return responses.IntentResult(intent_id="i-1", status="ok", text="done", sources=("s",))
+
+    echo.answers["submit_intent"] = submit
+    async with http_kit.client(gateway) as client:  # noqa: SIM117 (two requests of one client)
+        async with client.post("/intent", json={"text": "t"}, headers=STREAM) as answer:
+            stream = http_kit.events(answer)
+            (begin,) = await taken(stream, 1)
+            assert (begin.event, begin.id, begin.data["response_kind"]) == ("stream_begin", "i-1", "intent_result")
+            # By the id of the beginning, its events are followed while it lives: what it did, and what it does.
+            async with client.get("/intents/i-1/events", headers=STREAM) as watched:
+                second = http_kit.events(watched)
+                assert [one.data.get("chunk", {}).get("type") for one in await taken(second, 2)] == [None, "submitted"]
+                go_on.set()
+                ended, end = await taken(second, 2)
+                assert ended.data["chunk"] == {
+                    "intent_id": "i-1",
+                    "sequence": 1,
+                    "type": "ended",
+                    "at_ms": 2,
+                    "status": "ok",
+                }
+                assert end.data["summary"] == {"intent_id": "i-1", "status": "ok"}
+            chunk, last = await taken(stream, 2)
+            assert chunk.data["chunk"] == {"text": "done", "sources": ["s"]}
+            assert (last.event, last.data["summary"]["intent_id"], last.data["summary"]["status"]) == (
+                *("stream_end", "i-1"),
+                "ok",
+            )
+            assert [one async for one in stream] == []
+
+
+async def test_an_intent_that_is_refused_ends_its_stream_with_that(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["submit_intent"] = responses.Error(message="no grant for memory.write")
+    body = {"text": "t"}
+    async with http_kit.client(gateway) as client, client.post("/intent", json=body, headers=STREAM) as answer:
+        found = [one async for one in http_kit.events(answer)]
+    assert [(one.event, one.data.get("message")) for one in found] == [
+        ("stream_begin", None),
+        ("stream_error", "no grant for memory.write"),
+    ]
+
+
+async def test_an_intent_goes_on_when_its_client_leaves(gateway: Gateway, echo: http_kit.Echo) -> None:
+    begun, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def submit(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
+        begun.set()
+        await go_on.wait()
+        ended.set()
+        return responses.IntentResult(intent_id="i-1", status="ok", text="done")
+
+    echo.answers["submit_intent"] = submit
+    for headers in (STREAM, {}):
+        begun, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
+        async with http_kit.client(gateway) as client:
+            with anyio.move_on_after(5):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_post_and_leave, client, headers)
+                    await begun.wait()
+                    # Long enough that the gateway has written to nobody.
+                    await anyio.sleep(0.2)
+                    group.cancel_scope.cancel()
+        go_on.set()
+        with anyio.fail_after(5):
+            await ended.wait()
+
+
+async def _post_and_leave(client: Any, headers: dict[str, str]) -> None:
+    async with client.post("/intent", json={"text": "t"}, headers=headers) as answer:
+        await answer.read()
+
+
+async def test_what_an_intent_does_is_for_whoever_submitted_it(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["get_intent_result"] = responses.Error(message="no result of an intent `i-2` is kept")
+    gateway.server.live.say("i-2", http_kit.OTHER.pubkey, "submitted", 1)
+    gateway.server.live.say("i-3", http_kit.ME.pubkey, "submitted", 1)
+    async with http_kit.client(gateway, token=http_kit.OTHER_TOKEN) as client:
+        async with client.get("/intents/i-3/events", headers=STREAM) as answer:
+            assert (answer.content_type, (await answer.json())["kind"]) == ("application/json", "error")
+        async with client.get("/intents/i-2/events", headers=STREAM) as answer:
+            assert len(await taken(http_kit.events(answer), 2)) == 2
+    # The operator may see everybody's.
+    async with http_kit.client(gateway) as client, client.get("/intents/i-2/events", headers=STREAM) as answer:
+        assert len(await taken(http_kit.events(answer), 2)) == 2
+
+
+async def test_an_intent_that_has_ended_has_only_an_end(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["get_intent_result"] = responses.IntentResult(intent_id="i-1", status="ok", text="done")
+    async with http_kit.client(gateway) as client, client.get("/intents/i-1/events", headers=STREAM) as answer:
+        found = [one async for one in http_kit.events(answer)]
+    assert [one.event for one in found] == ["stream_begin", "stream_end"]
+    assert found[1].data["summary"] == {"intent_id": "i-1", "status": "ok"}
+
+
+async def test_how_it_is_followed_is_yes_or_no(gateway: Gateway, echo: http_kit.Echo) -> None:
+    async with http_kit.client(gateway) as client, client.get("/audit/recent?follow=x", headers=STREAM) as answer:
+        assert answer.status == 400
+    assert gateway.server.feed.subscribers == 0
