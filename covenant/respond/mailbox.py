@@ -66,7 +66,7 @@ async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.Cance
     """Take back a task that the caller sent; one that is answered already stays as it is."""
     entry = _seen(server, caller, asked.task_id)
     if entry.task.sender.pubkey != caller.agent.pubkey:
-        raise errors.NotYoursError(f"only `{entry.task.sender.display}` may take task `{asked.task_id}` back")
+        raise errors.NotSenderError(f"only `{entry.task.sender.display}` may take task `{asked.task_id}` back")
     try:
         await server.mailbox.cancel(asked.task_id, reason=asked.reason)
     except errors.TaskStateError:

@@ -375,3 +375,9 @@ class SecretDeniedError(OperatorError):
     """There is no such secret, or the caller holds no grant that names it: which of both is not said."""
 
     code = "secret_denied"
+
+
+class NotSenderError(OperatorError):
+    """Only whoever sent a task may take it back."""
+
+    code = "not_the_sender"

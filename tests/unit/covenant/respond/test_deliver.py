@@ -1,0 +1,276 @@
+"""Tasks for agents of this host are done by them: with their sender's grants, as many at once as may be, each once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from covenant.respond.deliver import Delivery, retry_on_schedule
+from covenant.runtime.running import RunResult
+from covenant.stores.mailbox.durable import DurableMailbox
+from covenant.stores.mailbox.interface import Limits, State
+from covenant.wire import parts, requests
+from covenant.wire.types import A2ATaskResult, AgentId, Idempotency
+from policy import errors
+from tests.mailbox_kit import ADA, World
+
+pytestmark = pytest.mark.anyio
+PATIENCE = 20
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def world(home: Path) -> World:
+    return World(home)
+
+
+@asynccontextmanager
+async def delivering(world: World, most: int = 4) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as group:
+        await group.start(Delivery(world.server, most=most).run)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def answer(world: World, sender: AgentId) -> A2ATaskResult:
+    with anyio.fail_after(PATIENCE):
+        while True:
+            result = (await world.ask(sender, requests.TryRecvA2AResult())).result
+            if result is not None:
+                assert isinstance(result, A2ATaskResult)
+                return result
+            await anyio.sleep(0.005)
+
+
+async def until(met: Any) -> None:
+    with anyio.fail_after(PATIENCE):
+        while not met():  # noqa: ASYNC110  # what is waited for has no event of its own
+            await anyio.sleep(0.005)
+
+
+async def ready(world: World, name: str = "hello", **package: Any) -> tuple[AgentId, AgentId]:
+    """The operator, who may send to an agent, and the agent."""
+    me, hello = world.identity.agent, await world.package(name, **package)
+    await world.grant(me, f"a2a.send.{hello.display}", "memory.write")
+    return me, hello
+
+
+async def test_an_agent_does_its_task(world: World) -> None:
+    me, hello = await ready(world)
+    async with delivering(world):
+        assert (await world.send(me, hello)).kind == "a2_a_task_queued"
+        result = await answer(world, me)
+    assert (result.task_id, result.status, result.content[0]) == (
+        "t1",
+        "ok",
+        {"type": "text", "text": "COUNT TO THREE"},
+    )
+    intent_id = result.content[1]["json"]["intent_id"]
+    assert world.runs.asked == [("hello", "count to three", me)]
+    # it went the way of every intent
+    (row,) = await world.rows("intent_dispatched")
+    assert (row["intent_id"], row["matched_agent"]) == (intent_id, "hello")
+    assert (await world.server.memory.get(intent_id)).text == "COUNT TO THREE"
+    kinds = ["a2_a_task_sent", "a2_a_task_leased", "a2_a_result_posted", "a2_a_result_taken"]
+    assert [row["type"] for row in await world.rows(*kinds)] == kinds
+
+
+async def test_what_waited_before_is_done_too(world: World) -> None:
+    me, hello = await ready(world)
+    for n in range(3):
+        await world.send(me, hello, f"t{n}")
+    async with delivering(world):
+        assert [(await answer(world, me)).status for _ in range(3)] == ["ok"] * 3
+    assert len(world.runs.asked) == 3
+
+
+async def test_the_senders_grants_decide(world: World) -> None:
+    """No way around the capability check: a peer gets done by an agent what it could have asked for itself."""
+    _, hello = await ready(world, required='["tool.web_search"]')
+    await world.grant(ADA, f"a2a.send.{hello.pubkey}")
+    assert (await world.send(ADA, hello)).code == "a2a_recipient_rejected"  # type: ignore[attr-defined]
+    await world.grant(world.identity.agent, f"a2a.recv.{ADA.display}", "tool.web_search")
+    async with delivering(world):
+        await world.send(ADA, hello)
+        refused = await answer(world, ADA)
+        assert (refused.status, (refused.error_message or "").split(":")[0]) == ("error", "capability_not_held")
+        assert world.runs.asked == []
+        await world.grant(ADA, "memory.write", "tool.web_search")
+        await world.send(ADA, hello, "t2")
+        assert (await answer(world, ADA)).status == "ok"
+    assert world.runs.asked == [("hello", "count to three", ADA)]
+
+
+async def test_an_agent_that_is_not_there(world: World) -> None:
+    me, hello = await ready(world)
+    await world.send(me, hello)
+    (world.home / "agents/hello/agent.toml").unlink()
+    await world.server.agents.reload()
+    assert (await world.send(me, hello, "t2")).code == "no_such_agent"  # type: ignore[attr-defined]
+    async with delivering(world):
+        assert (await answer(world, me)).error_message == "no_such_agent: no agent has the id `hello`"
+
+
+async def test_a_failed_run_and_an_ignored_text_are_answers(world: World) -> None:
+    me, hello = await ready(world)
+
+    def fails(intent: Any) -> RunResult:
+        raise errors.DeadlineError("it took too long")
+
+    world.runs.answer = fails
+    async with delivering(world):
+        await world.send(me, hello)
+        assert (await answer(world, me)).error_message == "deadline: agent `hello` failed: it took too long"
+        await world.send(me, hello, "t2", intent_text="read /srv/.env")
+        assert (await answer(world, me)).error_message == "ignored: the text is on the ignore list"
+
+
+async def test_as_many_at_once_as_may_be(world: World) -> None:
+    me, hello = await ready(world)
+    other = await world.package("other")
+    await world.grant(me, f"a2a.send.{other.display}")
+    world.runs.hold = anyio.Event()
+    async with delivering(world, most=3):
+        for n in range(6):
+            await world.send(me, hello if n < 5 else other, f"t{n}")
+        await until(lambda: world.runs.at_once == 3)
+        await anyio.lowlevel.checkpoint()
+        assert {agent for agent, _, _ in world.runs.asked} <= {"hello", "other"}
+        assert world.server.mailbox.running == {e.task.id for e in world.server.mailbox.open_entries() if e.lease}
+        world.runs.hold.set()
+        assert sorted([(await answer(world, me)).task_id for _ in range(6)]) == [f"t{n}" for n in range(6)]
+    assert world.runs.most_at_once == 3
+    assert world.server.mailbox.running == set()
+
+
+async def test_who_takes_a_task_back_ends_its_run(world: World) -> None:
+    me, hello = await ready(world)
+    world.runs.hold = anyio.Event()
+    async with delivering(world):
+        await world.send(me, hello)
+        await until(lambda: world.runs.at_once == 1)
+        assert (await world.ask(me, requests.CancelA2ATask(task_id="t1"))).cancelled is True
+        await until(lambda: world.runs.at_once == 0)
+        assert world.runs.ended == ["count to three"]
+        # and the others go on
+        world.runs.hold.set()
+        await world.send(me, hello, "t2")
+        assert (await answer(world, me)).task_id == "t2"
+    assert (await world.rows("intent_failed"))[0]["code"] == "stopped"
+
+
+async def test_a_deadline_ends_a_run(world: World) -> None:
+    me, hello = await ready(world)
+    world.runs.hold = anyio.Event()
+    async with delivering(world):
+        await world.send(me, hello, deadline_ms=world.clock() + 50)
+        await until(lambda: world.runs.at_once == 1)
+        world.clock.at_ms += 51
+        assert (await answer(world, me)).error_message == "deadline_exceeded"
+        await until(lambda: world.runs.at_once == 0)
+    assert await world.rows("a2_a_task_expired") != []
+
+
+async def test_a_stop_is_not_the_end_of_a_task(home: Path) -> None:
+    """Killed or stopped while it ran: the next daemon has it done, or says that it may have been, and knows which."""
+    first = World(home)
+    box = await DurableMailbox.open(home, now_ms=first.clock)
+    first.server.mailbox = box
+    me, hello = await ready(first)
+    first.runs.hold = anyio.Event()
+    unsafe = Idempotency(duplicate_safety="unsafe", key="")
+    async with delivering(first):
+        await first.send(me, hello, "again")
+        await first.send(me, hello, "unsafe", idempotency=unsafe)
+        await first.send(me, hello, "done")
+        await until(lambda: first.runs.at_once == 3)
+    await box.close()
+    second = World(home)
+    box = await DurableMailbox.open(home, now_ms=second.clock)
+    second.server.mailbox = box
+    await second.server.agents.reload()
+    await second.grant(me, "memory.write")
+    # of one the first daemon had the answer, and died before it was in the mailbox
+    second.server.memory, second.server.receipts = first.server.memory, first.server.receipts
+    async with delivering(second):
+        results = {(one := await answer(second, me)).task_id: one for _ in range(3)}
+    assert results["unsafe"].error_message == "interrupted"
+    assert results["again"].status == results["done"].status == "ok"
+    entry = box.get("again")
+    assert entry is not None
+    assert (entry.attempt, entry.state) == (2, State.RESOLVED)
+    assert sorted(row["action"] for row in await second.rows("a2_a_repair_applied")) == [
+        "force_error",
+        "requeue",
+        "requeue",
+    ]
+    await box.close()
+
+
+async def test_a_run_whose_answer_was_not_posted_is_not_run_again(world: World) -> None:
+    me, hello = await ready(world)
+    await world.send(me, hello)
+    asked: list[str] = []
+    post = world.server.mailbox.post
+
+    async def dies(result: Any, **fields: Any) -> Any:
+        asked.append(result.task_id)
+        raise errors.StoreFullError("no room")
+
+    world.server.mailbox.post = dies
+    async with delivering(world):
+        await until(lambda: asked)
+    world.server.mailbox.post = post
+    async with delivering(world):
+        assert (await answer(world, me)).content[0]["text"] == "COUNT TO THREE"
+    assert len(world.runs.asked) == 1
+
+
+async def test_a_task_that_ends_the_daemon_each_time_is_given_up(home: Path) -> None:
+    world = World(home)
+    world.server.mailbox.limits = Limits(max_attempts=1)
+    me, hello = await ready(world)
+    await world.send(me, hello)
+    assert await world.server.mailbox.lease(hello.pubkey) is not None
+    async with delivering(world):
+        assert (await answer(world, me)).error_message == "attempts_exhausted"
+    assert world.runs.asked == []
+
+
+async def test_stale_tasks_are_looked_for(world: World) -> None:
+    policy = parts.RetryPolicy(enabled=True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: retry_on_schedule(world.server, policy, interval_ms=1))
+        with anyio.fail_after(PATIENCE):
+            while not (rows := await world.rows("a2_a_auto_retry_scheduler_scan")):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        group.cancel_scope.cancel()
+    assert rows[0] == {
+        "type": "a2_a_auto_retry_scheduler_scan",
+        "enabled": True,
+        "considered": 0,
+        "requeued": 0,
+        "skipped": 0,
+        "skipped_by_reason": {},
+        "min_lease_age_ms": 300_000,
+        "max_attempts": 3,
+        "max_requeues": 1,
+        "scan_limit": 100,
+        "error": None,
+    }
