@@ -184,7 +184,7 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "purged": "int",
         "root_before_hex": "digest",
         "root_after_hex": "digest",
-        "rebase_id": "text",
+        "rebase_id": "text?",
     },
     # The first line of a log that was cut, and only there: what stood before, by the hashes that stand for it.
     # `subtrees` are the roots of the complete subtrees over every record that was ever cut, largest first (RFC 6962),

@@ -122,19 +122,18 @@ class DurableAudit:
     ) -> list[parts.AuditEvent]:
         """As the interface says."""
 
-        def look() -> list[parts.AuditEvent]:
-            lines = self._rows.of(issuer_pubkey) if issuer_pubkey else (line for _, line in self._rows.backwards())
-            return list(newest(lines, limit, since_ms))
-
-        return await self._reading(look)
+        return await self._reading(lambda: list(newest(self._back(issuer_pubkey), limit, since_ms)))
 
     async def scan(
-        self, wanted: Callable[[parts.AuditEvent], bool], limit: int, *, since_ms: int | None = None
+        self,
+        wanted: Callable[[parts.AuditEvent], bool],
+        limit: int,
+        *,
+        since_ms: int | None = None,
+        issuer_pubkey: str | None = None,
     ) -> interface.Scan:
         """As the interface says."""
-        return await self._reading(
-            lambda: scanned((line for _, line in self._rows.backwards()), wanted, limit, since_ms)
-        )
+        return await self._reading(lambda: scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
 
     async def verify(self) -> audit.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
@@ -198,6 +197,9 @@ class DurableAudit:
                     if row is not None:
                         listener(row)
         return [event_id for event_id, _ in written]
+
+    def _back(self, pubkey: str | None) -> Iterator[bytes]:
+        return self._rows.of(pubkey) if pubkey else (line for _, line in self._rows.backwards())
 
     async def _reading(self, look: Callable[[], T]) -> T:
         def run() -> T:

@@ -86,10 +86,16 @@ class InMemoryAudit:
         return list(durable.newest(lines, limit, since_ms))
 
     async def scan(
-        self, wanted: Callable[[parts.AuditEvent], bool], limit: int, *, since_ms: int | None = None
+        self,
+        wanted: Callable[[parts.AuditEvent], bool],
+        limit: int,
+        *,
+        since_ms: int | None = None,
+        issuer_pubkey: str | None = None,
     ) -> interface.Scan:
         """As the interface says."""
-        return durable.scanned(reversed(self._lines), wanted, limit, since_ms)
+        lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
+        return durable.scanned(lines, wanted, limit, since_ms)
 
     async def verify(self) -> audit.Report:
         """As the interface says."""

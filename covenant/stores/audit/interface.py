@@ -85,9 +85,14 @@ class AuditLog(Protocol):
         """The newest rows, newest first: of one issuer where one is named, none older than ``since_ms``."""
 
     async def scan(
-        self, wanted: Callable[[parts.AuditEvent], bool], limit: int, *, since_ms: int | None = None
+        self,
+        wanted: Callable[[parts.AuditEvent], bool],
+        limit: int,
+        *,
+        since_ms: int | None = None,
+        issuer_pubkey: str | None = None,
     ) -> Scan:
-        """The newest rows that are ``wanted``. It is asked in a worker thread, once a row, newest first."""
+        """The newest rows that are ``wanted``, of one issuer where one is named; asked in a worker thread."""
 
     async def verify(self) -> audit.Report:
         """Hold the rows against their chain and the signed head."""

@@ -1,0 +1,114 @@
+"""The audit log, asked: own rows for everybody; whether it holds, and what was cut, for whoever may.
+
+Each answer is about rows that are durable. A purge leaves a signed record of what it cut, and a row about who did it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from covenant.respond import authority
+from covenant.respond.authority import Facts
+from covenant.wire import parts, requests, responses
+from policy import audit
+
+if TYPE_CHECKING:
+    from covenant.respond.caller import Caller
+    from covenant.respond.server import Handler, Server
+    from covenant.stores.audit.interface import Proof
+
+MOST_ROWS: Final = 10_000
+# Half of what a frame takes: the rest is for whatever an adapter writes around it.
+MOST_BYTES: Final = 4 * 1024 * 1024
+
+
+async def recent_audit(server: Server, caller: Caller, asked: requests.RecentAudit) -> responses.AuditEvents:
+    """The caller's own rows, newest first; as many as one answer takes."""
+    limit = min(asked.limit, MOST_ROWS)
+    rows = await server.audit.recent(limit, since_ms=asked.since_ms, issuer_pubkey=caller.agent.pubkey)
+    return responses.AuditEvents(events=tuple(_that_fit(rows)))
+
+
+async def verify_audit_integrity(
+    server: Server, caller: Caller, asked: requests.VerifyAuditIntegrity
+) -> responses.AuditIntegrity:
+    """Hold the rows against their chain and the signed head: for the operator."""
+    await authority.require_operator(server, caller, None, "verify the audit log")
+    return responses.AuditIntegrity(report=report(await server.audit.verify()))
+
+
+async def purge_audit(server: Server, caller: Caller, asked: requests.PurgeAudit) -> responses.AuditPurged:
+    """Cut what is older, under a grant of ``audit.purge`` whose scope reaches as far."""
+    facts = Facts(before_ms=asked.before_ms)
+    await authority.require(server, caller, "audit.purge", agent_id="audit:purge", facts=facts)
+    done = await server.audit.purge(asked.before_ms)
+    row = {
+        "before_ms": asked.before_ms,
+        "purged": done.purged,
+        "root_before_hex": done.root_before_hex,
+        "root_after_hex": done.root_after_hex,
+        "rebase_id": done.rebase_id,
+    }
+    await server.audit.append("audit_purged", row, caller.agent)
+    return responses.AuditPurged(purged=done.purged)
+
+
+async def prove_audit_inclusion(
+    server: Server, caller: Caller, asked: requests.ProveAuditInclusion
+) -> responses.AuditInclusion:
+    """That a row is in the log: any for the operator, their own for everybody else.
+
+    Another's row is answered as one that is not there.
+    """
+    if not caller.operator:
+        own = await server.audit.scan(lambda row: row.id == asked.event_id, 1, issuer_pubkey=caller.agent.pubkey)
+        if not own.events:
+            return responses.AuditInclusion(proof=None)
+    proof = await server.audit.prove(asked.event_id)
+    return responses.AuditInclusion(proof=_on_the_wire(proof) if proof else None)
+
+
+def report(found: audit.Report) -> parts.AuditReport:
+    """The report as version 1 sends it: its failures are texts."""
+    return parts.AuditReport(
+        events=found.events,
+        anchors=found.anchors,
+        valid=found.valid,
+        root_hash_hex=found.root_hash_hex,
+        failures=tuple(_failure(one) for one in found.failures),
+    )
+
+
+def _failure(one: audit.Failure) -> str:
+    return f"{one.kind}: {one.message}" + (f" (event {one.event_id})" if one.event_id else "")
+
+
+def _that_fit(rows: list[parts.AuditEvent]) -> list[parts.AuditEvent]:
+    room = MOST_BYTES
+    for count, row in enumerate(rows):
+        room -= len(row.model_dump_json())
+        # One row fits in any case: none is longer than a frame.
+        if room < 0 and count:
+            return rows[:count]
+    return rows
+
+
+def _on_the_wire(proof: Proof) -> parts.InclusionProof:
+    return parts.InclusionProof(
+        event_id=proof.event_id,
+        leaf_index=proof.inclusion.index,
+        tree_size=proof.inclusion.size,
+        leaf_hash_hex=proof.inclusion.leaf.hex(),
+        path_hex=tuple(value.hex() for value in proof.inclusion.path),
+        root_hash_hex=proof.root.hex(),
+        checkpoint=proof.checkpoint.raw.decode(),
+    )
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "recent_audit": recent_audit,
+    "verify_audit_integrity": verify_audit_integrity,
+    "purge_audit": purge_audit,
+    "prove_audit_inclusion": prove_audit_inclusion,
+}

@@ -1,0 +1,274 @@
+"""The audit handlers: own rows, the operator's verbs, and that every purge leaves its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.identity import Identity
+from covenant.respond import audit, provenance
+from covenant.respond.caller import Caller
+from covenant.respond.server import Server
+from covenant.stores.audit.in_memory import InMemoryAudit
+from covenant.stores.audit.interface import Entry
+from covenant.stores.capabilities.in_memory import InMemoryCapabilities
+from covenant.stores.capabilities.interface import to_wire
+from covenant.wire import requests
+from covenant.wire.types import AgentId
+from policy import base58, errors, merkle, note
+from policy.capabilities.token import Token
+from tests import server_kit
+
+pytestmark = pytest.mark.anyio
+
+PEER = AgentId(display="peer@local", pubkey=base58.encode(b"p" * 32))
+OTHER = AgentId(display="other@local", pubkey=base58.encode(b"o" * 32))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    identity = Identity(b"i" * 32)
+    clock = server_kit.Clock()
+    return server_kit.make(
+        home=tmp_path,
+        now_ms=clock,
+        identity=identity,
+        audit=InMemoryAudit(issuer=identity.agent, now_ms=clock),
+        capabilities=InMemoryCapabilities(identity.agent.pubkey),
+    )
+
+
+def operator(server: Server) -> Caller:
+    return server_kit.caller(server.identity.agent, operator=True)
+
+
+def peer(agent: AgentId = PEER) -> Caller:
+    return server_kit.caller(agent)
+
+
+async def allow(server: Server, to: AgentId, action: str, scope: Any = None) -> None:
+    token = Token(
+        subject=to.pubkey, action=action, scope=scope or {}, granted_by=server.identity.agent.pubkey, expires_at=None
+    )
+    signed = to_wire(token, server.identity.grant(token), to.display, server.identity.agent.display)
+    await server.capabilities.grant(signed, server.now_ms())
+
+
+async def rows(server: Server, count: int, issuer: AgentId | None = None, *, step_ms: int = 0) -> list[str]:
+    ids = []
+    for n in range(count):
+        server.now_ms.at_ms += step_ms  # type: ignore[attr-defined]
+        fields = {"transport": "ipc", "reason": f"row {n}"}
+        ids.append(await server.audit.append("authentication_failed", fields, issuer))
+    return ids
+
+
+async def kinds(server: Server) -> list[str]:
+    return [row.kind["type"] for row in await server.audit.recent(100)]
+
+
+# recent_audit ----------------------------------------------------------------------------------------------------
+
+
+async def test_everybody_sees_their_own_rows_and_only_those(server: Server) -> None:
+    mine = await rows(server, 3, PEER)
+    await rows(server, 30, OTHER)
+    daemons = await rows(server, 2)
+    found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=3))
+    assert [row.id for row in found.events] == mine[::-1]
+    found = await audit.recent_audit(server, operator(server), requests.RecentAudit())
+    assert [row.id for row in found.events] == daemons[::-1]
+    nobody = peer(AgentId(display="peer@local", pubkey=base58.encode(b"n" * 32)))
+    assert (await audit.recent_audit(server, nobody, requests.RecentAudit())).events == ()
+
+
+async def test_since_is_inclusive(server: Server) -> None:
+    await rows(server, 3, PEER, step_ms=10)
+    asked = requests.RecentAudit(since_ms=server.now_ms() - 10)
+    assert len((await audit.recent_audit(server, peer(), asked)).events) == 2
+
+
+async def test_an_answer_holds_no_more_than_a_frame(server: Server) -> None:
+    big = {"intent_id": "i", "intent_text": "x" * 1_500_000, "matched_pattern": "p"}
+    await server.audit.append_all([Entry("intent_ignored", big, PEER)] * 4)
+    found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))
+    assert len(found.events) == 2
+    await server.audit.append("intent_ignored", {**big, "intent_text": "x" * 6_000_000}, PEER)
+    assert len((await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))).events) == 1
+
+
+# verify, purge, prove --------------------------------------------------------------------------------------------
+
+
+async def test_verifying_is_the_operators(server: Server) -> None:
+    await rows(server, 3)
+    report = (await audit.verify_audit_integrity(server, operator(server), requests.VerifyAuditIntegrity())).report
+    assert (report.valid, report.events, report.anchors, report.failures) == (True, 3, 3, ())
+    with pytest.raises(errors.OperatorOnlyError):
+        await audit.verify_audit_integrity(server, peer(), requests.VerifyAuditIntegrity())
+
+
+async def test_failures_are_texts_that_name_the_row(server: Server) -> None:
+    ids = await rows(server, 3)
+    server.audit._lines[1] = server.audit._lines[1].replace(b"row 1", b"row 9")
+    report = (await audit.verify_audit_integrity(server, operator(server), requests.VerifyAuditIntegrity())).report
+    assert not report.valid
+    [failure] = report.failures
+    assert failure.startswith("entry_mismatch: ")
+    assert ids[1] in failure
+
+
+async def test_a_purge_needs_a_grant_and_leaves_its_rows(server: Server) -> None:
+    await rows(server, 4, step_ms=10)
+    asked = requests.PurgeAudit(before_ms=server.now_ms())
+    with pytest.raises(errors.CapabilityMissingError):
+        await audit.purge_audit(server, operator(server), asked)
+    assert (await kinds(server))[0] == "capability_check"
+    await allow(server, server.identity.agent, "audit.purge")
+    answer = await audit.purge_audit(server, operator(server), asked)
+    assert answer.purged == 3
+    # The rows about the refusal and the leave are newer than what was cut.
+    assert await kinds(server) == [
+        "audit_purged",
+        "capability_check",
+        "capability_check",
+        "authentication_failed",
+        "audit_rebased",
+    ]
+    [row] = await server.audit.recent(1)
+    assert (row.kind["purged"], row.issuer) == (3, server.identity.agent)
+    assert (await server.audit.verify()).valid
+
+
+async def test_a_scope_bounds_how_far_a_purge_reaches(server: Server) -> None:
+    await rows(server, 4, step_ms=10)
+    allowed = server.now_ms() - 10
+    await allow(server, PEER, "audit.purge", {"version": 1, "before_ms": allowed})
+    with pytest.raises(errors.CapabilityScopeError):
+        await audit.purge_audit(server, peer(), requests.PurgeAudit(before_ms=allowed + 1))
+    assert "audit_rebased" not in await kinds(server)
+    assert (await audit.purge_audit(server, peer(), requests.PurgeAudit(before_ms=allowed))).purged == 2
+
+
+async def test_a_proof_can_be_checked_with_nothing_but_the_answer(server: Server) -> None:
+    ids = await rows(server, 7, PEER)
+    for event_id in ids:
+        asked = requests.ProveAuditInclusion(event_id=event_id)
+        for caller in (operator(server), peer()):
+            proof = (await audit.prove_audit_inclusion(server, caller, asked)).proof
+            assert proof is not None
+            assert proof.checkpoint is not None
+            signed = note.Note.parse(proof.checkpoint.encode())
+            signed.verified([server.audit.verifier])
+            checkpoint = note.Checkpoint.parse(signed.text)
+            assert checkpoint.root.hex() == proof.root_hash_hex
+            leaf, path = bytes.fromhex(proof.leaf_hash_hex), tuple(map(bytes.fromhex, proof.path_hex))
+            claimed = merkle.Inclusion(proof.leaf_index, proof.tree_size, leaf, path)
+            assert merkle.includes(claimed, checkpoint.root)
+
+
+async def test_anothers_row_is_as_one_that_is_not_there(server: Server) -> None:
+    [theirs] = await rows(server, 1, OTHER)
+    asked = requests.ProveAuditInclusion(event_id=theirs)
+    assert (await audit.prove_audit_inclusion(server, peer(), asked)).proof is None
+    assert (await audit.prove_audit_inclusion(server, operator(server), asked)).proof is not None
+    unknown = requests.ProveAuditInclusion(event_id="0" * 36)
+    assert (await audit.prove_audit_inclusion(server, operator(server), unknown)).proof is None
+
+
+# query_provenance ------------------------------------------------------------------------------------------------
+
+
+def check(*, passed: bool, action: str = "memory.write") -> dict[str, Any]:
+    by = [{"action": action, "granted_by_display": "operator@local", "signature_b58": "sig"}]
+    return {
+        "agent_id": "memory:write",
+        "required_actions": [action],
+        "missing_actions": [] if passed else [action],
+        "passed": passed,
+        "authorized_by": by if passed else [],
+    }
+
+
+async def fill(server: Server) -> None:
+    await server.audit.append("capability_check", check(passed=True), PEER)
+    await server.audit.append("capability_check", check(passed=False), PEER)
+    ignored = {"intent_id": "i", "intent_text": "t", "matched_pattern": "**/.env"}
+    await server.audit.append("intent_ignored", ignored, OTHER)
+    called = {"tool": "echo", "arguments_hash_hex": "0" * 64, "duration_ms": 1, "outcome": "ok"}
+    await server.audit.append("tool_call_completed", called, OTHER)
+
+
+async def test_rows_are_read_as_acts(server: Server) -> None:
+    await fill(server)
+    answer = await provenance.query_provenance(server, operator(server), requests.QueryProvenance())
+    told = [(one.actor, one.action, one.approver, one.rule, one.outcome) for one in answer.actions]
+    assert told == [
+        ("other@local", "echo", None, None, "ok"),
+        ("other@local", "intent_ignored", None, "**/.env", "denied"),
+        ("peer@local", "memory.write", None, "memory.write", "denied"),
+        ("peer@local", "memory.write", "operator@local", "memory.write", "allowed"),
+    ]
+    assert (answer.scanned, answer.integrity.valid, answer.integrity.events) == (4, True, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        ({"actor": "peer@local"}, 2),
+        ({"actor": OTHER.pubkey}, 2),
+        ({"approver": "operator@local"}, 1),
+        ({"rule": "**/.env"}, 1),
+        ({"outcome": "denied"}, 2),
+        ({"outcome": "denied", "actor": "peer@local"}, 1),
+        ({"actor": "peer"}, 0),
+        ({"limit": 1}, 1),
+        ({"until_ms": 5}, 0),
+        ({"since_ms": server_kit.NOW_MS + 1}, 0),
+    ],
+)
+async def test_questions_narrow_it(server: Server, asked: dict[str, Any], count: int) -> None:
+    await fill(server)
+    answer = await provenance.query_provenance(server, operator(server), requests.QueryProvenance(**asked))
+    assert len(answer.actions) == count
+
+
+async def test_others_are_told_of_their_own_acts_alone(server: Server) -> None:
+    await fill(server)
+    answer = await provenance.query_provenance(server, peer(), requests.QueryProvenance())
+    assert {one.actor for one in answer.actions} == {"peer@local"}
+    assert (answer.scanned, answer.integrity.events, answer.integrity.valid) == (2, 2, True)
+    elsewhere = requests.QueryProvenance(actor="other@local")
+    assert (await provenance.query_provenance(server, peer(), elsewhere)).actions == ()
+
+
+def test_every_kind_of_row_can_be_read() -> None:
+    from covenant.wire import parts
+    from policy import events
+    from tests.unit.policy.test_events import SAMPLES
+
+    for kind, table in events.KINDS.items():
+        fields = {name: SAMPLES[wanted] for name, wanted in table.items()}
+        row = parts.AuditEvent(id="e", timestamp_ms=1, issuer=PEER, kind={"type": kind, **fields})
+        found = provenance.read(row)
+        assert found.kind == kind
+        assert found.action
+        assert found.outcome
+
+
+def test_the_tables_name_their_kinds() -> None:
+    names = {*audit.HANDLERS, *provenance.HANDLERS}
+    assert names == {
+        "recent_audit",
+        "verify_audit_integrity",
+        "purge_audit",
+        "prove_audit_inclusion",
+        "query_provenance",
+    }
