@@ -7,6 +7,7 @@ batch that a chain did not take stays as it is, and the next flush anchors it be
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -97,6 +98,8 @@ async def flush_receipts(
 
 
 async def _settle(server: Server, caller: Caller, limit: int, bounds: Bounds) -> interface.Batch:
+    # What is open is on no cluster yet; the one that it goes to was checked.
+    bounds = dataclasses.replace(bounds, cluster=None)
     receipts = await server.receipts.unsettled(limit, keep=bounds.admits)
     if not receipts:
         raise errors.NothingToSettleError("no receipt is open")
