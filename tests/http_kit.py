@@ -17,9 +17,11 @@ from covenant.adapters import http_listen
 from covenant.adapters.http import Bounds, Gateway
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
+from covenant.stores.capabilities.interface import Grant
 from covenant.wire import responses
 from covenant.wire.parts import AuditEvent
 from covenant.wire.types import AgentId
+from policy.capabilities.token import Token
 
 TOKEN = "7uqkz7sWhGTzvvtVoLhoBBxMEVZVKrsgYvvUbGUnbb6C"
 OTHER_TOKEN = "BCiFGrQsMJXAWDcrn7oSNYMkX7jHbUMnqYp4cjDQ4SB3"
@@ -46,6 +48,20 @@ class Peers:
             raise self.broken
         agent = self.tokens.get(token)
         return None if agent is None else SimpleNamespace(agent_id=agent, token_prefix=token[:6])
+
+
+class Grants:
+    """Grants as ``covenant.respond.authority`` looks for them, of nobody's signature."""
+
+    def __init__(self) -> None:
+        self.grants: list[Grant] = []
+
+    def grant(self, agent: AgentId, action: str, scope: Any) -> None:
+        token = Token(subject=agent.pubkey, action=action, scope=scope, granted_by=ME.pubkey, expires_at=None)
+        self.grants.append(Grant(token, "1" * 64, agent.display, ME.display))
+
+    def candidates(self, pubkey: str, action: str, now_ms: int) -> list[Grant]:
+        return [one for one in self.grants if (one.token.subject, one.token.action) == (pubkey, action)]
 
 
 @dataclass

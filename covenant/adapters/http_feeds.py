@@ -16,7 +16,7 @@ from aiohttp import web
 
 from covenant.adapters import http_streams
 from covenant.adapters.http_streams import Events, Pace
-from covenant.respond import admission, live
+from covenant.respond import admission, live, watching
 from covenant.respond.caller import Caller
 from covenant.respond.feed import Item, Topic
 from covenant.respond.live import IntentEvent
@@ -76,24 +76,20 @@ async def recent(
             return events.response
 
         async def take(item: Item) -> bool:
-            if item.value.id not in told and visible(watch.caller, asked, item.value):
+            if item.value.id not in told and watching.may_see(watch.server, watch.caller, asked, item.value):
                 await events.chunk(item.value.model_dump(mode="json", by_alias=True), id=item.value.id)
             return True
 
-        await http_streams.follow(events, subscription, watch.pace, take=take, still=watch.still)
+        async def still() -> bool:
+            return watching.may_go_on(watch.server, watch.caller, asked) and await watch.still()
+
+        await http_streams.follow(events, subscription, watch.pace, take=take, still=still)
         return events.response
 
 
 def oldest_first(answer: responses.AuditEvents | responses.Memories) -> list[Any]:
     """Rows and records in the order in which they came to be; the answer has the newest first."""
     return list(reversed(answer.events if isinstance(answer, responses.AuditEvents) else answer.records))
-
-
-def visible(caller: Caller, asked: requests.RecentAudit | requests.RecentMemory, value: Any) -> bool:
-    """Whether the request would have shown this."""
-    if isinstance(asked, requests.RecentAudit):
-        return bool(value.issuer.pubkey == caller.agent.pubkey)
-    return asked.tier in (None, value.tier)
 
 
 async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamResponse:
@@ -145,7 +141,7 @@ async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamRes
 async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | responses.Response:
     """What an intent of the caller's has done and does, until it has ended; of one that has, only that."""
     with watch.server.feed.subscribe("intent") as subscription:
-        was = [one for one in watch.server.live.so_far(intent_id) if _may(watch.caller, one)]
+        was = [one for one in watch.server.live.so_far(intent_id) if watching.may_follow(watch.caller, one)]
         answer = None
         if not was:
             answer = await watch.server.respond(watch.caller, requests.GetIntentResult(intent_id=intent_id))
@@ -171,7 +167,3 @@ async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | respon
 
         await http_streams.follow(events, subscription, watch.pace, take=take, still=watch.still)
         return events.response
-
-
-def _may(caller: Caller, event: IntentEvent) -> bool:
-    return caller.operator or event.owner == caller.agent.pubkey

@@ -97,15 +97,35 @@ async def test_who_comes_again_gets_what_is_newer(gateway: Gateway, echo: http_k
             assert found[-1].data == {"kind": "stream_end", "stream_id": 0, "summary": {"count": len(wanted)}}
 
 
-async def test_records_of_the_tier_that_was_asked_for(gateway: Gateway, echo: http_kit.Echo) -> None:
+async def test_records_that_the_request_and_its_grant_admit(gateway: Gateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_memory"] = responses.Memories(records=())
-    async with http_kit.client(gateway) as client, client.get("/memory/recent?tier=working", headers=STREAM) as answer:
+    held = gateway.server.capabilities = http_kit.Grants()
+    held.grant(http_kit.OTHER, "memory.read", {"version": 1, "tiers": ["working"], "record_id": "w"})
+    shown = [record("l", types.Tier.LONGTERM), record("x", owner=http_kit.OTHER), record("w")]
+    async with http_kit.client(gateway, token=http_kit.OTHER_TOKEN) as client:  # noqa: SIM117 (as two lines)
+        async with client.get("/memory/recent?tier=working", headers=STREAM) as answer:
+            stream = http_kit.events(answer)
+            await taken(stream, 1)
+            for one in (*shown, record("w", owner=http_kit.OTHER)):
+                gateway.server.feed.publish("memory", one)
+            (new,) = await taken(stream, 1)
+            assert (new.id, new.data["chunk"]["owner"]) == ("w", http_kit.OTHER.model_dump())
+            # And a grant that was taken back ends the stream.
+            held.grants.clear()
+            (last,) = await taken(stream, 1)
+            assert last.event == "stream_error"
+
+
+async def test_the_operator_sees_everybodys_records(gateway: Gateway, echo: http_kit.Echo) -> None:
+    echo.answers["recent_memory"] = responses.Memories(records=())
+    held = gateway.server.capabilities = http_kit.Grants()
+    held.grant(http_kit.ME, "memory.read", {})
+    async with http_kit.client(gateway) as client, client.get("/memory/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
         await taken(stream, 1)
-        gateway.server.feed.publish("memory", record("l", types.Tier.LONGTERM))
-        gateway.server.feed.publish("memory", record("w"))
+        gateway.server.feed.publish("memory", record("theirs", owner=http_kit.OTHER))
         (new,) = await taken(stream, 1)
-        assert (new.id, new.data["chunk"]["tier"]) == ("w", "working")
+        assert new.id == "theirs"
 
 
 async def test_a_refusal_is_the_answer_of_version_1(gateway: Gateway, echo: http_kit.Echo) -> None:
