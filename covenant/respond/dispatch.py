@@ -284,6 +284,7 @@ class Dispatch:
         try:
             await self.server.memory.put(record)
             receipt = await accounting.settle_memory(self.server, self.caller, record.id, record.text)
+            self.server.feed.publish("memory", record)
         except errors.CovenantError as e:
             # The run is done and paid for: its answer is not thrown away with the memory of it.
             _LOG.warning("the answer of intent %s is not kept in memory: %s", self.intent_id, e)
