@@ -13,6 +13,7 @@ from typing import Final
 
 import anyio.to_thread
 
+from covenant.respond.feed import TOPICS
 from covenant.respond.server import Server
 from policy import budget
 from sandbox import prometheus
@@ -50,6 +51,11 @@ def _requests(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
 
 
 def _stores(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
+    yield "covenant_intents_running", "gauge", "Intents that live now.", [({}, len(server.live))]
+    ended = [({"status": status}, n) for status, n in sorted(server.live.ended.items())]
+    yield "covenant_intents_total", "counter", "Intents that ended, by how.", ended
+    said = [({"topic": topic}, server.feed.published[topic]) for topic in TOPICS]
+    yield "covenant_events_total", "counter", "Rows of the audit log, records of memory and events of intents.", said
     now = server.now_ms()
     buckets = sorted((budget.refill(bucket, now).tokens, key) for key, bucket in server.budget.buckets().items())
     left = [({"agent": key}, tokens) for tokens, key in buckets[:MAX_AGENTS]]

@@ -8,6 +8,7 @@ after what it had been given (``SlowSubscriberError``). Everything here runs on 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class Feed:
         self._number = 0
         self._closed = False
         self.dropped = 0
+        self.published: Counter[Topic] = Counter()
 
     @property
     def subscribers(self) -> int:
@@ -106,6 +108,7 @@ class Feed:
     def publish(self, topic: Topic, value: Any) -> None:
         """Give ``value`` to each subscriber of ``topic``. It must not be changed afterwards: all share it."""
         self._number += 1
+        self.published[topic] += 1
         subscribers = self._subscribers[topic]
         if not subscribers:
             return

@@ -7,7 +7,7 @@ The result is not here: it is in memory and in the audit log, and the events of 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -60,6 +60,11 @@ class Live:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._living: dict[str, _Living] = {}
+        # By how they ended: ok, ignored, failed, cancelled.
+        self.ended: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._living)
 
     def say(self, intent_id: str, owner: str, type: str, at_ms: int, **fields: Any) -> None:  # noqa: A002
         """Tell something; the first word of an intent makes it live, and ``ENDED`` is its last. It never fails."""
@@ -74,6 +79,7 @@ class Live:
         living.events.append(event)
         if type == ENDED:
             del self._living[intent_id]
+            self.ended[str(fields.get("status"))] += 1
         self._feed.publish("intent", event)
         if (heard := HEARD.get()) is not None:
             heard(event)

@@ -16,6 +16,7 @@ import pytest
 from covenant.adapters import http_listen, http_routes
 from covenant.adapters.http import Gateway
 from covenant.adapters.http_routes import Route
+from covenant.respond import live
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.wire import requests, responses
@@ -238,6 +239,10 @@ async def test_every_answer_is_for_its_asker_alone(world: World) -> None:
 
 
 async def test_numbers(world: World) -> None:
+    world.server.live.say("i", "key", "submitted", 1)
+    world.server.live.say("j", "key", "submitted", 1)
+    world.server.live.say("j", "key", live.ENDED, 2, status="ok")
+    await world.server.budget.set_capacity(http_kit.OTHER, 7)
     async with http_kit.client(world.gateway) as client:
         for path in ("/tools", "/tools", "/nothing"):
             async with client.get(path):
@@ -248,6 +253,9 @@ async def test_numbers(world: World) -> None:
     assert found["covenant_requests_total"] == {'kind="list_tools",outcome="ok"': 2.0}
     assert found["covenant_request_seconds"]['_countkind="list_tools"'] == 2.0
     assert found["covenant_http_refusals_total"] == {'status="404"': 1.0}
+    assert (found["covenant_intents_running"], found["covenant_intents_total"]) == ({"": 1.0}, {'status="ok"': 1.0})
+    assert found["covenant_events_total"]['topic="intent"'] == 3.0
+    assert found["covenant_budget_credits"] == {f'agent="{http_kit.OTHER.pubkey}"': 7.0}
     assert found["process_resident_memory_bytes"][""] > 1 << 20
     assert found["process_open_fds"][""] > 3
 
