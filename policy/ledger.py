@@ -214,7 +214,12 @@ def read_head(raw: bytes, public_key: Ed25519PublicKey) -> Head | None:
 
     A slot that does not verify counts as torn while it was written, so its record was never acknowledged.
     """
-    return max(_slots(raw, public_key), key=lambda head: head.count, default=None)
+    return next(iter(read_heads(raw, public_key)), None)
+
+
+def read_heads(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
+    """The heads of the file whose signatures verify, the newest first."""
+    return sorted(_slots(raw, public_key), key=lambda head: head.count, reverse=True)
 
 
 def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:

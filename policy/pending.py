@@ -1,14 +1,14 @@
 """What was acknowledged and may not be in the log's files yet: one file, so that one sync acknowledges a group of rows.
 
-    signed head              where the files stood when they were last synced
-    signed head, rows        after each group: the head behind it, and its lines
+    signed head, signed head    where the files stood when they were last synced, and one row before
+    signed head, rows           after each group: the head behind it, and its lines
     ...
 
 A record counts when its rows lead from the head before it to its own, whose signature verifies. What follows the last
 such record was being written when the writer died, or is left of an earlier use of the file; it was never acknowledged.
 
-A first head that is followed by the line ``rebase`` and the signed head one row before it says that the files were cut:
-whole new ones lie beside them, and are to be put in their place.
+Where the line ``rebase`` stands between the first two heads the files were cut: whole new ones lie beside them, and are
+to be put in their place.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Replay:
     rebased: bool = False
 
 
-def opening(head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
-    """The first record: the files are synced up to this head."""
-    return ledger.signed_head(head, key) + b"\n"
+def opening(before: ledger.Head, head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
+    """The first record: the files are synced up to ``head``; ``before`` is the head one row before it."""
+    return b"\n".join([ledger.signed_head(head, key), ledger.signed_head(before, key), b""])
 
 
 def rebase(before: ledger.Head, head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
-    """The first record where the files are to be replaced by those that lie beside them."""
+    """As ``opening`` where the files are to be replaced by those that lie beside them."""
     return b"\n".join([ledger.signed_head(head, key), _REBASE, ledger.signed_head(before, key), b""])
 
 
@@ -58,14 +58,10 @@ def group(head: ledger.Head, rows: Sequence[ledger.Row], key: Ed25519PrivateKey)
 def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
     """What the file says, or None when it does not begin with a head that verifies."""
     base, position = _head(raw, 0, public_key)
-    if base is None:
+    rebased = raw.startswith(_REBASE + b"\n", position)
+    before, position = _head(raw, position + rebased * (len(_REBASE) + 1), public_key)
+    if base is None or before is None:
         return None
-    before, rebased = base, False
-    if raw.startswith(_REBASE + b"\n", position):
-        found, after = _head(raw, position + len(_REBASE) + 1, public_key)
-        if found is None:
-            return None
-        before, position, rebased = found, after, True
     head, events, chain = base, [], []
     while True:
         following, start = _head(raw, position, public_key)

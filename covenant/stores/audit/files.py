@@ -161,12 +161,14 @@ class Files:
         public = self.key.public_key()
         raw = os.pread(self._pending, os.fstat(self._pending).st_size, 0)
         found = pending.replay(raw, public)
-        shown = ledger.read_head(os.pread(self._head_fd, ledger.HEAD_BYTES, 0), public)
+        shown_raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        slots = ledger.read_heads(shown_raw, public)
+        shown = slots[0] if slots else None
         if found is None:
             if shown is None and (os.fstat(self._head_fd).st_size or os.fstat(self.events).st_size):
                 self._broken("no head record verifies under the log's key")
             head = shown or ledger.Head()
-            found = pending.Replay(head, head, head, b"", b"", 0)
+            found = pending.Replay(head, head, slots[-1] if slots else head, b"", b"", 0)
         # (2)
         if found.rebased:
             self._rename(found.base)
@@ -181,7 +183,7 @@ class Files:
         # (4)
         self._check_last(head)
         self.head, self._before = head, found.before
-        if shown is None or shown.count != head.count or found.rebased:
+        if shown != head or not ledger.head_is_whole(shown_raw, public):
             self._show(self._before, head)
         self._settle()
 
@@ -230,7 +232,7 @@ class Files:
         for fd in (self.events, self.chain, self._head_fd):
             os.fdatasync(fd)
         # INVARIANT: only now: until the files are synced, what they lack is nowhere else.
-        record = pending.opening(self.head, self.key)
+        record = pending.opening(self._before, self.head, self.key)
         size = os.fstat(self._pending).st_size
         if size != PENDING_BYTES:
             os.ftruncate(self._pending, 0)
@@ -262,11 +264,19 @@ class Files:
                 os.rename(name + NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
         os.fsync(self.at.log)
         for fd, name in ((self.events, places.EVENTS), (self.chain, places.CHAIN)):
-            fresh = self.at.file(name, folder=self.at.log)
+            self._take_over(fd, name)
+
+    def _take_over(self, fd: int, name: str) -> None:
+        """Have the descriptor be of the file that now has the name, with the lock."""
+        fresh = self.at.file(name, folder=self.at.log)
+        try:
+            if os.path.sameopenfile(fd, fresh):
+                return
             if fd == self.events:
-                # The lock goes over to the new file before anybody can find it unlocked under its name for long.
+                # Whoever waits for the lock of the old file looks again at which file has the name (covenant audit).
                 fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.dup2(fresh, fd, inheritable=False)
+        finally:
             os.close(fresh)
 
     def _discard_new(self) -> None:
