@@ -7,7 +7,6 @@ A value that cannot be used ends the start with its name. What version 1 knows a
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ HTTP_PORT: Final = 8421
 HTTP_ORIGINS: Final = ("http://localhost:3000",)
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
-_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+\Z")
 
 # The supervisor finds its own tools, by its own configuration; payments and other hosts are not served here.
 _ELSEWHERE: Final = ("COVENANT_GVISOR_ROOTFS", "COVENANT_RUNSC", "COVENANT_GVISOR_SCRATCH")
@@ -75,7 +73,6 @@ class Settings:
     deliver_timeout_ms: int = 10_000
     retry: Retry = Retry()
     projection: Projection = Projection()
-    dropped_origins: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -91,7 +88,6 @@ def read(environment: Mapping[str, str]) -> Settings:
         errors.HomeError: COVENANT_HOME cannot be used.
     """
     get = _Reader(environment)
-    origins, dropped = _origins(environment.get("COVENANT_HTTP_ORIGINS"))
     state, socket = environment.get("COVENANT_STATE"), environment.get("COVENANT_SOCKET")
     return Settings(
         home=homes.home(environment),
@@ -99,8 +95,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         socket=Path(socket).absolute() if socket else None,
         http_port=get.port("COVENANT_HTTP_PORT"),
         http_bind=get.loopback("COVENANT_HTTP_BIND_ADDR"),
-        http_origins=origins,
-        dropped_origins=dropped,
+        http_origins=_origins(environment.get("COVENANT_HTTP_ORIGINS")),
         runtime_backend=get.one_of("COVENANT_RUNTIME_BACKEND", ("trusted-local", "linux-gvisor"), None),
         hermes_base_url=get.url("HERMES_API_BASE_URL"),
         hermes_api_key=environment.get("HERMES_API_KEY") or None,
@@ -127,13 +122,9 @@ def read(environment: Mapping[str, str]) -> Settings:
     )
 
 
-def _origins(given: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Version 1 drops an origin that is none, with a warning, and keeps the others."""
-    if given is None:
-        return HTTP_ORIGINS, ()
-    named = [each.strip().rstrip("/") for each in given.split(",") if each.strip()]
-    kept = tuple(each for each in named if _ORIGIN.match(each))
-    return kept, tuple(each for each in named if each not in kept)
+def _origins(given: str | None) -> tuple[str, ...]:
+    """What is no origin is left out where they are used, with a warning (version 1)."""
+    return HTTP_ORIGINS if given is None else tuple(word.strip() for word in given.split(",") if word.strip())
 
 
 class _Reader:

@@ -6,7 +6,22 @@ import itertools
 from collections.abc import Mapping
 from typing import Final
 
-from covenant.respond import connection, intent_results
+from covenant.respond import (
+    agents,
+    audit,
+    budget,
+    capabilities,
+    connection,
+    identity,
+    ignore,
+    intent,
+    intent_results,
+    mailbox,
+    memory,
+    provenance,
+    receipts,
+    secrets,
+)
 from covenant.respond.server import Handler
 
 
@@ -23,4 +38,19 @@ def joined(*families: Mapping[str, Handler]) -> dict[str, Handler]:
     return table
 
 
-HANDLERS: Final[Mapping[str, Handler]] = joined(connection.HANDLERS, intent_results.HANDLERS)
+HANDLERS: Final[Mapping[str, Handler]] = joined(
+    connection.HANDLERS,
+    intent.HANDLERS,
+    intent_results.HANDLERS,
+    agents.HANDLERS,
+    memory.HANDLERS,
+    ignore.HANDLERS,
+    receipts.HANDLERS,
+    budget.HANDLERS,
+    capabilities.HANDLERS,
+    identity.HANDLERS,
+    secrets.HANDLERS,
+    audit.HANDLERS,
+    provenance.HANDLERS,
+    mailbox.HANDLERS,
+)

@@ -57,6 +57,12 @@ class DaemonRunsError(OperatorError):
     code = "daemon_runs"
 
 
+class RootRefusedError(OperatorError):
+    """The daemon needs no rights and does not run as root unless it is told to (`--allow-root`)."""
+
+    code = "root_refused"
+
+
 class SettingError(OperatorError):
     """An environment variable or file that configures the daemon has a value that cannot be used."""
 

@@ -1,0 +1,261 @@
+"""``covenantd``: the one process that holds a home's state. Start order and wiring, nothing else.
+
+    (1) the home is ours alone, and held         (4) runs that the last daemon did not see end
+    (2) the stores, in version 1's order         (5) the row that says that it runs
+    (3) the agents                               (6) tasks: deliveries, retries, budgets, packages, peers, watchdog
+                                                 (7) HTTP, then the socket
+
+It ends in the other order. Whoever has asked is answered within ``STOP_SECONDS``; a run that takes longer is ended,
+and its rows say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from covenant import daemon_config, daemon_home, daemon_log, daemon_stores
+from covenant.adapters import http, http_listen, ipc
+from covenant.daemon_config import Settings
+from covenant.daemon_stores import Opened
+from covenant.respond import accounting, agents, deliver, peers
+from covenant.runtime.projection import Projection
+from covenant.wire import parts
+from policy import errors
+from policy.data import price_table
+from sandbox.serve import notify
+
+_LOG: Final = logging.getLogger("covenantd")
+
+STOP_SECONDS: Final = 30.0
+# How often ended tokens are written down.
+_PEERS_SECONDS: Final = 60.0
+_USAGE_STATUS: Final = 2
+
+
+def entry() -> None:
+    """Console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until a signal; the exit status: 0 ended, 1 refused or failed, 2 called in a way that it does not take."""
+    parser = argparse.ArgumentParser(
+        prog="covenantd", description="Serve COVENANT_HOME to its clients, over its socket and over HTTP on 127.0.0.1."
+    )
+    parser.add_argument("--version", action="version", version=f"covenantd {version()}")
+    parser.add_argument("--allow-root", action="store_true", help="run as root all the same (COVENANT_ALLOW_ROOT=1)")
+    given = parser.parse_args(arguments)
+    daemon_log.configure()
+    try:
+        _check_user(allow_root=given.allow_root or os.environ.get("COVENANT_ALLOW_ROOT") == "1")
+        os.umask(0o077)
+        _limits()
+        settings = daemon_config.read(os.environ)
+        for name in settings.unused:
+            _LOG.warning("%s is set, and nothing here reads it", name)
+        anyio.run(_until_signal, settings)
+    except (errors.CovenantError, BaseExceptionGroup) as e:
+        first = _first(e)
+        if first is None:
+            raise
+        sys.stderr.write(daemon_log.visible(f"covenantd: {first} [{first.code}]\n"))
+        if first.hint:
+            sys.stderr.write(daemon_log.visible(f"  mend: {first.hint}\n"))
+        return _USAGE_STATUS if isinstance(first, errors.UsageError) else 1
+    return 0
+
+
+def version() -> str:
+    """Of this program."""
+    return importlib.metadata.version("covenant-supervisor")
+
+
+def _first(error: BaseException) -> errors.CovenantError | None:
+    """What was refused, out of the groups of the tasks in which it was."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_first, error.exceptions)), None)
+    return error if isinstance(error, errors.CovenantError) else None
+
+
+def _check_user(*, allow_root: bool) -> None:
+    """
+    Raises:
+        errors.RootRefusedError: it is root's.
+    """
+    if os.geteuid() == 0 and not allow_root:
+        raise errors.RootRefusedError("the daemon does not run as root", hint="run it as the operator, or --allow-root")
+
+
+def _limits() -> None:
+    """No core files, which would hold keys; as many descriptors as there may be, one a connection."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _until_signal(settings: Settings) -> None:
+    stop = Stop()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_signals, stop)
+        await serve(settings, stop)
+        group.cancel_scope.cancel()
+
+
+async def _signals(stop: Stop) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            stop(signal.Signals(number).name)
+
+
+class Stop:
+    """That the daemon is to end, and why."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.event = anyio.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.event.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A daemon that serves; ``http_port`` is None where there is no HTTP."""
+
+    opened: Opened
+    socket: ipc.Gateway
+    http_port: int | None
+
+
+Ready = Callable[[Running], None]
+
+
+async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running: None) -> None:
+    """Serve ``settings.home`` until ``stop``.
+
+    Raises:
+        errors.CovenantError: it cannot be served.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        # (1)
+        directory = stack.enter_context(daemon_home.held(settings.home))
+        # (2)
+        async with daemon_stores.opened(settings) as opened, anyio.create_task_group() as group:
+            await _prepare(opened)
+            # (6)
+            await _tasks(opened, settings, group)
+            # (7)
+            web = await _http(opened, settings)
+            sock = stack.enter_context(daemon_home.listening(directory, settings.home))
+            gateway = ipc.Gateway(opened.server, group)
+            group.start_soon(gateway.listen, sock)
+            gc.collect()
+            gc.freeze()
+            _say_ready(settings, opened, web, time.monotonic() - began)
+            ready(Running(opened, gateway, web.port if web else None))
+            await stop.event.wait()
+            await _end(opened, gateway, web, stop.reason)
+            group.cancel_scope.cancel()
+
+
+async def _prepare(opened: Opened) -> None:
+    server = opened.server
+    # (3)
+    await server.agents.reload(lambda change: agents.noted(server, change, "start"))
+    # (4)
+    await accounting.settle_unseen(server)
+    for each in opened.recovered:
+        _LOG.warning("set right: %s", each)
+    # (5)
+    row = {"version": version(), "agents": len(server.agents.cards()), "recovered": list(opened.recovered)}
+    await server.audit.append("daemon_started", row)
+
+
+async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup) -> None:
+    server = opened.server
+    await group.start(deliver.Delivery(server).run)
+    if settings.retry.scheduler:
+        policy = parts.RetryPolicy(
+            enabled=True,
+            min_lease_age_ms=settings.retry.min_lease_age_ms,
+            max_attempts=settings.retry.max_attempts,
+            max_requeues=settings.retry.max_requeues,
+            scan_limit=settings.retry.scan_limit,
+        )
+        group.start_soon(lambda: deliver.retry_on_schedule(server, policy, interval_ms=settings.retry.interval_ms))
+    projection = Projection(
+        server.runners,
+        server.budget,
+        look=opened.runtime.supervised.used,
+        audit=server.audit,
+        key_of=lambda agent_id: accounting.budget_of(agent_id).pubkey,
+        prices=price_table.prices(),
+        now_ms=server.now_ms,
+        clock_ms=lambda: time.monotonic_ns() // 1_000_000,
+        tick=settings.projection,
+    )
+    group.start_soon(projection.run)
+    group.start_soon(lambda: server.agents.watch(lambda change: agents.noted(server, change, "inotify")))
+    group.start_soon(_peers, opened)
+    group.start_soon(_watchdog)
+
+
+async def _peers(opened: Opened) -> None:
+    while True:
+        await anyio.sleep(_PEERS_SECONDS)
+        try:
+            await peers.note_expired(opened.server)
+        except errors.CovenantError as e:
+            _LOG.error("the end of a token is not in the log: %s", e)
+
+
+async def _watchdog() -> None:
+    """Told by the loop itself: a loop that hangs is a daemon that hangs."""
+    while True:
+        notify.alive()
+        await anyio.sleep(notify.watchdog_seconds())
+
+
+async def _http(opened: Opened, settings: Settings) -> http.Gateway | None:
+    if settings.http_port is None:
+        return None
+    gateway = http.Gateway(opened.server, origins=settings.http_origins)
+    sock: socket.socket = http_listen.bind(settings.http_bind, settings.http_port)
+    await gateway.listen(sock)
+    return gateway
+
+
+def _say_ready(settings: Settings, opened: Opened, web: http.Gateway | None, seconds: float) -> None:
+    count = len(opened.server.agents.cards())
+    where = f"HTTP {settings.http_bind}:{web.port}" if web else "no HTTP"
+    _LOG.info("serves %s with %d agents, %s (started in %.2f s)", settings.home, count, where, seconds)
+    notify.say("READY=1")
+
+
+async def _end(opened: Opened, gateway: ipc.Gateway, web: http.Gateway | None, reason: str) -> None:
+    """Answer those who have asked, and no more."""
+    notify.say("STOPPING=1")
+    _LOG.info("ends: %s", reason)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: gateway.stop(grace_seconds=STOP_SECONDS))
+        if web is not None:
+            group.start_soon(lambda: web.stop(grace_seconds=STOP_SECONDS))
+    await opened.server.audit.append("daemon_stopped", {"reason": reason})

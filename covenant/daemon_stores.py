@@ -1,0 +1,117 @@
+"""Every store of a home, opened in the order of version 1 (section 3), and closed in the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from covenant.daemon_config import Settings
+from covenant.identity import Identity
+from covenant.providers import embed
+from covenant.providers.chain import OffChain
+from covenant.respond import table
+from covenant.respond.ignore import IgnoreSet
+from covenant.respond.secrets import InMemorySecrets
+from covenant.respond.server import Server
+from covenant.runtime import wiring
+from covenant.runtime.agents import Agents
+from covenant.stores.audit.durable import DurableAudit
+from covenant.stores.budget.durable import DurableBudgetLedger, DurableCheckpoints
+from covenant.stores.capabilities.durable import DurableCapabilities
+from covenant.stores.mailbox.durable import DurableMailbox
+from covenant.stores.memory.durable import DurableMemory
+from covenant.stores.peers.durable import DurablePeers
+from covenant.stores.settlement.durable import DurableReceipts
+
+_LOG: Final = logging.getLogger(__name__)
+# A store that cannot be closed must not keep the daemon from ending.
+_CLOSE_SECONDS: Final = 30.0
+
+
+def now_ms() -> int:
+    """The daemon's one clock: Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Opened:
+    """The server, what runs its agents, and what the opening of its stores set right."""
+
+    def __init__(self, server: Server, runtime: wiring.Runtime, recovered: tuple[str, ...]) -> None:
+        self.server, self.runtime, self.recovered = server, runtime, recovered
+
+
+@asynccontextmanager
+async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> AsyncIterator[Opened]:
+    """A server over the stores of ``settings.home``.
+
+    Raises:
+        errors.CovenantError: a store cannot be used; none stays open then.
+    """
+    home = settings.home
+    recovered: list[str] = []
+    async with AsyncExitStack() as stack:
+
+        def closing(what: str, store: Any) -> Any:
+            stack.push_async_callback(_closed, what, store.close)
+            recovered.extend(f"{what}: {each}" for each in getattr(store, "recovered", ()))
+            return store
+
+        agents = Agents(home)
+        picked = await embed.pick(await anyio.to_thread.run_sync(embed.read_settings, home))
+        if picked.warning:
+            _LOG.warning("embedder: %s", picked.warning)
+        embedder = closing("embedder", picked.embedder)
+        memory = closing("memory", await DurableMemory.open(home / "memory.db", space=embedder.name))
+        receipts = closing("receipts", await DurableReceipts.open(home / "receipts" / "working.jsonl"))
+        identity = await anyio.to_thread.run_sync(Identity.load, home)
+        audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=clock))
+        runtime = await stack.enter_async_context(wiring.opened(settings, audit=audit, now_ms=clock))
+        capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
+        ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)
+        mailbox = closing("mailbox", await DurableMailbox.open(home, now_ms=clock))
+        peers = closing("peers", await DurablePeers.open(home / "peers", identity.agent, clock))
+        budget = closing("budget", await DurableBudgetLedger.open(home / "budget" / "ledger.jsonl", clock))
+        checkpoints = closing(
+            "checkpoints", await DurableCheckpoints.open(home / "budget" / "checkpoints.jsonl", clock)
+        )
+        server = Server(
+            home=home,
+            now_ms=clock,
+            settings=settings,
+            identity=identity,
+            audit=audit,
+            capabilities=capabilities,
+            peers=peers,
+            memory=memory,
+            embedder=embedder,
+            ignore=ignore,
+            budget=budget,
+            checkpoints=checkpoints,
+            receipts=receipts,
+            chain=OffChain(),
+            mailbox=mailbox,
+            tools=None,
+            agents=agents,
+            runners=runtime.runners,
+            secrets=InMemorySecrets(),
+            handlers=table.HANDLERS,
+        )
+        audit.listen(lambda event: server.feed.publish("audit", event))
+        yield Opened(server, runtime, tuple(recovered))
+
+
+async def _closed(what: str, close: Callable[[], Awaitable[None]]) -> None:
+    with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS) as limit:
+        try:
+            await close()
+        except Exception:
+            # The others are closed all the same; what was acknowledged is on the disk already.
+            _LOG.exception("%s could not be closed", what)
+    if limit.cancelled_caught:
+        _LOG.error("%s did not close in time", what)
