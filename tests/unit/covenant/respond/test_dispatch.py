@@ -1,0 +1,394 @@
+"""An intent's way, step by step: what each step writes, and what is left when it fails there."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.respond import accounting, intent
+from covenant.respond.caller import Caller
+from covenant.respond.server import Server
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult, Spent, with_spent
+from covenant.wire import requests, responses
+from covenant.wire.types import Priority
+from policy import errors
+from tests import intents_kit, runtime_kit, server_kit
+from tests.intents_kit import ALICE, BOB, rows
+from tests.runtime_kit import USED, Acts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def _made(
+    home: Path, *, acts: Acts | None = None, grants: tuple[str, ...] = ("memory.write",), **given: Any
+) -> Server:
+    server = intents_kit.make(home, acts=acts, **given)
+    await server.agents.reload()
+    await intents_kit.granted(server, ALICE, *grants)
+    return server
+
+
+async def _submit(server: Server, text: str, caller: Caller = ALICE, **fields: Any) -> responses.IntentResult:
+    return await intent.submit_intent(server, caller, requests.SubmitIntent(text=text, **fields))
+
+
+async def test_an_answer_is_in_memory_in_receipts_and_in_the_log_before_it_is_given(tmp_path: Path) -> None:
+    runtime_kit.package(tmp_path, "wordcount", name="Count words")
+    server = await _made(tmp_path)
+    result = await _submit(server, "count my words")
+    assert (result.status, result.text, result.agent_id) == ("ok", "wordcount: count my words", "wordcount")
+    uuid.UUID(result.intent_id)
+    record = await server.memory.get(result.intent_id)
+    assert (record.text, record.tier, record.owner) == (result.text, "working", ALICE.agent)
+    assert len(record.embedding) == server.embedder.dimensions
+    assert record.metadata["intent_text"] == "count my words"
+    compute, memory = reversed(await server.receipts.recent(10))
+    assert result.settlement == compute
+    assert (compute.resource, compute.id, compute.payer) == ("compute", result.intent_id, ALICE.agent)
+    assert compute.credits_consumed == accounting.cost(USED) == 2
+    assert (memory.resource, memory.memory_record_id, memory.credits_consumed) == ("memory", result.intent_id, 1)
+    written = await rows(server)
+    assert [row["type"] for row in written] == [
+        "capability_check", "capability_check", "run_usage", "receipt_written", "memory_written", "receipt_written",
+        "intent_dispatched",
+    ]  # fmt: skip
+    assert written[-1]["matched_agent"] == "wordcount"
+    assert written[-1]["status"] == "ok"
+    assert written[2]["credits"] == 2
+
+
+async def test_without_an_agent_the_answer_is_version_1_s_echo(tmp_path: Path) -> None:
+    server = await _made(tmp_path)
+    result = await _submit(server, "nobody knows this")
+    assert result.text == "phase 0 echo (no agent matched): nobody knows this"
+    assert (result.agent_id, result.settlement and result.settlement.resource) == (None, "memory")
+    assert (await server.memory.get(result.intent_id)).metadata["agent_id"] is None
+    assert [row["matched_agent"] for row in await rows(server, "intent_dispatched")] == [None]
+
+
+async def test_what_the_ignore_set_matches_goes_no_further(tmp_path: Path) -> None:
+    acts = Acts()
+    server = await _made(tmp_path, acts=acts)
+    result = await _submit(server, "read /home/me/secrets.toml")
+    assert (result.status, result.text, result.settlement) == ("ignored", "", None)
+    assert [row["type"] for row in await rows(server)] == ["intent_ignored"]
+    assert acts.asked == []
+    assert await server.memory.recent(None, 10) == []
+
+
+async def test_an_answer_that_names_a_secret_is_given_and_not_kept(tmp_path: Path) -> None:
+    async def tells(card: Card, asked: Intent) -> RunResult:
+        return RunResult(text="it is in /etc/secrets.toml", usage=USED)
+
+    runtime_kit.package(tmp_path, "teller")
+    server = await _made(tmp_path, acts=Acts(tells))
+    result = await _submit(server, "tell", agent="teller")
+    assert (result.status, result.text) == ("ok", "it is in /etc/secrets.toml")
+    assert await server.memory.recent(None, 10) == []
+    assert [one.resource for one in await server.receipts.recent(10)] == ["compute"]
+    kinds = [row["type"] for row in await rows(server)]
+    assert kinds[-2:] == ["memory_write_ignored", "intent_dispatched"]
+    assert (await rows(server, "intent_dispatched"))[0]["status"] == "not_stored"
+
+
+async def test_the_check_is_written_either_way_and_without_a_grant_nothing_runs(tmp_path: Path) -> None:
+    acts = Acts()
+    runtime_kit.package(tmp_path, "finder", required='["memory.write", "tool.web_search"]')
+    server = await _made(tmp_path, acts=acts)
+    with pytest.raises(errors.CapabilityMissingError, match=r"tool\.web_search"):
+        await _submit(server, "finder, find")
+    checks = await rows(server, "capability_check")
+    assert [(row["agent_id"], row["passed"]) for row in checks] == [("memory:write", True), ("finder", False)]
+    (failed,) = await rows(server, "intent_failed")
+    assert (failed["stage"], failed["code"], failed["matched_agent"]) == ("capability", "capability_not_held", "finder")
+    assert acts.asked == []
+    await intents_kit.granted(server, ALICE, "tool.web_search")
+    assert (await _submit(server, "finder, find")).agent_id == "finder"
+    with pytest.raises(errors.CapabilityMissingError, match=r"memory\.write"):
+        await _submit(server, "finder, find", BOB)
+
+
+async def test_a_scope_that_is_not_for_working_memory_is_no_grant(tmp_path: Path) -> None:
+    server = await _made(tmp_path, grants=())
+    scope = {"version": 1, "tiers": ["episodic"], "apply": True}
+    await intents_kit.granted(server, ALICE, "memory.write", scope=scope)
+    with pytest.raises(errors.CapabilityScopeError):
+        await _submit(server, "anything")
+    assert len(await rows(server, "capability_scope_rejected")) == 1
+
+
+async def test_an_agent_can_be_named_and_one_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    for agent_id in ("a", "b"):
+        runtime_kit.package(tmp_path, agent_id, name="Same words")
+    server = await _made(tmp_path)
+    assert (await _submit(server, "same words")).agent_id == "a"
+    assert (await _submit(server, "same words", agent="b")).agent_id == "b"
+    with pytest.raises(errors.NoAgentError):
+        await _submit(server, "same words", agent="c")
+    assert (await rows(server, "intent_failed"))[0]["stage"] == "router"
+
+
+@pytest.mark.parametrize(
+    ("asked", "manifest", "given"),
+    [
+        (None, "low", "low"),
+        ("high", "low", "low"),
+        ("low", "high", "low"),
+        ("high", "high", "high"),
+        (None, "high", "high"),
+    ],
+)
+async def test_the_priority_is_the_manifest_s_or_a_lower_one(
+    tmp_path: Path, asked: str | None, manifest: str, given: str
+) -> None:
+    acts = Acts()
+    runtime_kit.package(tmp_path, "a", priority=manifest)
+    server = await _made(tmp_path, acts=acts)
+    await _submit(server, "x", agent="a", priority=None if asked is None else Priority(asked))
+    assert acts.asked[0].priority == given
+
+
+async def test_an_intent_that_no_agent_could_be_given_costs_no_row(tmp_path: Path) -> None:
+    server = await _made(tmp_path)
+    with pytest.raises(errors.UsageError):
+        await _submit(server, "x" * (1 << 20) + "x")
+    assert await rows(server) == []
+
+
+# --- runs that fail -------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_fails_is_settled_and_written_down(tmp_path: Path) -> None:
+    async def fails(card: Card, asked: Intent) -> RunResult:
+        raise with_spent(errors.AgentFailedError("the agent exited with status 3"), Spent(USED, "run-1"))
+
+    runtime_kit.package(tmp_path, "a", budget=10)
+    server = await _made(tmp_path, acts=Acts(fails))
+    with pytest.raises(errors.AgentFailedError, match=r"agent `a` failed: the agent exited with status 3"):
+        await _submit(server, "x", agent="a")
+    (receipt,) = await server.receipts.recent(10)
+    assert (receipt.resource, receipt.credits_consumed) == ("compute", 2)
+    assert server.budget.tokens(accounting.budget_of("a")) == 8
+    assert [row["type"] for row in await rows(server)][-3:] == ["run_usage", "receipt_written", "intent_failed"]
+    assert (await rows(server, "intent_failed"))[0]["run_id"] == "run-1"
+    assert await server.memory.recent(None, 10) == []
+    assert not server.budget.unsettled()
+
+
+async def test_a_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> None:
+    async def refuses(card: Card, asked: Intent) -> RunResult:
+        raise errors.UnsignedError("the package is not signed")
+
+    runtime_kit.package(tmp_path, "a", budget=10)
+    server = await _made(tmp_path, acts=Acts(refuses))
+    with pytest.raises(errors.UnsignedError):
+        await _submit(server, "x", agent="a")
+    assert server.budget.tokens(accounting.budget_of("a")) == 10
+    assert [row["credits"] for row in await rows(server, "budget_refunded")] == [1]
+    assert await server.receipts.recent(10) == ()
+
+
+async def test_a_run_whose_end_nobody_saw_keeps_what_was_reserved(tmp_path: Path) -> None:
+    async def breaks(card: Card, asked: Intent) -> RunResult:
+        raise errors.ServiceError("the supervisor ended the conversation before its answer")
+
+    runtime_kit.package(tmp_path, "a", budget=10)
+    server = await _made(tmp_path, acts=Acts(breaks))
+    with pytest.raises(errors.ServiceError):
+        await _submit(server, "x", agent="a")
+    assert server.budget.tokens(accounting.budget_of("a")) == 9
+    assert not server.budget.unsettled()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "fault"])
+async def test_whoever_goes_away_and_a_fault_of_ours_leave_a_row_that_says_so(tmp_path: Path, how: str) -> None:
+    began = anyio.Event()
+
+    async def waits(card: Card, asked: Intent) -> RunResult:
+        began.set()
+        if how == "fault":
+            raise ZeroDivisionError
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    runtime_kit.package(tmp_path, "a", budget=10)
+    server = await _made(tmp_path, acts=Acts(waits))
+
+    async def asks() -> None:
+        if how == "fault":
+            with pytest.raises(ZeroDivisionError):
+                await _submit(server, "x", agent="a")
+        else:
+            await _submit(server, "x", agent="a")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(asks)
+        await began.wait()
+        group.cancel_scope.cancel() if how == "cancelled" else None
+    (row,) = await rows(server, "intent_failed")
+    assert (row["stage"], row["code"]) == ("run", "stopped" if how == "cancelled" else "internal")
+    assert server.runners.live == {}
+    assert not server.budget.unsettled()
+    assert server.budget.tokens(accounting.budget_of("a")) == 9
+
+
+async def test_after_the_daemon_died_its_runs_are_settled_and_written_down(tmp_path: Path) -> None:
+    server = await _made(tmp_path)
+    agent = accounting.budget_of("a")
+    await server.budget.set_capacity(agent, 10)
+    await server.budget.try_debit(agent, 1, "an-intent")
+    await accounting.settle_unseen(server)
+    assert not server.budget.unsettled()
+    assert server.budget.tokens(agent) == 9
+    (row,) = await rows(server, "intent_failed")
+    assert (row["intent_id"], row["matched_agent"], row["code"]) == ("an-intent", "a", "cut_off")
+
+
+async def test_a_memory_that_takes_nothing_does_not_throw_the_answer_away(tmp_path: Path) -> None:
+    class Full:
+        async def put(self, record: Any) -> None:
+            raise errors.MemoryStoreError("the disk is full")
+
+    server = await _made(tmp_path, memory=Full())
+    result = await _submit(server, "anything")
+    assert result.text.endswith("anything")
+    assert [(row["type"], row.get("stage"), row.get("status")) for row in (await rows(server))[-2:]] == [
+        ("intent_failed", "memory", None),
+        ("intent_dispatched", None, "not_stored"),
+    ]
+
+
+async def test_a_log_that_takes_nothing_gives_no_answer(tmp_path: Path) -> None:
+    server = await _made(tmp_path)
+    whole = server.audit.append_all
+
+    async def full(entries: Any) -> Any:
+        if entries[-1].kind == "intent_dispatched":
+            raise errors.StoreError("the disk is full")
+        return await whole(entries)
+
+    server.audit.append_all = full
+    with pytest.raises(errors.StoreError):
+        await _submit(server, "anything")
+
+
+# --- budget ---------------------------------------------------------------------------------------------------------
+
+
+async def test_without_credits_the_intent_waits_for_whoever_submitted_it(tmp_path: Path) -> None:
+    clock = server_kit.Clock()
+    runtime_kit.package(tmp_path, "a", budget=2, required='["tool.web_search"]')
+    server = await _made(tmp_path, now_ms=clock, grants=("memory.write", "tool.web_search"))
+    await intents_kit.granted(server, BOB, "memory.write", "tool.web_search")
+    await _submit(server, "first", agent="a")  # costs two
+    with pytest.raises(errors.BudgetExhaustedError, match=r"intent `[-0-9a-f]{36}` waits"):
+        await _submit(server, "second", agent="a")
+    (waiting,) = server.checkpoints.active()
+    assert waiting.reason == "budget_exhausted"
+    (row,) = await rows(server, "budget_exhausted")
+    assert (row["intent_id"], row["requested"], row["tokens_remaining"]) == (waiting.intent_id, 1, 0)
+    asked = requests.ResumeIntent(intent_id=waiting.intent_id)
+    with pytest.raises(errors.BudgetExhaustedError, match="still waits"):
+        await intent.resume_intent(server, ALICE, asked)
+    clock.at_ms += 3_600_000
+    with pytest.raises(errors.NoCheckpointError):
+        await intent.resume_intent(server, BOB, asked)
+    result = await intent.resume_intent(server, ALICE, asked)
+    assert result.text == "a: second"
+    assert result.intent_id != waiting.intent_id
+    assert [row["resumed_from"] for row in await rows(server, "intent_resumed")] == [waiting.intent_id]
+    with pytest.raises(errors.NoCheckpointError):
+        await intent.resume_intent(server, ALICE, asked)
+
+
+async def test_a_budget_of_nothing_is_no_gate_and_a_changed_one_holds_at_once(tmp_path: Path) -> None:
+    runtime_kit.package(tmp_path, "a", budget=0)
+    server = await _made(tmp_path)
+    await _submit(server, "x", agent="a")
+    assert server.budget.tokens(accounting.budget_of("a")) is None
+    runtime_kit.package(tmp_path, "a", budget=5)
+    await server.agents.reload()
+    await _submit(server, "x", agent="a")
+    assert server.budget.tokens(accounting.budget_of("a")) == 3
+
+
+async def test_one_that_its_budget_ended_waits_as_well(tmp_path: Path) -> None:
+    async def ended(card: Card, asked: Intent) -> RunResult:
+        server.runners.live[asked.id].preempted = "used 9 credits, 3 were there for it"
+        raise with_spent(errors.KilledError("ended by uid1@local: budget"), Spent(USED, "run-1"))
+
+    runtime_kit.package(tmp_path, "a", budget=5)
+    server = await _made(tmp_path, acts=Acts(ended))
+    with pytest.raises(errors.PreemptedError, match="waits"):
+        await _submit(server, "x", agent="a")
+    (waiting,) = server.checkpoints.active()
+    assert waiting.reason == "projected_overshoot"
+    assert (await rows(server, "intent_failed"))[0]["code"] == "budget_preempted"
+
+
+# --- the same intent twice ------------------------------------------------------------------------------------------
+
+
+async def test_with_a_key_an_intent_runs_once_however_often_it_is_asked(tmp_path: Path) -> None:
+    acts = Acts()
+    runtime_kit.package(tmp_path, "a")
+    server = await _made(tmp_path, acts=acts)
+    await intents_kit.granted(server, BOB, "memory.write")
+    results: list[responses.IntentResult] = []
+
+    async def asks() -> None:
+        results.append(await _submit(server, "x", agent="a", idempotency_key="k"))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(asks)
+    assert len(acts.asked) == 1
+    assert {one.intent_id for one in results} == {acts.asked[0].id}
+    assert len({one.model_dump_json() for one in results}) == 1
+    assert len(await rows(server, "intent_dispatched")) == 1
+    with pytest.raises(errors.MemoryConflictError):
+        await _submit(server, "y", agent="a", idempotency_key="k")
+    assert (await _submit(server, "x", agent="a", idempotency_key="other")).intent_id != acts.asked[0].id
+    assert (await _submit(server, "x", BOB, agent="a", idempotency_key="k")).intent_id != acts.asked[0].id
+    assert len(acts.asked) == 3
+
+
+async def test_with_a_key_an_intent_that_failed_may_be_tried_again(tmp_path: Path) -> None:
+    async def fails_first(card: Card, asked: Intent) -> RunResult:
+        if len(acts.asked) == 1:
+            raise with_spent(errors.AgentFailedError("no"), Spent(USED, "run-1"))
+        return await runtime_kit.echoes(card, asked)
+
+    acts = Acts(fails_first)
+    runtime_kit.package(tmp_path, "a")
+    server = await _made(tmp_path, acts=acts)
+    with pytest.raises(errors.AgentFailedError):
+        await _submit(server, "x", agent="a", idempotency_key="k")
+    result = await _submit(server, "x", agent="a", idempotency_key="k")
+    assert result.text == "a: x"
+    assert (await _submit(server, "x", agent="a", idempotency_key="k")).intent_id == result.intent_id
+    assert len(acts.asked) == 2
+
+
+# --- who watches ----------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_watches_hears_each_step_and_the_end(tmp_path: Path) -> None:
+    runtime_kit.package(tmp_path, "a", name="Count words")
+    server = await _made(tmp_path)
+    with server.feed.subscribe("intent") as heard:
+        result = await _submit(server, "count")
+        events = [await heard.receive() for _ in range(4)]
+    assert [one.value.type for one in events if one] == ["submitted", "routed", "running", "ended"]
+    assert {one.value.intent_id for one in events if one} == {result.intent_id}
+    assert server.live.so_far(result.intent_id) == ()
