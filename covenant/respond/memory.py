@@ -201,6 +201,7 @@ async def promote_memory(server: Server, caller: Caller, asked: requests.Promote
     if done.changed:
         row = {"memory_id": asked.id, "from_tier": str(done.before.tier), "to_tier": str(done.after.tier)}
         await server.audit.append("memory_promoted", {**row, "reason": "client"}, issuer=caller.agent)
+        server.feed.publish("memory", done.after)
     return responses.MemoryPromoted(record=done.after)
 
 
