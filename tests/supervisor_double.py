@@ -1,0 +1,161 @@
+"""A supervisor that answers what a test says, over the real frames and a real socket, and runs nothing.
+
+``tests/unit/covenant/runtime/test_supervised.py`` stands on it; ``tests/kernel/test_daemon_runs.py`` asks the same of the
+real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from policy import errors
+from sandbox.serve import frames
+
+Document = Mapping[str, Any]
+# What is answered to a run, given the request; None says nothing and waits until the client goes.
+Act = Callable[[Document], Document | None]
+
+
+def answer(request: Document, text: str, **fields: Any) -> dict[str, Any]:
+    """The document of a run that went well."""
+    return {
+        "kind": "answer",
+        "run_id": str(uuid.uuid4()),
+        "intent_id": request.get("intent_id"),
+        "agent_id": request["agent_id"],
+        "policy_digest": "a" * 64,
+        "result": {"text": text, "sources": [], "files": [], "runtime_events": []},
+        "error": None,
+        "stderr": "",
+        "not_enforced": [],
+        "unknown_sections": [],
+        "denials": [],
+        "timings": {},
+        "usage": {"cpu_ms": 20, "memory_peak_bytes": 1 << 20, "wall_ms": 30},
+        **fields,
+    }
+
+
+def echoes(request: Document) -> Document:
+    """An agent that says what it was asked."""
+    return answer(request, f"{request['agent_id']}: {request['text']}")
+
+
+class SupervisorDouble:
+    """Listens at ``path`` while the block lasts; ``requests`` are those that came, each with the agent's id."""
+
+    def __init__(self, path: Path, act: Act = echoes, *, most: int = 64) -> None:
+        self.path, self.act = path, act
+        self.requests: list[dict[str, Any]] = []
+        self.gone: list[str] = []
+        self._most = most
+        self._live: dict[str, str] = {}
+        self._turn = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._open: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+
+    def __enter__(self) -> Self:
+        self._listener.bind(str(self.path))
+        self._listener.listen(128)
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for one in (self._listener, *tuple(self._open)):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.add(connection)
+            self._start(lambda connection=connection: self._serve(connection))  # type: ignore[misc]
+
+    def _serve(self, connection: socket.socket) -> None:
+        fds: list[int] = []
+        with connection:
+            try:
+                raw = frames.receive(connection, max_bytes=frames.REQUEST_BYTES, until=time.monotonic() + 10, fds=fds)
+                if raw is None:
+                    return
+                said = self._answer(connection, json.loads(raw), fds)
+                if said is not None:
+                    frames.send(connection, frames.encode(said), until=time.monotonic() + 10)
+            except (frames.FrameError, OSError):
+                pass
+            except errors.CovenantError as e:
+                frames.send(connection, frames.encode(e.to_json()), until=time.monotonic() + 10)
+            finally:
+                self._open.discard(connection)
+                for fd in fds:
+                    os.close(fd)
+
+    def _answer(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> Document | None:
+        if request["kind"] == "ps":
+            return {"kind": "runs", "runs": [{"run_id": r, "intent_id": i} for r, i in self._live.items()]}
+        if request["kind"] == "operate":
+            with self._turn:
+                self.requests.append(request)
+                if request["run"] not in self._live:
+                    raise errors.NoRunError("no live run has that id")
+                del self._live[request["run"]]
+            return {"kind": "operated", "runs": [request["run"]]}
+        return self._run(connection, request, fds)
+
+    def _run(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> Document | None:
+        (directory,) = fds
+        # As the real one: the package is read by the descriptor that came, and by nothing else.
+        fd = os.open("agent.toml", os.O_RDONLY, dir_fd=directory)
+        with os.fdopen(fd, "rb") as stream:
+            manifest = stream.read().decode()
+        request["agent_id"] = manifest.partition('id = "')[2].partition('"')[0]
+        run_id = str(uuid.uuid4())
+        with self._turn:
+            if len(self._live) >= self._most:
+                raise errors.BusyError("this user has as many requests open as one may have")
+            self.requests.append(request)
+            self._live[run_id] = str(request.get("intent_id"))
+        frames.send(connection, frames.encode({"kind": "state", "state": "accepted"}), until=time.monotonic() + 10)
+        try:
+            said = self.act(request)
+            if said is None:
+                said = self._until_ended(connection, run_id, request)
+            return said
+        finally:
+            with self._turn:
+                self._live.pop(run_id, None)
+
+    def _until_ended(self, connection: socket.socket, run_id: str, request: Document) -> Document | None:
+        connection.settimeout(0.02)
+        while run_id in self._live:
+            try:
+                connection.recv(1)
+            except TimeoutError:
+                continue
+            except OSError:
+                pass
+            self.gone.append(str(request.get("intent_id")))
+            return None
+        error = errors.KilledError("ended by uid0@local: budget").to_json()
+        return answer(request, "", result=None, error=error)

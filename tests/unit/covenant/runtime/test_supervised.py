@@ -1,0 +1,188 @@
+"""The daemon's way to the supervisor, against a double that speaks its frames."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.runtime import supervised
+from covenant.runtime.agents import Agents
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult, Usage, spent
+from covenant.runtime.supervised import Supervised
+from covenant.wire.types import Priority
+from policy import errors
+from sandbox.serve import frames
+from tests import runtime_kit, supervisor_double
+from tests.supervisor_double import Document, SupervisorDouble
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def card(tmp_path: Path) -> Card:
+    runtime_kit.package(tmp_path, "a")
+    agents = Agents(tmp_path)
+    await agents.reload()
+    return agents.find("a")
+
+
+def _asking(path: Path, **settings: Any) -> Supervised:
+    def connect() -> socket.socket:
+        # As the real one, which refuses whoever is not root: here that is whoever runs the tests.
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(path))
+        return sock
+
+    return Supervised(connect, now_ms=lambda: 1_000, **settings)
+
+
+def _intent(text: str = "hi", priority: Priority = Priority.NORMAL) -> Intent:
+    return Intent(str(uuid.uuid4()), text, 1_000, priority)
+
+
+async def _run(asking: Supervised, card: Card, intent: Intent, deadline: int | None = None) -> RunResult:
+    with anyio.fail_after(30):
+        return await asking.run(card, intent, caller=runtime_kit.ALICE, deadline=deadline)
+
+
+async def test_a_run_is_asked_with_the_package_s_descriptor_and_the_intent_s_own_id(tmp_path: Path, card: Card) -> None:
+    intent = _intent("größe", Priority.LOW)
+    with SupervisorDouble(tmp_path / "s.sock") as double:
+        result = await _run(_asking(double.path), card, intent, deadline=6_000)
+    assert (result.text, result.policy_digest) == ("a: größe", "a" * 64)
+    assert result.usage == Usage(20, 1 << 20, 30)
+    (request,) = double.requests
+    assert {"kind", "text", "intent_id", "priority", "timeout_ms", "agent_id"} == set(request)
+    assert (request["intent_id"], request["priority"], request["timeout_ms"]) == (intent.id, "low", 5_000)
+
+
+async def test_what_a_failed_run_used_comes_with_its_error(tmp_path: Path, card: Card) -> None:
+    def fails(request: Document) -> Document:
+        error = errors.OutOfMemoryError("the agent used more memory than memory_mb", hint="raise it").to_json()
+        return supervisor_double.answer(request, "", result=None, error=error, run_id="r")
+
+    with SupervisorDouble(tmp_path / "s.sock", fails) as double, pytest.raises(errors.OutOfMemoryError) as raised:
+        await _run(_asking(double.path), card, _intent())
+    took = spent(raised.value)
+    assert took is not None
+    assert (took.run_id, took.usage.cpu_ms) == ("r", 20)
+
+
+async def test_a_refusal_used_nothing(tmp_path: Path, card: Card) -> None:
+    def refuses(request: Document) -> Document:
+        return errors.UnsignedError("the package is not signed").to_json()
+
+    with SupervisorDouble(tmp_path / "s.sock", refuses) as double, pytest.raises(errors.UnsignedError) as raised:
+        await _run(_asking(double.path), card, _intent())
+    assert spent(raised.value) is None
+
+
+async def test_without_a_supervisor_nothing_is_run_and_the_error_says_what_to_do(tmp_path: Path, card: Card) -> None:
+    with pytest.raises(errors.NoSupervisorError) as raised:
+        connect = supervised.connector([str(tmp_path / "s.sock")], named=True)
+        await _run(Supervised(connect, now_ms=lambda: 1_000), card, _intent())
+    assert "covenant-supervisor" in raised.value.hint
+
+
+async def test_a_cancelled_call_ends_its_run(tmp_path: Path, card: Card) -> None:
+    intent = _intent()
+    with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_run, _asking(double.path), card, intent)
+            await _until(lambda: bool(double.requests))
+            group.cancel_scope.cancel()
+        await _until(lambda: double.gone == [intent.id])
+
+
+async def test_a_run_is_found_by_its_intent_and_ended_with_a_grace(tmp_path: Path, card: Card) -> None:
+    intent = _intent()
+    raised: list[errors.CovenantError] = []
+
+    async def runs() -> None:
+        try:
+            await _run(asking, card, intent)
+        except errors.CovenantError as e:
+            raised.append(e)
+
+    with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
+        asking = _asking(double.path, grace_ms=700)
+        async with anyio.create_task_group() as group:
+            group.start_soon(runs)
+            await _until(lambda: bool(double.requests))
+            assert await asking.end(str(uuid.uuid4()), reason="budget") is False
+            assert await asking.end(intent.id, reason="budget") is True
+        assert double.requests[-1]["grace_ms"] == 700
+        assert double.requests[-1]["reason"] == "budget"
+    assert [type(one) for one in raised] == [errors.KilledError]
+
+
+async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_path: Path, card: Card) -> None:
+    """It takes three at one time, and eight are asked for."""
+    with SupervisorDouble(tmp_path / "s.sock", most=3) as double:
+        asking = _asking(double.path, most=8)
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(_run, asking, card, _intent(str(number)))
+    assert sorted(int(one["text"]) for one in double.requests) == list(range(30))
+
+
+async def test_a_package_of_another_agent_gives_no_answer(tmp_path: Path, card: Card) -> None:
+    def another(request: Document) -> Document:
+        return supervisor_double.answer(request, "x", agent_id="b")
+
+    with SupervisorDouble(tmp_path / "s.sock", another) as double, pytest.raises(errors.StaleAgentError):
+        await _run(_asking(double.path), card, _intent())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\x00\x00",
+        b"\x00\x00\x00\x05hello",
+        b"\x00\x00\x00\x02[]",
+        b"\xff\xff\xff\xff",
+        b'\x00\x00\x00\x13{"kind": "answer"}  ',
+    ],
+    ids=["nothing", "half a length", "no json", "no object", "too long", "no answer"],
+)
+async def test_whoever_does_not_speak_as_a_supervisor_is_an_error(tmp_path: Path, card: Card, said: bytes) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s.sock"))
+    listener.listen()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(said)
+
+    with listener:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, serve)
+            with pytest.raises(errors.ServiceError):
+                await _run(_asking(tmp_path / "s.sock"), card, _intent())
+
+
+async def test_an_intent_that_is_too_long_is_not_sent(tmp_path: Path, card: Card) -> None:
+    with SupervisorDouble(tmp_path / "s.sock") as double, pytest.raises(errors.UsageError):
+        await _run(_asking(double.path), card, _intent("x" * frames.REQUEST_BYTES))
+    assert double.requests == []
+
+
+async def _until(look: Callable[[], bool]) -> None:
+    with anyio.fail_after(30):
+        while not look():  # noqa: ASYNC110 - what is waited for happens in a thread
+            await anyio.sleep(0.01)
