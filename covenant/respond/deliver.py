@@ -214,9 +214,13 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
 
 
 def _content(answer: responses.IntentResult) -> tuple[dict[str, object], ...]:
-    """The answer as blocks: its text, and what else an intent's result says."""
-    more = {"intent_id": answer.intent_id, "sources": list(answer.sources), "run_id": answer.run_id}
-    return {"type": "text", "text": answer.text}, {"type": "json", "json": more}
+    """The answer as one block of text; what else an intent's result says stands where the protocol has room for it."""
+    more = {
+        "covenant/intent_id": answer.intent_id,
+        "covenant/run_id": answer.run_id,
+        "covenant/sources": list(answer.sources),
+    }
+    return ({"type": "text", "text": answer.text, "_meta": more},)
 
 
 def _key(task_id: str) -> str:

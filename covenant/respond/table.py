@@ -21,6 +21,7 @@ from covenant.respond import (
     provenance,
     receipts,
     secrets,
+    tools,
 )
 from covenant.respond.server import Handler
 
@@ -53,4 +54,5 @@ HANDLERS: Final[Mapping[str, Handler]] = joined(
     audit.HANDLERS,
     provenance.HANDLERS,
     mailbox.HANDLERS,
+    tools.HANDLERS,
 )

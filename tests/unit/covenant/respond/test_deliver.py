@@ -76,12 +76,9 @@ async def test_an_agent_does_its_task(world: World) -> None:
     async with delivering(world):
         assert (await world.send(me, hello)).kind == "a2_a_task_queued"
         result = await answer(world, me)
-    assert (result.task_id, result.status, result.content[0]) == (
-        "t1",
-        "ok",
-        {"type": "text", "text": "COUNT TO THREE"},
-    )
-    intent_id = result.content[1]["json"]["intent_id"]
+    (block,) = result.content
+    assert (result.task_id, result.status, block["type"], block["text"]) == ("t1", "ok", "text", "COUNT TO THREE")
+    intent_id = block["_meta"]["covenant/intent_id"]
     assert world.runs.asked == [("hello", "count to three", me)]
     # it went the way of every intent
     (row,) = await world.rows("intent_dispatched")

@@ -1,0 +1,183 @@
+"""The tools of this host: the two native ones, and the seam for those that come from elsewhere.
+
+A tool has a specification as the Model Context Protocol shows it, and answers a call. Whatever it is behind that
+(a function here, later a server of that protocol or a sandboxed package), the registry checks the arguments against
+the tool's schema in full (JSON Schema 2020-12) before it hears of them, and waits for it only so long.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import anyio
+import anyio.to_thread
+import jsonschema
+import referencing
+import referencing.exceptions
+
+from covenant.wire.types import ToolSpec
+from policy import errors
+
+_LOG: Final = logging.getLogger(__name__)
+
+SECONDS: Final = 30.0
+_SHOWN: Final = 120
+
+
+class Answer(NamedTuple):
+    """What a tool says: blocks of content, and whether they tell of an error of its own."""
+
+    content: tuple[dict[str, Any], ...]
+    is_error: bool = False
+
+
+class Tool(Protocol):
+    """One tool. ``call`` gets arguments that fit the schema, and may raise; it must end when it is cancelled."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What it is called, what it does, and what it takes."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        """Do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    tool: Tool
+    spec: ToolSpec
+    check: jsonschema.Draft202012Validator
+
+
+class ToolRegistry:
+    """Tools by name. The first of a name keeps it: a later one must not answer in its place."""
+
+    def __init__(self, tools: Iterable[Tool] = (), *, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._known: dict[str, _Known] = {}
+        for tool in tools:
+            self.add(tool)
+
+    def add(self, tool: Tool) -> bool:
+        """Register a tool; False, with a warning in the log, where its name is taken or its schema is none."""
+        spec = tool.spec
+        if spec.name in self._known:
+            _LOG.warning("a second tool `%s` was ignored", spec.name)
+            return False
+        try:
+            jsonschema.Draft202012Validator.check_schema(spec.input_schema)
+        except jsonschema.SchemaError as e:
+            _LOG.warning("tool `%s` was ignored: its schema is none: %s", spec.name, e.message[:_SHOWN])
+            return False
+        # An empty registry of our own: without one a `$ref` to elsewhere would be fetched over the network.
+        check = jsonschema.Draft202012Validator(spec.input_schema, registry=referencing.Registry())
+        self._known[spec.name] = _Known(tool, spec, check)
+        return True
+
+    def specs(self) -> list[ToolSpec]:
+        """All of them, sorted by name."""
+        return [self._known[name].spec for name in sorted(self._known)]
+
+    async def check(self, name: str, arguments: Any) -> None:
+        """Hold arguments to the tool's schema.
+
+        Raises:
+            errors.NoToolError: there is no such tool.
+            errors.ToolArgumentsError: they do not fit; ``where`` is the JSON pointer of what does not. What they were
+                is not said.
+        """
+        known = self._find(name)
+        await anyio.to_thread.run_sync(_check, known, arguments)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        """Check the arguments and call the tool.
+
+        Raises:
+            errors.NoToolError, errors.ToolArgumentsError: as ``check``.
+            errors.ToolError: it failed, or did not answer in time.
+        """
+        await self.check(name, arguments)
+        try:
+            with anyio.fail_after(self._seconds):
+                return await self._find(name).tool.call(arguments)
+        except TimeoutError:
+            raise errors.ToolError(f"tool `{name}` gave no answer in {self._seconds:g} seconds") from None
+        except errors.CovenantError:
+            raise
+        except Exception as e:
+            _LOG.exception("tool `%s` failed", name)
+            raise errors.ToolError(f"tool `{name}` failed", hint="the daemon's log says how") from e
+
+    def _find(self, name: str) -> _Known:
+        known = self._known.get(name)
+        if known is None:
+            raise errors.NoToolError(f"there is no tool `{name[:_SHOWN]}`", hint="covenant tools list")
+        return known
+
+
+def _check(known: _Known, arguments: Any) -> None:
+    try:
+        wrong = jsonschema.exceptions.best_match(known.check.iter_errors(arguments))
+    except referencing.exceptions.Unresolvable as e:
+        raise errors.ToolError(f"the schema of tool `{known.spec.name}` refers to what is not in it") from e
+    except RecursionError:
+        raise errors.ToolArgumentsError("the arguments are nested too deeply") from None
+    if wrong is not None:
+        pointer = "".join(f"/{_escaped(step)}" for step in wrong.absolute_path)
+        wanted = str(wrong.validator_value)
+        raise errors.ToolArgumentsError(
+            f"arguments{pointer}: not as `{wrong.validator}` of the schema of `{known.spec.name}` says",
+            hint=f"{wrong.validator}: {wanted[:_SHOWN]}{'...' if len(wanted) > _SHOWN else ''}",
+            where=pointer or "/",
+        )
+
+
+def _escaped(step: str | int) -> str:
+    return str(step)[:_SHOWN].replace("~", "~0").replace("/", "~1")
+
+
+# The native tools -------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """Says what it is told."""
+
+    spec: Final = ToolSpec(
+        name="echo",
+        description="Say the text again.",
+        input_schema={
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+    )
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        """The text."""
+        return Answer(({"type": "text", "text": arguments["text"]},))
+
+
+class Clock:
+    """Says what time the daemon has."""
+
+    spec: Final = ToolSpec(
+        name="clock",
+        description='Say the time: {"epoch_ms": Unix milliseconds}.',
+        input_schema={"type": "object", "properties": {}, "additionalProperties": False},
+    )
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now = now_ms
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        """JSON in a text, as servers of the protocol write what has structure."""
+        return Answer(({"type": "text", "text": f'{{"epoch_ms": {self._now()}}}'},))
+
+
+def native(now_ms: Callable[[], int]) -> ToolRegistry:
+    """A registry with the native tools."""
+    return ToolRegistry([Echo(), Clock(now_ms)])

@@ -1,0 +1,144 @@
+"""The registry: sorted, no name twice, arguments checked in full and without a network, no wait without an end."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.providers.tools import Answer, ToolRegistry, native
+from covenant.wire.types import ToolSpec
+from policy import errors
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Fake:
+    def __init__(self, name: str, schema: dict[str, Any] | None = None, does: Any = None) -> None:
+        self.spec = ToolSpec(name=name, description=f"does {name}", input_schema=schema or {"type": "object"})
+        self.does = does
+        self.calls: list[Any] = []
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        self.calls.append(arguments)
+        if self.does is not None:
+            await self.does()
+        return Answer(({"type": "text", "text": self.spec.description},))
+
+
+async def test_the_native_tools() -> None:
+    tools = native(lambda: 42)
+    assert [spec.name for spec in tools.specs()] == ["clock", "echo"]
+    assert (await tools.call("echo", {"text": "ä\n"})).content == ({"type": "text", "text": "ä\n"},)
+    (block,) = (await tools.call("clock", {})).content
+    assert json.loads(block["text"]) == {"epoch_ms": 42}
+
+
+async def test_sorted_and_no_name_twice(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Fake("b"), Fake("b")
+    second.spec = second.spec.model_copy(update={"description": "in its place"})
+    with caplog.at_level(logging.WARNING):
+        tools = ToolRegistry([first, Fake("c"), Fake("a"), second])
+    assert [spec.name for spec in tools.specs()] == ["a", "b", "c"]
+    assert (await tools.call("b", {})).content[0]["text"] == "does b"
+    assert caplog.messages == ["a second tool `b` was ignored"]
+
+
+async def test_a_schema_that_is_none_is_not_registered(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert ToolRegistry().add(Fake("bad", {"type": "text"})) is False
+    assert "its schema is none" in caplog.text
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": 1, "multipleOf": 2},
+        "who": {"$ref": "#/$defs/name"},
+        "list": {"type": "array", "prefixItems": [{"const": "first"}], "uniqueItems": True},
+        "a/b": {"type": "null"},
+    },
+    "required": ["n"],
+    "unevaluatedProperties": False,
+    "dependentRequired": {"who": ["list"]},
+    "$defs": {"name": {"type": "string", "pattern": "^[a-z]+$"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "keyword"),
+    [
+        ({}, "/", "required"),
+        ([], "/", "type"),
+        ("text", "/", "type"),
+        ({"n": 3}, "/n", "multipleOf"),
+        ({"n": 0}, "/n", "minimum"),
+        ({"n": True}, "/n", "type"),
+        ({"n": 2, "more": 1}, "/", "unevaluatedProperties"),
+        ({"n": 2, "who": "x"}, "/", "dependentRequired"),
+        ({"n": 2, "who": "Ada", "list": []}, "/who", "pattern"),
+        ({"n": 2, "list": ["second"]}, "/list/0", "const"),
+        ({"n": 2, "list": ["first", "first"]}, "/list", "uniqueItems"),
+        ({"n": 2, "a/b": 1}, "/a~1b", "type"),
+    ],
+)
+async def test_arguments_are_checked_in_full(arguments: Any, where: str, keyword: str) -> None:
+    fake = Fake("t", SCHEMA)
+    with pytest.raises(errors.ToolArgumentsError) as refused:
+        await ToolRegistry([fake]).call("t", arguments)
+    assert refused.value.where == where
+    assert f"`{keyword}`" in refused.value.message
+    assert fake.calls == []
+
+
+async def test_what_fits_is_passed_on() -> None:
+    fake = Fake("t", SCHEMA)
+    fits = {"n": 2, "who": "ada", "list": ["first", 2], "a/b": None}
+    await ToolRegistry([fake]).call("t", fits)
+    assert fake.calls == [fits]
+
+
+async def test_a_refusal_does_not_say_what_the_arguments_were() -> None:
+    with pytest.raises(errors.ToolArgumentsError) as refused:
+        await native(lambda: 0).call("echo", {"text": ["hunter2"]})
+    assert "hunter2" not in repr((refused.value.message, refused.value.hint, refused.value.where))
+
+
+async def test_nothing_is_fetched_for_a_schema() -> None:
+    tools = ToolRegistry([Fake("t", {"$ref": "http://127.0.0.1:9/schema.json"})])
+    with pytest.raises(errors.ToolError, match="refers to what is not in it"):
+        await tools.call("t", {})
+
+
+async def test_arguments_without_an_end() -> None:
+    deep: Any = {}
+    for _ in range(20_000):
+        deep = {"x": deep}
+    tools = ToolRegistry([Fake("t", {"type": "object", "properties": {"x": {"$ref": "#"}}})])
+    with pytest.raises(errors.ToolArgumentsError, match="deeply"):
+        await tools.call("t", deep)
+
+
+async def test_an_unknown_tool() -> None:
+    with pytest.raises(errors.NoToolError, match="`nothing`"):
+        await native(lambda: 0).call("nothing", {})
+
+
+async def test_a_tool_that_does_not_answer_or_fails() -> None:
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    tools = ToolRegistry([Fake("slow", does=anyio.sleep_forever), Fake("bad", does=fails)], seconds=0.05)
+    with pytest.raises(errors.ToolError, match=r"no answer in 0\.05 seconds"):
+        await tools.call("slow", {})
+    with pytest.raises(errors.ToolError, match="`bad` failed"):
+        await tools.call("bad", {})

@@ -1,0 +1,131 @@
+"""Calls of tools over the wire: a grant each, its bounds kept, metered ones counted before, and a row after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.providers.tools import Answer, native
+from covenant.wire import requests
+from covenant.wire.types import ToolSpec
+from policy import errors
+from tests.mailbox_kit import ADA, World
+
+pytestmark = pytest.mark.anyio
+
+# SHA-256 of {"text":"hi"}, by sha256sum
+HI = "e7b995efa755c5ff3b84d2188b58cb4ae916a59470eb3761df8a814f11763500"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    tmp_path.chmod(0o700)
+    world = World(tmp_path)
+    world.server.tools = native(world.clock)
+    return world
+
+
+def call(name: str = "echo", **arguments: Any) -> requests.CallTool:
+    return requests.CallTool(name=name, arguments=arguments)
+
+
+class Broken:
+    spec = ToolSpec(name="broken", description="breaks", input_schema={"type": "object"})
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        if "say" in arguments:
+            return Answer(({"type": "text", "text": "no"},), is_error=True)
+        if "hang" in arguments:
+            await anyio.sleep_forever()
+        raise errors.ToolError("it broke")
+
+
+async def test_anybody_lists_them(world: World) -> None:
+    tools = (await world.ask(ADA, requests.ListTools())).tools
+    assert [tool.name for tool in tools] == ["clock", "echo"]
+    assert tools[1].model_dump(by_alias=True)["inputSchema"]["required"] == ["text"]
+    assert await world.rows("capability_check") == []
+
+
+async def test_a_call(world: World) -> None:
+    assert (await world.ask(ADA, call(text="hi"))).code == "capability_not_held"
+    await world.grant(ADA, "tool.call.echo")
+    answer = await world.ask(ADA, call(text="hi"))
+    assert (answer.content, answer.is_error) == (({"type": "text", "text": "hi"},), False)
+    (row,) = await world.rows("tool_call_completed")
+    assert (row["tool"], row["outcome"]) == ("echo", "ok")
+    assert row["arguments_hash_hex"] == HI
+    # a grant for one tool is none for another, and nobody is asked about one that is not there
+    assert (await world.ask(ADA, call("clock"))).code == "capability_not_held"
+    assert (await world.ask(ADA, call("nothing"))).code == "no_such_tool"
+    await world.grant(ADA, "tool.call.clock")
+    bare = requests.CallTool(name="clock")
+    assert (await world.ask(ADA, bare)).content[0]["text"] == f'{{"epoch_ms": {world.clock()}}}'
+
+
+async def test_arguments_that_do_not_fit_are_written_down(world: World) -> None:
+    signature = await world.grant(ADA, "tool.call.echo", max_uses=1)
+    answer = await world.ask(ADA, call(text=1))
+    assert (answer.code, answer.where) == ("tool_arguments", "/text")
+    (row,) = await world.rows("tool_call_schema_rejected")
+    assert (row["tool"], row["reason"]) == ("echo", answer.message)
+    # it was no use of the grant
+    assert world.server.capabilities.get(signature).used == 0
+    assert (await world.ask(ADA, call(text="hi"))).kind == "tool_result"
+
+
+async def test_the_arguments_of_the_scope_and_no_others(world: World) -> None:
+    await world.grant(ADA, "tool.call.echo", arguments={"allow": {"text": "hi"}})
+    assert (await world.ask(ADA, call(text="hi"))).kind == "tool_result"
+    for other in ({"text": "ho"}, {"text": "hi", "more": 1}, {}):
+        assert (await world.ask(ADA, call(**other))).code == "capability_scope"
+    assert len(await world.rows("capability_scope_rejected")) == 3
+
+
+async def test_metered_grants_are_counted_before_the_act(world: World) -> None:
+    world.server.tools.add(Broken())
+    signature = await world.grant(ADA, "tool.call.broken", max_uses=2)
+    assert (await world.ask(ADA, call("broken"))).code == "tool_failed"
+    assert (await world.ask(ADA, call("broken", say=1))).is_error is True
+    refused = await world.ask(ADA, call("broken"))
+    assert refused.code == "capability_exhausted"
+    assert await world.rows("capability_budget_exhausted") == [
+        {
+            "type": "capability_budget_exhausted",
+            "signature_b58": signature,
+            "action": "tool.call.broken",
+            "max_uses": 2,
+            "used": 2,
+        }
+    ]
+    assert [row["outcome"] for row in await world.rows("tool_call_completed")] == ["failed", "error"]
+
+
+async def test_many_at_once_do_not_use_more_than_there_is(world: World) -> None:
+    await world.grant(ADA, "tool.call.echo", max_uses=5)
+    answers: list[str] = []
+
+    async def one() -> None:
+        answers.append((await world.ask(ADA, call(text="hi"))).kind)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(20):
+            group.start_soon(one)
+    assert sorted(answers) == ["error"] * 15 + ["tool_result"] * 5
+
+
+async def test_a_caller_who_goes_away_leaves_a_row(world: World) -> None:
+    world.server.tools.add(Broken())
+    await world.grant(ADA, "tool.call.broken")
+    with anyio.move_on_after(0.1):
+        await world.ask(ADA, call("broken", hang=1))
+    assert [row["outcome"] for row in await world.rows("tool_call_completed")] == ["failed"]
