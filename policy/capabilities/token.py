@@ -26,6 +26,7 @@ KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 
 _U64_END: Final = 2**64
+_INT_END: Final = 2**53
 _END: Final = struct.Struct(">BQ")
 
 # The points of small order and their other encodings (RFC 8032 fixes one, readers take more). For such a key there are
@@ -134,7 +135,7 @@ def normal_scope(scope: Any) -> Any:
     Raises:
         MalformedError: as ``canonical_scope``.
     """
-    return json.loads(canonical_scope(scope))
+    return _READER.decode(canonical_scope(scope).decode())
 
 
 def parse(message: bytes) -> Token | None:
@@ -148,13 +149,22 @@ def parse(message: bytes) -> Token | None:
         token = Token(
             base58.encode(subject),
             action.decode("ascii"),
-            json.loads(scope),
+            _READER.decode(scope.decode()),
             base58.encode(granted_by),
             ends if flag else None,
         )
         return token if token.message() == message else None
     except (ValueError, struct.error, RecursionError):
         return None
+
+
+def _integer(text: str) -> int | float:
+    value = int(text)
+    # RFC 8785 writes 2^53 and more like an integer, but takes it as a fraction alone.
+    return value if abs(value) < _INT_END else float(text)
+
+
+_READER: Final = json.JSONDecoder(parse_int=_integer)
 
 
 def _counted(view: memoryview) -> tuple[bytes, memoryview]:
