@@ -90,8 +90,8 @@ async def test_a_refusal_used_nothing(tmp_path: Path, card: Card) -> None:
 
 
 async def test_without_a_supervisor_nothing_is_run_and_the_error_says_what_to_do(tmp_path: Path, card: Card) -> None:
+    connect = supervised.connector([str(tmp_path / "s.sock")], named=True)
     with pytest.raises(errors.NoSupervisorError) as raised:
-        connect = supervised.connector([str(tmp_path / "s.sock")], named=True)
         await _run(Supervised(connect, now_ms=lambda: 1_000), card, _intent())
     assert "covenant-supervisor" in raised.value.hint
 
