@@ -1,4 +1,4 @@
-"""docs/schema/openapi.json is what the routes and models say, and itself valid.
+"""docs/schema/openapi.json and the tables of docs/http.md are what the routes and models say, the first itself valid.
 
 Regenerate with: .venv/bin/python tests/golden/test_openapi.py
 """
@@ -8,14 +8,49 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
-from covenant.adapters import http_routes, openapi
+from covenant.adapters import http_requests, http_routes, openapi
+from covenant.adapters.http_routes import Route
+from covenant.wire import responses
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "schema" / "openapi.json"
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+PATH, PAGE = DOCS / "schema" / "openapi.json", DOCS / "http.md"
+_HEAD = "| route | query or body | answer | |\n|---|---|---|---|\n"
+_TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\n)*")
+
+
+def table(routes: Sequence[Route]) -> str:
+    """The routes as rows of a page; a name with `?` may be left out, one with a value has that then."""
+    rows = []
+    for route in routes:
+        required = (
+            set(http_requests.schema(route.kind).get("required", [])) - set(route.defaults) if route.kind else set()
+        )
+        names = {field: name for name, field in http_requests.in_query(route).items()}
+        said = [
+            f"`{names.get(name, name)}`{_default(route.defaults.get(name, one.get('default')), name in required)}"
+            for name, one in http_requests.fields(route).items()
+            if name not in route.parameters
+        ]
+        answer = f"`{route.answer}`" if route.answer in responses.KINDS else ""
+        rows.append(f"| `{route.method} {route.path}` | {', '.join(said)} | {answer} | {route.about} |\n")
+    return _HEAD + "".join(rows)
+
+
+def _default(value: Any, required: bool) -> str:
+    if required:
+        return ""
+    return f" = {value}" if isinstance(value, int) and not isinstance(value, bool) else "?"
+
+
+def page(text: str) -> str:
+    """The page with its tables as they are to be."""
+    tables = iter([table(http_routes.VERSION_1), table(http_routes.OURS)])
+    return _TABLE.sub(lambda _: next(tables), text)
 
 
 def references(value: Any) -> Iterator[str]:
@@ -31,6 +66,12 @@ def references(value: Any) -> Iterator[str]:
 
 def test_the_document_is_what_the_routes_and_models_say() -> None:
     assert PATH.read_text() == openapi.text(), "regenerate docs/schema/openapi.json (see above)"
+
+
+def test_the_page_has_every_route_with_its_fields() -> None:
+    text = PAGE.read_text()
+    assert text.count(_HEAD) == 2
+    assert text == page(text), "regenerate docs/http.md (see above)"
 
 
 def test_it_is_valid_by_the_published_schema() -> None:
@@ -61,3 +102,4 @@ def test_every_operation_has_a_name_of_its_own_and_says_when_it_needs_no_token()
 
 if __name__ == "__main__":
     PATH.write_text(openapi.text())
+    PAGE.write_text(page(PAGE.read_text()))

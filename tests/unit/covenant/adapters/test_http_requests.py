@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,9 +162,3 @@ def test_whatever_comes_is_a_request_or_refused(route: Route, body: bytes, query
     except errors.MalformedRequestError:
         return
     assert asked.kind == route.kind
-
-
-def test_the_page_has_every_route(clone: Path) -> None:
-    page = (clone / "docs/http.md").read_text()
-    rows = re.findall(r"^\| `(GET|POST) (\S+)`", page, re.MULTILINE)
-    assert sorted(rows) == sorted((route.method, route.path) for route in http_routes.TABLE)
