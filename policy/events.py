@@ -18,6 +18,7 @@ from policy import errors, event_kinds
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
+_json = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 _U64 = 2**64
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 _DISPLAY = re.compile(r"[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}\Z")
@@ -58,6 +59,13 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "objects": _objects,
     "counts": _counts,
 }
+
+
+def _or_null(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_CHECKS = {**_TYPES, **{f"{name}?": _or_null(check) for name, check in _TYPES.items()}}
 
 _RUN = {"run_id": "text", "agent_id": "text", "operator": "text?"}
 
@@ -191,18 +199,38 @@ def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     table = KINDS.get(kind)
     if table is None:
         raise errors.EventError(f"audit event kind `{kind}` is not in the table")
+    _check(kind, table, fields)
+    return {"type": kind, **{name: _clean(fields[name]) for name in table}}
+
+
+def _check(kind: str, table: Mapping[str, str], fields: Mapping[str, Any]) -> None:
+    # The whole question at once first: it is asked for every row, and almost always answered with yes.
+    if len(fields) == len(table):
+        try:
+            if all(_CHECKS[wanted](fields[name]) for name, wanted in table.items()):
+                return
+        except KeyError:
+            pass
     problems = [f"`{name}` is missing" for name in table if name not in fields]
     problems += [f"`{name}` is not a field" for name in fields if name not in table]
     problems += [
-        f"`{name}` is not {table[name]}" for name in table if name in fields and not _fits(table[name], fields[name])
+        f"`{name}` is not {table[name]}" for name in table if name in fields and not _CHECKS[table[name]](fields[name])
     ]
-    if problems:
-        raise errors.EventError(f"audit event `{kind}`: {', '.join(problems)}")
-    return {"type": kind, **{name: _clean(fields[name]) for name in table}}
+    raise errors.EventError(f"audit event `{kind}`: {', '.join(problems)}")
 
 
 def kind_text(kind: str, fields: Mapping[str, Any]) -> str:
     """``kind_object`` as it stands in a line."""
+    table = KINDS.get(kind)
+    if table is not None and type(fields) is dict:
+        _check(kind, table, fields)
+        try:
+            text = _json({"type": kind, **{name: fields[name] for name in table}})
+        except TypeError:
+            text = "\\ud"
+        if "\\ud" not in text:
+            # No surrogate, lone or not: cleaning would change nothing.
+            return text
     return _json(kind_object(kind, fields))
 
 
@@ -226,7 +254,8 @@ def assembled(event_id: str, now_ms: int, issuer: str, kind: str) -> bytes:
     """
     if not _int(now_ms):
         raise errors.EventError(f"audit event time `{now_ms}` is not a number of milliseconds")
-    text = f'{{"id":{_json(event_id)},"timestamp_ms":{now_ms},"issuer":{issuer},"kind":{kind}}}'
+    quoted = json.encoder.encode_basestring_ascii(event_id)
+    text = f'{{"id":{quoted},"timestamp_ms":{now_ms},"issuer":{issuer},"kind":{kind}}}'
     if len(text) > MAX_LINE_BYTES:
         raise errors.EventError(f"an audit event has {len(text)} bytes, more than {MAX_LINE_BYTES}")
     return text.encode("ascii")
@@ -273,16 +302,6 @@ def rejection(
         "message": error.message,
         "package_digest": package_digest,
     }
-
-
-def _fits(kind: str, value: Any) -> bool:
-    if kind.endswith("?"):
-        return value is None or _TYPES[kind[:-1]](value)
-    return _TYPES[kind](value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def _clean(value: Any) -> Any:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from policy import ledger
 
@@ -40,19 +40,17 @@ class Replay:
     rebased: bool = False
 
 
-def opening(before: ledger.Head, head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
-    """The first record: the files are synced up to ``head``; ``before`` is the head one row before it."""
-    return b"\n".join([ledger.signed_head(head, key), ledger.signed_head(before, key), b""])
+def opening(before: bytes, head: bytes, *, rebased: bool = False) -> bytes:
+    """The first record, of two signed heads: the files are synced up to ``head``; ``before`` is one row before it.
+
+    ``rebased``: they are to be replaced by those that lie beside them.
+    """
+    return b"\n".join([head, *([_REBASE] if rebased else []), before, b""])
 
 
-def rebase(before: ledger.Head, head: ledger.Head, key: Ed25519PrivateKey) -> bytes:
-    """As ``opening`` where the files are to be replaced by those that lie beside them."""
-    return b"\n".join([ledger.signed_head(head, key), _REBASE, ledger.signed_head(before, key), b""])
-
-
-def group(head: ledger.Head, rows: Sequence[ledger.Row], key: Ed25519PrivateKey) -> bytes:
-    """The record of one group of rows that ends at ``head``."""
-    return b"\n".join([ledger.signed_head(head, key), *(row.line for row in rows), b""])
+def group(head: bytes, rows: Sequence[ledger.Row]) -> bytes:
+    """The record of one group of rows that ends at the signed head."""
+    return b"\n".join([head, *(row.line for row in rows), b""])
 
 
 def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:

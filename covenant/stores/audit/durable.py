@@ -7,11 +7,10 @@ import json
 import mmap
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -28,8 +27,7 @@ _MOST_AT_ONCE: Final = 1024
 _BATCH: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     kind: str
     issuer: str
     pubkey: str
@@ -238,24 +236,27 @@ class DurableAudit:
             return []
         # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
-        made, answers, offset = [], [], self._files.head.events_bytes
+        made: list[ledger.Row] = []
+        places_of: list[tuple[str, int]] = []
+        answers: list[_Answer | Exception] = []
+        offset = self._files.head.events_bytes
+        ids = iter(_event_ids(sum(map(len, items))))
         for item in items:
             answer = []
             for one in item:
-                event_id = str(uuid.uuid4())
+                event_id = next(ids)
                 line = events.assembled(event_id, now, one.issuer, one.kind)
                 made.append(ledger.Row(line, event_id, now))
+                places_of.append((one.pubkey, offset))
                 answer.append((event_id, line))
+                offset += len(line) + 1
             answers.append(answer)
         try:
             self._files.append(made)
         except errors.StoreFullError as e:
             return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
-        for item, answer in zip(items, answers, strict=True):
-            for one, (_, line) in zip(item, answer, strict=True):
-                self._rows.wrote(one.pubkey, offset)
-                offset += len(line) + 1
-        return list(answers)
+        self._rows.wrote(places_of)
+        return answers
 
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
@@ -301,6 +302,15 @@ class _Source:
             start = chain.rfind(b"\n", 0, at) + 1
             anchor = ledger.Anchor.parse(chain[start : chain.find(b"\n", at)])
         return anchor.index if anchor and anchor.event_id == event_id else None
+
+
+def _event_ids(count: int) -> list[str]:
+    """As many random UUIDs of version 4 as str(uuid.uuid4()) would give, from one read of the kernel's randomness."""
+    raw = os.urandom(16 * count).hex()
+    return [
+        f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+        for h in (raw[at : at + 32] for at in range(0, len(raw), 32))
+    ]
 
 
 def completed(kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -63,6 +63,7 @@ class Files:
             if new and (os.fstat(self.events).st_size or os.fstat(self.chain).st_size):
                 self._broken("the log holds records and its head is missing")
             self.key = at.signing_key(make=new or not at.exists(places.HEAD))
+            self._signer = ledger.key_id(self.key.public_key())
             self._head_fd = self._file(places.HEAD, at.head, stack)
             self._pending = self._file(places.PENDING, at.head, stack)
             with self._turn():
@@ -77,7 +78,8 @@ class Files:
             errors.LedgerError, OSError: anything else; nobody knows what is on the disk until it is opened again.
         """
         entries, before, head = ledger.extend(self.head, rows)
-        record = pending.group(head, rows, self.key)
+        signed = self._signed(before), self._signed(head)
+        record = pending.group(signed[1], rows)
         with self._writing, self._turn():
             self._check_names()
             if self._end + len(record) > PENDING_BYTES:
@@ -96,7 +98,7 @@ class Files:
                     hint="make room on the disk and repeat",
                     where=str(self.at.home / "audit"),
                 ) from e
-            self._show(before, head)
+            self._show((before, signed[0]), (head, signed[1]))
             self.head, self._before = head, before
             self._end += len(record)
 
@@ -113,12 +115,12 @@ class Files:
         with self._turn():
             self._settle()
             # The commit: before it the log is the old one, after it the next opening finishes what is left to do.
-            record = pending.rebase(before, head, self.key)
+            record = pending.opening(self._signed(before), self._signed(head), rebased=True)
             _write(self._pending, record, 0)
             os.fdatasync(self._pending)
             self._rename(head)
             self.head, self._before = head, before
-            self._show(before, head)
+            self._show_again()
             self._settle()
 
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -184,7 +186,7 @@ class Files:
         self._check_last(head)
         self.head, self._before = head, found.before
         if shown != head or not ledger.head_is_whole(shown_raw, public):
-            self._show(self._before, head)
+            self._show_again()
         self._settle()
 
     def _complete(self, fd: int, name: str, lines: bytes, base: int, head: ledger.Head) -> None:
@@ -219,20 +221,27 @@ class Files:
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _show(self, before: ledger.Head, head: ledger.Head) -> None:
-        """Both slots of ``head.json``: the head, and the one before it."""
-        for one in {before.count: before, head.count: head}.values():
-            _write(self._head_fd, ledger.sign_head(one, self.key), ledger.slot_offset(one))
+    def _signed(self, head: ledger.Head) -> bytes:
+        return ledger.signed_head(head, self.key, signer=self._signer)
+
+    def _show(self, *heads: tuple[ledger.Head, bytes]) -> None:
+        """Both slots of ``head.json``: the head, and the one before it, each with its signed line."""
+        for head, signed in heads:
+            _write(self._head_fd, ledger.slot(signed), ledger.slot_offset(head))
+
+    def _show_again(self) -> None:
+        heads = {head.count: head for head in (self._before, self.head)}.values()
+        self._show(*((head, self._signed(head)) for head in heads))
         if os.fstat(self._head_fd).st_size < ledger.HEAD_BYTES:
             _write(self._head_fd, b" " * (ledger.SLOT_BYTES - 1) + b"\n", ledger.SLOT_BYTES)
 
     def _settle(self) -> None:
         if not os.fstat(self._head_fd).st_size:
-            self._show(self._before, self.head)
+            self._show_again()
         for fd in (self.events, self.chain, self._head_fd):
             os.fdatasync(fd)
         # INVARIANT: only now: until the files are synced, what they lack is nowhere else.
-        record = pending.opening(self._before, self.head, self.key)
+        record = pending.opening(self._signed(self._before), self._signed(self.head))
         size = os.fstat(self._pending).st_size
         if size != PENDING_BYTES:
             os.ftruncate(self._pending, 0)

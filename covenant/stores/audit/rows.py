@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,10 +77,14 @@ class Rows:
             # Of rows below this offset nothing is known; above it everything.
             self._known_from = self._files.head.events_bytes
 
-    def wrote(self, pubkey: str, offset: int) -> None:
-        """A row was written there."""
+    def wrote(self, written: Iterable[tuple[str, int]]) -> None:
+        """Rows were written: of whom, and where."""
         with self._lock:
-            self._issuers.setdefault(pubkey, _Seen()).newer.append(offset)
+            for pubkey, offset in written:
+                seen = self._issuers.get(pubkey)
+                if seen is None:
+                    seen = self._issuers[pubkey] = _Seen()
+                seen.newer.append(offset)
 
     def backwards(self, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Every line with its offset, from the newest back."""

@@ -565,12 +565,13 @@ def test_pending_reads_nothing_of_a_stranger() -> None:
     rows = [ledger.Row(b'{"id":"x","timestamp_ms":1}', "x", 1), ledger.Row(b'{"id":"y","timestamp_ms":2}', "y", 2)]
     base = ledger.Head()
     _, _, head = ledger.extend(base, rows)
-    raw = pending.opening(base, base, key) + pending.group(head, rows, key)
+    begun = pending.opening(ledger.signed_head(base, key), ledger.signed_head(base, key))
+    raw = begun + pending.group(ledger.signed_head(head, key), rows)
     found = pending.replay(raw, key.public_key())
     assert found is not None
     assert (found.head, found.end, found.rebased) == (head, len(raw), False)
     assert pending.replay(raw, other.public_key()) is None
-    mixed = pending.opening(base, base, key) + pending.group(head, rows, other)
+    mixed = begun + pending.group(ledger.signed_head(head, other), rows)
     found = pending.replay(mixed, key.public_key())
     assert found is not None
     assert found.head == base
