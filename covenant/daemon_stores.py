@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from covenant.daemon_config import Settings
 from covenant.identity import Identity
-from covenant.providers import embed
+from covenant.providers import embed, tools
 from covenant.providers.chain import OffChain
 from covenant.respond import table
 from covenant.respond.ignore import IgnoreSet
@@ -96,7 +96,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             receipts=receipts,
             chain=OffChain(),
             mailbox=mailbox,
-            tools=None,
+            tools=tools.native(clock),
             agents=agents,
             runners=runtime.runners,
             secrets=InMemorySecrets(),

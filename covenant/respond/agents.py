@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from covenant.respond import authority
+from covenant.respond import accounting, authority
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.runtime.agents import Change
@@ -51,6 +51,7 @@ def _shown(one: Listed) -> parts.AgentListing:
     manifest = one.card.manifest
     about: dict[str, Any] = {
         "id": one.card.id,
+        "pubkey": accounting.budget_of(one.card.id).pubkey,
         "name": manifest.agent.name,
         "version": manifest.agent.version,
         "runtime": manifest.agent.runtime,

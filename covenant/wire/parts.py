@@ -299,6 +299,8 @@ class AgentListing(Wire):
 
     directory: str
     id: str | None = None
+    # Its key where tasks are sent to it as `<id>@agent` (ADR 0047); ours.
+    pubkey: str | None = omitted()
     name: str | None = None
     version: str | None = None
     runtime: str | None = None
