@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 
 from covenant.stores.memory import vectors
-from covenant.stores.memory.vectors import Entry, Matrices
+from covenant.stores.memory.vectors import Entry, Matrices, Near
 from covenant.wire.types import Tier
 
 # Changes that wait for a search are taken in before they hold more than this many vectors.
@@ -73,7 +73,7 @@ class Cache:
         owner: str | None,
         floor: float,
         also: Sequence[str],
-    ) -> tuple[list[tuple[str, float]], dict[str, float]]:
+    ) -> tuple[list[Near], dict[str, float]]:
         """The best by cosine, and the cosines of ``also``."""
         query = vectors.query_vector(embedding)
         if query is None:
@@ -82,7 +82,7 @@ class Cache:
             if self._matrices is None:
                 await self._fill()
 
-            def compute() -> tuple[list[tuple[str, float]], dict[str, float]]:
+            def compute() -> tuple[list[Near], dict[str, float]]:
                 self._take_in()
                 assert self._matrices is not None
                 matrix = self._matrices.matrix(len(query))

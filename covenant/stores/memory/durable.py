@@ -361,26 +361,30 @@ class DurableMemory:
         with self._guarded():
             by_words = await self._by_words(text, tier, depth, owner)
             by_cosine, scores = await self._cache.best(
-                embedding, depth, tier=tier, owner=owner, floor=min_relevance or 0.0, also=by_words
+                embedding, depth, tier=tier, owner=owner, floor=min_relevance or 0.0, also=list(by_words)
             )
-            known = await self._many({*(i for i, _ in by_cosine), *by_words})
-        created = {record_id: record.created_at for record_id, record in known.items()}
-        order = ranking.fused(by_cosine, by_words, scores, created, min_relevance=min_relevance)
-        hits = [Hit(known[record_id], score) for record_id, score in order if record_id in known]
-        return hits[:limit]
+            order = ranking.fused(by_cosine, by_words, scores, min_relevance=min_relevance)
+            hits: list[Hit] = []
+            # Only what is answered is read whole; what was deleted meanwhile makes room for the next.
+            while order and len(hits) < limit:
+                page, order = order[: limit - len(hits)], order[limit - len(hits) :]
+                known = await self._many(record_id for record_id, _ in page)
+                hits += [Hit(known[record_id], score) for record_id, score in page if record_id in known]
+        return hits
 
-    async def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> list[str]:
+    async def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> dict[str, int]:
+        """When what has the words was made, best first."""
         terms = await self._telling(ranking.words(text))
         expression = ranking.match_expression(terms)
         if not expression:
-            return []
+            return {}
         where, values = sqlite.where(tier=tier, owner=owner, table="m")
         found = await self._reader.execute_fetchall(
-            f"SELECT m.id FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
+            f"SELECT m.id, m.created_at FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
             f"WHERE memory_fts MATCH ? AND {where} ORDER BY f.rank, m.created_at DESC, m.id LIMIT ?",
             (expression, *values, depth),
         )
-        return [str(row[0]) for row in found]
+        return {str(row[0]): row[1] for row in found if isinstance(row[1], int)}
 
     async def _telling(self, terms: Sequence[str]) -> list[str]:
         """The words of at most ``ranking.COMMON`` records: to rank by the others takes long and tells little."""

@@ -19,7 +19,7 @@ from covenant.stores.memory.interface import (
     Repair,
     Repaired,
 )
-from covenant.stores.memory.vectors import Entry, Matrices
+from covenant.stores.memory.vectors import Entry, Matrices, Near
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 
 # FTS5's bm25 (sqlite.org/fts5.html, 5.1.1).
@@ -99,19 +99,17 @@ class InMemory:
             return []
         depth = ranking.depth(limit)
         by_words = self._by_words(text, tier, depth, owner)
-        by_cosine: list[tuple[str, float]] = []
+        by_cosine: list[Near] = []
         scores: dict[str, float] = {}
         query = vectors.query_vector(embedding)
         matrix = None if query is None else self._matrices.matrix(len(query))
         if query is not None and matrix is not None:
             by_cosine = matrix.best(query, depth, tier=tier, owner=owner, floor=min_relevance or 0.0)
             scores = matrix.scores(query, by_words)
-        created = {record_id: self._records[record_id].created_at for record_id in {*scores, *by_words}}
-        created |= {record_id: self._records[record_id].created_at for record_id, _ in by_cosine}
-        order = ranking.fused(by_cosine, by_words, scores, created, min_relevance=min_relevance)
+        order = ranking.fused(by_cosine, by_words, scores, min_relevance=min_relevance)
         return [Hit(self._records[record_id], score) for record_id, score in order[:limit]]
 
-    def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> list[str]:
+    def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> dict[str, int]:
         terms = [term for word in ranking.words(text) for term in _terms(word)]
         holders = {term: sum(term in counts for counts in self._words.values()) for term in terms}
         telling = [term for term in terms if 0 < holders[term] <= ranking.COMMON]
@@ -127,7 +125,7 @@ class InMemory:
                 worth += rarity * counts[term] * (_K1 + 1) / (counts[term] + length)
             if worth:
                 found.append((-worth, -record.created_at, record.id))
-        return [record_id for _, _, record_id in sorted(found)[:depth]]
+        return {record_id: -time for _, time, record_id in sorted(found)[:depth]}
 
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
         """Delete what was made before; how many."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from covenant.stores.memory.vectors import RESOLUTION
+from covenant.stores.memory.vectors import RESOLUTION, Near
 
 _RRF: Final = 60
 _WORDS: Final = re.compile(r"\w+")
@@ -42,20 +42,19 @@ def match_expression(terms: Sequence[str]) -> str:
 
 
 def fused(
-    by_cosine: Sequence[tuple[str, float]],
-    by_words: Sequence[str],
-    scores: Mapping[str, float],
-    created: Mapping[str, int],
-    *,
-    min_relevance: float | None,
+    by_cosine: Sequence[Near], by_words: Mapping[str, int], scores: Mapping[str, float], *, min_relevance: float | None
 ) -> list[tuple[str, float]]:
-    """(id, cosine) of what stands in either ranking, best first. ``scores`` are cosines of what has its words."""
-    known = {**scores, **dict(by_cosine)}
+    """(id, cosine) of what stands in either ranking, best first.
+
+    ``by_words`` says when each was made, in the order of that ranking; ``scores`` are their cosines.
+    """
+    known = {**scores, **{near.id: near.score for near in by_cosine}}
+    created = {**by_words, **{near.id: near.created_at for near in by_cosine}}
     worth: dict[str, float] = {}
-    for ranking in ([record_id for record_id, _ in by_cosine], by_words):
+    for ranking in ([near.id for near in by_cosine], by_words):
         for rank, record_id in enumerate(ranking, 1):
             worth[record_id] = worth.get(record_id, 0.0) + 1 / (_RRF + rank)
     floor = (min_relevance or 0.0) - RESOLUTION
     kept = [i for i in worth if not min_relevance or known.get(i, 0.0) >= floor]
-    kept.sort(key=lambda i: (-worth[i], -known.get(i, 0.0), -created.get(i, 0), i))
+    kept.sort(key=lambda i: (-worth[i], -known.get(i, 0.0), -created[i], i))
     return [(i, known.get(i, 0.0)) for i in kept]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,14 @@ class Entry:
     owner: str
     created_at: int
     vector: Floats
+
+
+class Near(NamedTuple):
+    """A record that is near a query: its cosine, and when it was made."""
+
+    id: str
+    score: float
+    created_at: int
 
 
 class Matrix:
@@ -131,14 +139,16 @@ class Matrix:
 
     def best(
         self, query: Floats, count: int, *, tier: Tier | None = None, owner: str | None = None, floor: float = 0.0
-    ) -> list[tuple[str, float]]:
+    ) -> list[Near]:
         """The ``count`` best of cosine above 0 and at least ``floor``: then newest first, then by id."""
         if not len(self) or count <= 0 or (owner is not None and owner not in self._owners):
             return []
         products = self.rows @ query
-        outside = self._outside(tier, owner)
-        if outside is not None:
-            products[outside] = -2.0
+        facts = self._facts[:, : len(self)]
+        if tier is not None:
+            np.putmask(products, facts[0] != _TIERS[tier], -2.0)
+        if owner is not None:
+            np.putmask(products, facts[1] != self._owners[owner], -2.0)
         places = self._near(products, count, floor)
         scored = np.concatenate(
             [exact(self._rows[places[i : i + _CHUNK]], query) for i in range(0, len(places), _CHUNK)] or [np.empty(0)]
@@ -150,14 +160,7 @@ class Matrix:
             if score > 0.0 and score >= floor - RESOLUTION
         ]
         found.sort()
-        return [(record_id, -score) for score, _, record_id in found[:count]]
-
-    def _outside(self, tier: Tier | None, owner: str | None) -> npt.NDArray[np.bool_] | None:
-        facts = self._facts[:, : len(self)]
-        masks = [] if tier is None else [facts[0] != _TIERS[tier]]
-        if owner is not None:
-            masks.append(facts[1] != self._owners[owner])
-        return np.logical_or.reduce(masks) if masks else None
+        return [Near(record_id, -score, -time) for score, time, record_id in found[:count]]
 
     def _near(self, products: Floats, count: int, floor: float) -> npt.NDArray[np.intp]:
         """Whoever can be among the best.

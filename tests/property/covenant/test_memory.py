@@ -63,17 +63,17 @@ def test_search_is_the_plain_products_ranking(
         score = float(vectors.exact(unit[None, :], query)[0])
         if score > 0.0 and score >= floor - vectors.RESOLUTION:
             wanted.append((-score, -entry.created_at, entry.id))
-    assert found == [(i, -s) for s, _, i in sorted(wanted)[:count]]
+    assert found == [(i, -s, -when) for s, when, i in sorted(wanted)[:count]]
 
     # The plain product of numpy ranks alike, as far as float32 can tell rows apart.
     if found and tier is None and pubkey is None:
         plain = dict(zip(matrix.ids, (matrix.rows @ query).tolist(), strict=True))
         lost = 2 * len(query) * 2.0**-23 + 1e-7
-        for (better, _), (worse, _) in itertools.pairwise(found):
-            assert plain[better] >= plain[worse] - lost
+        for better, worse in itertools.pairwise(found):
+            assert plain[better.id] >= plain[worse.id] - lost
         if len(found) == count:
-            ids = {i for i, _ in found}
-            assert all(plain[i] <= plain[found[-1][0]] + lost for i in matrix.ids if i not in ids)
+            ids = {near.id for near in found}
+            assert all(plain[i] <= plain[found[-1].id] + lost for i in matrix.ids if i not in ids)
 
 
 @given(st.lists(st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 1.0, 1.0), (0.0, 0.0), ()]), min_size=1))
@@ -107,7 +107,7 @@ def test_a_row_scores_alike_wherever_it_lies() -> None:
     matrix = Matrix(384)
     for number, row in enumerate(rows):
         matrix.put(Entry(name(number), Tier.WORKING, "o", 0, row))
-    assert [i for i, _ in matrix.best(query, 2)] == [name(3), name(500)]
+    assert [near.id for near in matrix.best(query, 2)] == [name(3), name(500)]
 
 
 # Plans --------------------------------------------------------------------------------------------------------
