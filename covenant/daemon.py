@@ -12,6 +12,7 @@ and its rows say so.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib.metadata
 import logging
@@ -161,7 +162,7 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
         async with daemon_stores.opened(settings) as opened, anyio.create_task_group() as group:
             await _prepare(opened)
             # (6)
-            await _tasks(opened, settings, group)
+            await _tasks(opened, settings, group, stop)
             # (7)
             web = await _http(opened, settings)
             sock = stack.enter_context(daemon_home.listening(directory, settings.home))
@@ -189,7 +190,7 @@ async def _prepare(opened: Opened) -> None:
     await server.audit.append("daemon_started", row)
 
 
-async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup) -> None:
+async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup, stop: Stop) -> None:
     server = opened.server
     await group.start(deliver.Delivery(server).run)
     if settings.retry.scheduler:
@@ -213,7 +214,9 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup)
         tick=settings.projection,
     )
     group.start_soon(projection.run)
-    group.start_soon(lambda: server.agents.watch(lambda change: agents.noted(server, change, "inotify")))
+    # `stop` reaches the watcher's thread at once, which a cancellation only does when it has nothing to wait for.
+    noted = functools.partial(agents.noted, server, cause="inotify")
+    group.start_soon(lambda: server.agents.watch(noted, stop=stop.event))
     group.start_soon(_peers, opened)
     group.start_soon(_watchdog)
 

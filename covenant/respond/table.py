@@ -18,10 +18,12 @@ from covenant.respond import (
     intent_results,
     mailbox,
     memory,
+    peers,
     provenance,
     receipts,
     secrets,
     tools,
+    verify,
 )
 from covenant.respond.server import Handler
 
@@ -46,13 +48,15 @@ HANDLERS: Final[Mapping[str, Handler]] = joined(
     agents.HANDLERS,
     memory.HANDLERS,
     ignore.HANDLERS,
+    verify.HANDLERS,
     receipts.HANDLERS,
     budget.HANDLERS,
     capabilities.HANDLERS,
+    peers.HANDLERS,
     identity.HANDLERS,
     secrets.HANDLERS,
+    tools.HANDLERS,
     audit.HANDLERS,
     provenance.HANDLERS,
     mailbox.HANDLERS,
-    tools.HANDLERS,
 )
