@@ -20,7 +20,7 @@ KEPT_MS: Final = 30 * 24 * 3_600_000
 
 async def recent_debits(server: Server, caller: Caller, asked: requests.RecentDebits) -> responses.Debits:
     """The newest debits of all agents; for everybody who is let in, as in version 1: budgets are shared."""
-    return responses.Debits(debits=await server.budget.recent(min(asked.limit, interface.MOST_RECENT)))
+    return responses.Debits(debits=tuple(await server.budget.recent(min(asked.limit, interface.MOST_RECENT))))
 
 
 async def compact(server: Server, before_ms: int) -> interface.Compacted:

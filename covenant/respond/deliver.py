@@ -130,6 +130,7 @@ class Delivery:
             # Behind the others: it may have more.
             self._waiting[agent] = pubkey
             scope = anyio.CancelScope()
+            assert entry.lease is not None
             self._runs[entry.task.id] = (entry.lease.id, scope)
             self._server.mailbox.running.add(entry.task.id)
             group.start_soon(self._deliver, entry, agent, scope)

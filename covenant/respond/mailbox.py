@@ -97,6 +97,7 @@ async def try_recv_a2_a_task(server: Server, caller: Caller, asked: requests.Try
         return responses.A2ATaskOpt(task=None)
     await write_lease(server, entry, caller.agent)
     lease = entry.lease
+    assert lease is not None
     return responses.A2ATaskOpt(task=entry.task, lease_id=lease.id, lease_expires_at_ms=lease.expires_at_ms)
 
 

@@ -198,6 +198,9 @@ async def promote_memory(server: Server, caller: Caller, asked: requests.Promote
     done = await server.memory.promote(asked.id, asked.tier, at_ms=server.now_ms(), owner=_owner(caller))
     if done is None:
         raise _missing(asked.id)
+    # Only a repair of a row that cannot be read has no record before or after.
+    assert isinstance(done.before, MemoryRecord)
+    assert isinstance(done.after, MemoryRecord)
     if done.changed:
         row = {"memory_id": asked.id, "from_tier": str(done.before.tier), "to_tier": str(done.after.tier)}
         await server.audit.append("memory_promoted", {**row, "reason": "client"}, issuer=caller.agent)

@@ -60,7 +60,7 @@ async def recent_receipts(server: Server, caller: Caller, asked: requests.Recent
     """The newest receipts, as far as the grant's scope goes."""
     bounds = await _require(server, caller, "chain.receipts", asked.limit)
     found = await server.receipts.recent(min(asked.limit, _MOST_ROWS), asked.since_ms, keep=bounds.admits)
-    return responses.Receipts(receipts=found)
+    return responses.Receipts(receipts=tuple(found))
 
 
 async def receipt_batches(server: Server, caller: Caller, asked: requests.ReceiptBatches) -> responses.ReceiptBatches:

@@ -6,15 +6,32 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from covenant.daemon_config import Settings
+from covenant.identity import Identity
 from covenant.providers.chain import Chain, OffChain
+from covenant.providers.embed import Embedder
+from covenant.providers.tools import ToolRegistry
 from covenant.respond.caller import Caller
 from covenant.respond.feed import Feed
 from covenant.respond.live import Live
 from covenant.respond.meter import Meter
+from covenant.runtime.agents import Agents
+from covenant.runtime.running import Runners
+from covenant.stores.audit.interface import AuditLog
+from covenant.stores.budget.interface import BudgetLedger, Checkpoints
+from covenant.stores.capabilities.interface import Capabilities
+from covenant.stores.mailbox.interface import Mailbox
+from covenant.stores.memory.interface import Memory
+from covenant.stores.peers.interface import Peers
+from covenant.stores.settlement.interface import Receipts
 from covenant.wire import requests, responses
 from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.respond.ignore import IgnoreSet
+    from covenant.respond.secrets import SecretSource
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,22 +45,22 @@ class Server:
 
     home: Path
     now_ms: Callable[[], int]
-    settings: Any
-    identity: Any
-    audit: Any
-    capabilities: Any
-    peers: Any
-    memory: Any
-    embedder: Any
-    ignore: Any
-    budget: Any
-    checkpoints: Any
-    receipts: Any
-    mailbox: Any
-    tools: Any
-    agents: Any
-    runners: Any
-    secrets: Any
+    settings: Settings
+    identity: Identity
+    audit: AuditLog
+    capabilities: Capabilities
+    peers: Peers
+    memory: Memory
+    embedder: Embedder
+    ignore: IgnoreSet
+    budget: BudgetLedger
+    checkpoints: Checkpoints
+    receipts: Receipts
+    mailbox: Mailbox
+    tools: ToolRegistry
+    agents: Agents
+    runners: Runners
+    secrets: SecretSource
     handlers: Mapping[str, Handler]
     feed: Feed = field(default_factory=Feed)
     meter: Meter = field(default_factory=Meter)
