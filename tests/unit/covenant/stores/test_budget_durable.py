@@ -42,7 +42,157 @@ async def one(ledger, points, number):
             await ledger.settle(agent, receipt, 1)
             say("settle", receipt)
         if number % 5 == 0:
-            point = _point("i")
+            point = types.BudgetPauseCheckpoint(intent_id=receipt, agent=agent, reason="shutdown",
+                requested_credits=1, tokens_remaining=0, refill_eta_ms=1, saved_at_ms=1)
+            await points.save(point)
+            say("save", receipt)
+            if number % 2 == 0:
+                await points.claim(receipt, agent)
+                say("claim", receipt)
+        if number % 97 == 0:
+            await ledger.compact(10)
+            await points.compact()
+
+async def main():
+    clock = lambda: 7
+    ledger = await durable.DurableBudgetLedger.open(home / "budget" / "ledger.jsonl", clock)
+    points = await durable.DurableCheckpoints.open(home / "budget" / "checkpoints.jsonl", clock)
+    await ledger.set_capacity(agent, 2**62)
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(one, ledger, points, number)
+
+anyio.run(main)
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    (tmp_path / "budget").mkdir(mode=0o700)
+    return tmp_path / "budget" / "ledger.jsonl"
+
+
+def _point(intent_id: str) -> types.BudgetPauseCheckpoint:
+    return types.BudgetPauseCheckpoint(
+        intent_id=intent_id,
+        agent=AGENT,
+        reason="shutdown",
+        requested_credits=1,
+        tokens_remaining=0,
+        refill_eta_ms=1,
+        saved_at_ms=1,
+    )
+
+
+def _write(path: Path, *documents: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(one) + "\n" for one in documents))
+    path.chmod(0o600)
+
+
+@pytest.mark.anyio
+async def test_a_ledger_of_version_1_is_read(path: Path) -> None:
+    _write(
+        path,
+        {"type": "capacity_set", "agent": PLAIN, "credits_per_hour": 9, "at_ms": 10},
+        {"type": "debit", "agent": PLAIN, "credits": 1, "paired_receipt": "a", "at_ms": 11, "unknown": 1},
+        {"type": "snapshot", "agent": PLAIN, "capacity": 9, "tokens_remaining": 4, "last_refill_ms": 12, "at_ms": 13},
+        {"type": "debit", "agent": PLAIN, "credits": 1, "paired_receipt": "b", "at_ms": 14},
+    )
+    ledger = await durable.DurableBudgetLedger.open(path, lambda: 15)
+    assert ledger.tokens(AGENT) == 3
+    # Its debits are no reservations of ours: nobody settles them.
+    assert ledger.unsettled() == ()
+    assert [one.paired_receipt for one in await ledger.recent(5)] == ["b", "a"]
+    await ledger.close()
+
+
+@pytest.mark.anyio
+async def test_the_rows_have_version_1s_names_and_ours_only_where_they_say_something(path: Path) -> None:
+    ledger = await durable.DurableBudgetLedger.open(path, lambda: 20)
+    await ledger.set_capacity(AGENT, 9)
+    await ledger.try_debit(AGENT, 1, "a")
+    await ledger.settle(AGENT, "a", 2)
+    await ledger.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"type": "capacity_set", "agent": PLAIN, "capacity": 9, "at_ms": 20},
+        {"type": "debit", "agent": PLAIN, "credits": 1, "paired_receipt": "a", "at_ms": 20, "reserved": True},
+        {"type": "debit", "agent": PLAIN, "credits": 2, "paired_receipt": "a", "at_ms": 20, "settles": True},
+    ]
+
+
+@pytest.mark.anyio
+async def test_the_same_capacity_at_every_start_writes_nothing(path: Path) -> None:
+    sizes = []
+    for _ in range(3):
+        ledger = await durable.DurableBudgetLedger.open(path, lambda: 20)
+        await ledger.set_capacity(AGENT, 9)
+        await ledger.close()
+        sizes.append(path.stat().st_size)
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.anyio
+async def test_a_compaction_keeps_what_is_reserved_owed_and_half_made(path: Path) -> None:
+    now = 0
+    ledger = await durable.DurableBudgetLedger.open(path, lambda: now)
+    await ledger.set_capacity(AGENT, 7)
+    await ledger.try_debit(AGENT, 7, "a")
+    await ledger.try_debit(AGENT, 0, "z")
+    now = 514_286
+    await ledger.settle(AGENT, "a", 5)
+    before = ledger.buckets()[AGENT.pubkey]
+    assert before.owed > 0
+    assert before.debt == 4
+    outcome = await ledger.compact(now + 1)
+    assert (outcome.dropped, outcome.snapshots) == (4, 1)
+    assert len(path.read_bytes().splitlines()) == 1
+    await ledger.close()
+    again = await durable.DurableBudgetLedger.open(path, lambda: now)
+    assert again.buckets()[AGENT.pubkey] == before
+    assert [one.paired_receipt for one in again.unsettled()] == ["z"]
+    outcome = await again.compact(now + 1)
+    assert (outcome.dropped, outcome.snapshots) == (0, 1)
+    assert again.buckets()[AGENT.pubkey] == before
+    await again.close()
+
+
+@pytest.mark.anyio
+async def test_a_compaction_of_checkpoints_keeps_the_lines_of_those_that_wait(path: Path) -> None:
+    points = await durable.DurableCheckpoints.open(path, lambda: 20)
+    for name in "abc":
+        await points.save(_point(name))
+    await points.claim("b", AGENT)
+    lines = path.read_bytes().splitlines()
+    assert await points.compact() == 2
+    assert path.read_bytes().splitlines() == [lines[0], lines[2]]
+    assert await points.compact() == 0
+    await points.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("line", ["{", '{"type":"gift"}', '{"type":"debit","credits":-1}', "[]"])
+async def test_a_line_that_is_no_row_stops_the_start_and_is_named(path: Path, line: str) -> None:
+    _write(path, {"type": "capacity_set", "agent": PLAIN, "capacity": 9, "at_ms": 10})
+    with path.open("a") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(errors.StoreError) as refused:
+        await durable.DurableBudgetLedger.open(path, lambda: 15)
+    assert refused.value.where == f"{path}:2"
+    with pytest.raises(errors.StoreError):
+        await durable.DurableCheckpoints.open(path, lambda: 15)
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_written_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = await durable.DurableBudgetLedger.open(path, lambda: 20)
+    points = await durable.DurableCheckpoints.open(path.with_name("checkpoints.jsonl"), lambda: 20)
+    point = _point("i")
     await ledger.set_capacity(AGENT, 9)
     await ledger.try_debit(AGENT, 2, "a")
     await points.save(point)
