@@ -28,7 +28,7 @@ _REBASE = b"rebase"
 class Replay:
     """What the file says: the lines of both files between ``base`` and ``head``, and where its last record ends.
 
-    ``rebased`` is the head one row before ``base`` where the files were cut there.
+    ``signed`` is the line of ``head``; ``rebased`` says that the files are to be replaced.
     """
 
     base: ledger.Head
@@ -37,6 +37,7 @@ class Replay:
     events: bytes
     chain: bytes
     end: int
+    signed: bytes
     rebased: bool = False
 
 
@@ -60,7 +61,7 @@ def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
     before, position = _head(raw, position + rebased * (len(_REBASE) + 1), public_key)
     if base is None or before is None:
         return None
-    head, events, chain = base, [], []
+    head, events, chain, signed = base, [], [], raw[: raw.find(b"\n")]
     while True:
         following, start = _head(raw, position, public_key)
         if following is None:
@@ -72,10 +73,31 @@ def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
         entries, last_but_one, last = ledger.extend(head, rows)
         if last != following:
             break
-        head, before, position = last, last_but_one, end
+        head, before, signed, position = last, last_but_one, raw[position : start - 1], end
         events.append(raw[start:end])
         chain.append(entries)
-    return Replay(base, head, before, b"".join(events), b"".join(chain), position, rebased)
+    return Replay(base, head, before, b"".join(events), b"".join(chain), position, signed, rebased)
+
+
+def caught_up(events: bytes, chain: bytes, head: bytes, found: Replay) -> tuple[bytes, bytes, bytes]:
+    """Both files and ``head.json`` as the next opening will leave them, where they hold nothing else than that.
+
+    For whoever reads the files of a daemon that was killed and cannot mend them.
+    """
+    if found.rebased:
+        return events, chain, head
+    whole = []
+    for have, base, lines in (
+        (events, found.base.events_bytes, found.events),
+        (chain, found.base.chain_bytes, found.chain),
+    ):
+        if len(have) < base or not lines.startswith(have[base : base + len(lines)]):
+            return events, chain, head
+        whole.append(have[:base] + lines + have[base + len(lines) :])
+    if ledger.slot(found.signed) in head:
+        return whole[0], whole[1], head
+    slots = [ledger.slot(found.signed), b" " * (ledger.SLOT_BYTES - 1) + b"\n"]
+    return whole[0], whole[1], b"".join(slots if ledger.slot_offset(found.head) == 0 else slots[::-1])
 
 
 def _head(raw: bytes, position: int, public_key: Ed25519PublicKey) -> tuple[ledger.Head | None, int]:

@@ -170,7 +170,7 @@ class Files:
             if shown is None and (os.fstat(self._head_fd).st_size or os.fstat(self.events).st_size):
                 self._broken("no head record verifies under the log's key")
             head = shown or ledger.Head()
-            found = pending.Replay(head, head, slots[-1] if slots else head, b"", b"", 0)
+            found = pending.Replay(head, head, slots[-1] if slots else head, b"", b"", 0, b"")
         # (2)
         if found.rebased:
             self._rename(found.base)

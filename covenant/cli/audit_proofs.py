@@ -1,0 +1,347 @@
+"""``covenant audit purge|prove|checkpoint|cosign|cosigned``: cuts, proofs and checkpoints of the daemon's log.
+
+``purge`` is the daemon's to do. What only reads works without one, from the files. A witness is anybody with a key: the
+forms are C2SP's (tlog-checkpoint, tlog-cosignature, and tlog-witness for what is sent to one).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.cli.audit import Log
+    from policy import audit as check
+    from policy import merkle, note
+
+
+def register(group: click.Group) -> None:
+    """Put the verbs into ``covenant audit``."""
+    for command in (purge, prove, checkpoint, cosign, cosigned):
+        group.add_command(command)
+
+
+def report(log: Log) -> check.Report:
+    """What verifying a log as it was read finds, its checkpoints with it."""
+    from dataclasses import replace
+
+    from policy import audit as check
+    from policy import ledger, pending
+
+    key = None if log.public_key is None else ledger.read_public_key(log.public_key)
+    events, chain, head = log.events, log.chain, log.head
+    found = pending.replay(log.pending, key) if log.pending and key is not None else None
+    if found is not None:
+        events, chain, head = pending.caught_up(events, chain, head or b"", found)
+    done = check.verify(events, chain, head, key)
+    wrong = [] if log.checkpoints is None else _wrong_checkpoints(log, events)
+    return replace(done, valid=done.valid and not wrong, failures=(*done.failures, *wrong)) if wrong else done
+
+
+@click.command()
+@click.option("--before-ms", type=click.IntRange(0), help="Cut what is older than this (Unix milliseconds).")
+@click.option("--older-than-ms", type=click.IntRange(0), help="Cut what is older than this many milliseconds.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> None:
+    """Cut the oldest rows of the daemon's log. What is left begins with a signed record of what was cut.
+
+    covenant audit purge --older-than-ms 2592000000
+    """
+    if (before_ms is None) == (older_than_ms is None):
+        raise errors.UsageError("one of --before-ms and --older-than-ms is needed, and one only")
+    if before_ms is None:
+        before_ms = max(0, time.time_ns() // 1_000_000 - (older_than_ms or 0))
+    answer = _asked("purge_audit", before_ms=before_ms)
+    if as_json:
+        common.emit({"kind": "audit_purged", "purged": answer["purged"], "before_ms": before_ms})
+    else:
+        common.say(f"{answer['purged']} rows cut")
+
+
+@click.command()
+@click.argument("event_id")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def prove(event_id: str, as_json: bool) -> None:
+    """Prove that a row is in the daemon's log, and check the proof against its checkpoint."""
+    from policy import merkle, note
+
+    proof = _asked("prove_audit_inclusion", event_id=event_id)["proof"]
+    if proof is None:
+        raise errors.UsageError(f"the log has no row `{event_id}`", hint="see covenant audit recent")
+    leaf, path = bytes.fromhex(proof["leaf_hash_hex"]), tuple(map(bytes.fromhex, proof["path_hex"]))
+    signed = note.Note.parse(proof["checkpoint"].encode())
+    by = signed.verified([_log_key(), *_witnesses(signed)])
+    root = note.Checkpoint.parse(signed.text).root
+    if not merkle.includes(merkle.Inclusion(proof["leaf_index"], proof["tree_size"], leaf, path), root):
+        raise errors.NoteError("the proof does not lead to the checkpoint's root")
+    if as_json:
+        common.emit({"kind": "audit_inclusion", "proof": proof})
+        return
+    common.say(f"row {proof['leaf_index']} of {proof['tree_size']}, root {proof['root_hash_hex']}")
+    for one in by:
+        seen = "" if one.time_s is None else f", who saw it at {one.time_s} (Unix seconds)"
+        common.say(f"  signed by {common.visible(one.verifier.name)}{seen}")
+
+
+@click.command()
+@click.option("--old", type=click.IntRange(0), help="Print what a witness that knows this size is sent (tlog-witness).")
+def checkpoint(old: int | None) -> None:
+    """Print the newest checkpoint of the daemon's log as a signed note; made anew where a daemon runs.
+
+    covenant audit checkpoint --old 0 | curl --data-binary @- https://witness.example/add-checkpoint
+    """
+    from policy import note
+
+    signed = _newest()
+    if old is None:
+        _print(signed.raw.decode())
+        return
+    size = note.Checkpoint.parse(signed.text).size
+    try:
+        proof = _tree().consistency(old, size)
+    except ValueError as e:
+        raise errors.UsageError(f"there is no proof from {old} rows: {e}") from e
+    lines = [f"old {old}", *(base64.b64encode(value).decode() for value in proof), "", signed.raw.decode()]
+    _print("\n".join(lines))
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--key", required=True, type=click.Path(path_type=Path), help="The witness's key; made when absent.")
+@click.option("--name", required=True, help="The witness's name, as in witness.example/w1.")
+@click.option("--log", "log_key", required=True, help="The log's key: a vkey, or the file with it.")
+def cosign(file: Any, key: Path, name: str, log_key: str) -> None:
+    """Be a witness: cosign what `covenant audit checkpoint --old N` printed, if it extends what was cosigned before.
+
+    Prints the cosignature line. What was cosigned last is kept in KEY.seen.
+    """
+    from policy import note
+
+    log = note.Verifier.parse(_text_or_file(log_key))
+    old, proof, signed = _request(file.read(note.MAX_BYTES + 1))
+    signed.verified([log])
+    given = note.Checkpoint.parse(signed.text)
+    private = _witness_key(key, name)
+    seen_file = key.with_name(f"{key.name}.seen")
+    seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
+    _must_extend(seen.get(given.origin), old, given, proof)
+    seen[given.origin] = {"size": given.size, "root_hex": given.root.hex()}
+    # INVARIANT: kept before it is signed: a witness that forgot could be shown another history.
+    _write_private(seen_file, json.dumps(seen).encode())
+    _print(note.cosign(signed.text, name, private, int(time.time())).line)
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option(
+    "--witness", "witnesses", multiple=True, required=True, help="A witness's key: a vkey, or the file with it."
+)
+def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
+    """Keep cosignatures with the newest checkpoint. FILE has the lines that witnesses answered, or a whole note.
+
+    The daemon must not run: the log has one writer.
+    """
+    import anyio
+
+    from policy import note
+
+    known = [note.Verifier.parse(_text_or_file(text)) for text in witnesses]
+    text = file.read(note.MAX_BYTES + 1).decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.startswith("\u2014 ")]
+    merged = anyio.run(_kept, lines, known)
+    _print(merged.raw.decode())
+
+
+async def _kept(lines: list[str], known: list[note.Verifier]) -> note.Note:
+    from covenant import daemon_home, identity
+    from covenant.stores.audit.durable import DurableAudit
+    from policy import note
+
+    home = common.home()
+    with daemon_home.held(home):
+        agent = identity.Identity.load(home).agent
+        async with await DurableAudit.open(home, issuer=agent, now_ms=lambda: time.time_ns() // 1_000_000) as log:
+            signed = _stored()[-1]
+            for line in lines:
+                one = note.parse_signature(line)
+                if one.name != log.origin:
+                    signed = signed.with_signature(one)
+            return await log.cosigned(signed, known)
+
+
+def _newest() -> note.Note:
+    """The newest checkpoint: of a running daemon one that covers its newest row, else the last that was kept."""
+    from covenant.wire import client
+    from policy import note
+
+    try:
+        with client.connected(common.home()) as daemon:
+            rows = daemon.ask("recent_audit", limit=1)["events"]
+            if rows:
+                proof = daemon.ask("prove_audit_inclusion", event_id=rows[0]["id"])["proof"]
+                return note.Note.parse(proof["checkpoint"].encode())
+    except errors.DaemonSilentError:
+        pass
+    return _stored()[-1]
+
+
+def _stored() -> list[note.Note]:
+    from policy import note
+
+    path = common.home() / "audit" / "checkpoints.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    if not lines:
+        raise errors.UsageError("the log has no checkpoint yet", hint="run it while the daemon runs", where=str(path))
+    found = [note.Note.parse(json.loads(line)["note"].encode()) for line in lines]
+    # A later line of one size has more cosignatures.
+    return sorted(found, key=lambda one: note.Checkpoint.parse(one.text).size)
+
+
+def _tree() -> merkle.Tree:
+    """The tree over the daemon's rows, from the files."""
+    from covenant.cli import audit
+
+    log = next((log for log in audit.read_logs() if log.name == "daemon"), None)
+    if log is None:
+        raise errors.LedgerError("the daemon has no log here", hint="set COVENANT_HOME")
+    return _tree_of(log.events.split(b"\n")[:-1])
+
+
+def _tree_of(lines: list[bytes]) -> merkle.Tree:
+    from policy import merkle, rebase
+
+    begun = rebase.frontier(lines[0], None) if lines else None
+    begun = begun or merkle.Frontier()
+    tree = merkle.Tree(begun.size, begun.hashes)
+    for line in lines[1 if begun.size else 0 :]:
+        tree.append(merkle.leaf_hash(line))
+    return tree
+
+
+def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
+    """Checkpoints that the log signed, and that its rows do not lead to."""
+    from policy import audit as check
+    from policy import note
+
+    wrong = []
+    tree: merkle.Tree | None = None
+    for line in (log.checkpoints or b"").split(b"\n")[:-1]:
+        try:
+            signed = note.Note.parse(json.loads(line)["note"].encode())
+            signed.verified([_log_key(log.path.with_name("audit-head"))])
+            given = note.Checkpoint.parse(signed.text)
+        except (ValueError, TypeError, KeyError, AttributeError, errors.NoteError) as e:
+            wrong.append(check.Failure("checkpoint_invalid", "head", f"a stored checkpoint is none: {e}"))
+            continue
+        tree = tree or _tree_of(events.split(b"\n")[:-1])
+        if given.size > tree.size:
+            message = f"a checkpoint of {given.size} rows was signed, the log had {tree.size}"
+        elif 0 < given.size < tree.cut or tree.root(given.size) == given.root:
+            continue
+        else:
+            message = f"the first {given.size} rows do not lead to the root that was signed"
+        wrong.append(check.Failure("checkpoint_mismatch", "both", message))
+    return wrong
+
+
+def _log_key(folder: Path | None = None) -> note.Verifier:
+    from policy import note
+
+    path = (folder or common.home() / "audit-head") / "checkpoint.vkey"
+    try:
+        return note.Verifier.parse(path.read_text("ascii"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise errors.NoteError("the log's checkpoint key cannot be read", where=str(path)) from e
+
+
+def _witnesses(signed: note.Note) -> list[note.Verifier]:
+    """The keys of ``audit-head/witnesses``, one a line, of those that are on the note."""
+    from policy import note
+
+    path = common.home() / "audit-head" / "witnesses"
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    names = {one.name for one in signed.signatures}
+    found = [note.Verifier.parse(line) for line in lines if line.strip() and not line.startswith("#")]
+    return [one for one in found if one.name in names]
+
+
+def _request(raw: bytes) -> tuple[int, list[bytes], note.Note]:
+    """What a witness is sent: the size that it knows, the proof from there, the checkpoint. A bare note has neither."""
+    from policy import note
+
+    if not raw.startswith(b"old "):
+        return 0, [], note.Note.parse(raw)
+    head, _, rest = raw.partition(b"\n\n")
+    first, *lines = head.decode("ascii", "replace").split("\n")
+    try:
+        return int(first[4:]), [base64.b64decode(line, validate=True) for line in lines], note.Note.parse(rest)
+    except ValueError as e:
+        raise errors.NoteError("what should be cosigned is no request to a witness") from e
+
+
+def _must_extend(seen: dict[str, Any] | None, old: int, given: note.Checkpoint, proof: list[bytes]) -> None:
+    from policy import merkle
+
+    known = seen["size"] if seen else 0
+    root = bytes.fromhex(seen["root_hex"]) if seen else merkle.EMPTY_ROOT
+    if old != known:
+        raise errors.NoteError(
+            f"this witness cosigned {known} rows last, not {old}",
+            hint=f"give it: covenant audit checkpoint --old {known}",
+        )
+    if not merkle.extends(old, given.size, root, given.root, proof):
+        raise errors.NoteError(f"the checkpoint of {given.size} rows does not extend the one of {known}")
+
+
+def _witness_key(path: Path, name: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from policy import note
+
+    if not note.is_name(name):
+        raise errors.UsageError(f"a witness cannot have the name `{name}`", hint="no blanks, no plus")
+    if path.exists():
+        raw = path.read_bytes()
+        if len(raw) != 32 or path.stat().st_mode & 0o077:
+            raise errors.KeyFileError("the witness's key is not 32 bytes, or others can read it", where=str(path))
+        return Ed25519PrivateKey.from_private_bytes(raw)
+    key = Ed25519PrivateKey.generate()
+    _write_private(path, key.private_bytes_raw())
+    common.say(f"witness key: {note.Verifier(name, note.COSIGNATURE, key.public_key()).text}", err=True)
+    return key
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    making = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(fd)
+    making.replace(path)
+
+
+def _print(text: str) -> None:
+    # A note has no control characters but newlines: it was parsed as one, or made here.
+    common.say(common.visible(text.removesuffix("\n"), newlines=True))
+
+
+def _text_or_file(given: str) -> str:
+    path = Path(given)
+    return path.read_text("utf-8").strip() if path.is_file() else given
+
+
+def _asked(kind: str, **fields: Any) -> dict[str, Any]:
+    from covenant.wire import client
+
+    with client.connected(common.home()) as daemon:
+        return daemon.ask(kind, **fields)

@@ -1,0 +1,250 @@
+"""``covenant audit`` over the daemon's log: what a killed daemon left, checkpoints, witnesses, cuts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from click.testing import CliRunner, Result
+
+from covenant import identity
+from covenant.cli.audit import audit
+from covenant.respond.caller import Caller
+from covenant.stores.audit.durable import DurableAudit
+from covenant.stores.capabilities.in_memory import InMemoryCapabilities
+from covenant.stores.capabilities.interface import to_wire
+from covenant.wire import client, requests
+from policy import errors, note
+from policy.capabilities.token import Token
+from tests import server_kit
+
+
+def call(*arguments: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(audit, list(arguments), input=stdin)
+
+
+def works(*arguments: str, stdin: str | bytes | None = None) -> str:
+    result = call(*arguments, stdin=stdin)
+    assert result.exception is None, result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def home(covenant_home: Path) -> Path:
+    covenant_home.mkdir(mode=0o700)
+    return covenant_home
+
+
+async def opened(home: Path) -> DurableAudit:
+    agent = identity.Identity.load(home).agent
+    return await DurableAudit.open(home, issuer=agent, now_ms=lambda: server_kit.NOW_MS, origin=None)
+
+
+def fill(home: Path, count: int, *, signed: bool = True) -> list[str]:
+    async def run() -> list[str]:
+        async with await opened(home) as log:
+            ids = []
+            for n in range(count):
+                row = {"transport": "ipc", "reason": f"row {n}"}
+                ids.append(await log.append("authentication_failed", row))
+            if signed:
+                await log.checkpoint()
+            return ids
+
+    return anyio.run(run)
+
+
+class InProcess:
+    """The daemon's answers, without a socket: the same handlers over the same files."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        request = requests.parse(json.dumps({"kind": kind, **fields}).encode())
+
+        async def run() -> str:
+            me = identity.Identity.load(self._home)
+            capabilities = InMemoryCapabilities(me.agent.pubkey)
+            token = Token(me.agent.pubkey, "audit.purge", {}, me.agent.pubkey, None)
+            granted = to_wire(token, me.grant(token), me.agent.display, me.agent.display)
+            await capabilities.grant(granted, server_kit.NOW_MS)
+            async with await opened(self._home) as log:
+                server = server_kit.make(home=self._home, identity=me, audit=log, capabilities=capabilities)
+                caller = Caller(agent=me.agent, operator=True, token_prefix="x", transport="ipc")
+                return (await server.respond(caller, request)).model_dump_json()
+
+        return client.decoded(anyio.run(run).encode())
+
+
+@pytest.fixture
+def daemon(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    @contextlib.contextmanager
+    def connected(place: Path, **_: Any) -> Iterator[InProcess]:
+        yield InProcess(place)
+
+    monkeypatch.setattr(client, "connected", connected)
+    return home
+
+
+# What a killed daemon left ---------------------------------------------------------------------------------------
+
+
+def test_what_pending_acknowledged_is_read_where_the_files_lack_it(home: Path) -> None:
+    fill(home, 2, signed=False)
+    files = [home / "audit" / "events.jsonl", home / "audit" / "events.chain.jsonl", home / "audit-head" / "head.json"]
+    before = [file.read_bytes() for file in files]
+
+    async def killed() -> None:
+        log = await opened(home)
+        await log.append("authentication_failed", {"transport": "ipc", "reason": "last"})
+        copies.extend(file.read_bytes() for file in files)
+        copies.append((home / "audit-head" / "pending").read_bytes())
+        await log.close()
+
+    copies: list[bytes] = []
+    anyio.run(killed)
+    (home / "audit-head" / "pending").write_bytes(copies[3])
+    for lost in range(8):
+        for at, file in enumerate(files):
+            file.write_bytes(before[at] if lost >> at & 1 else copies[at])
+        found = json.loads(works("verify", "--json"))
+        assert (found["valid"], found["report"]["events"]) == (True, 3)
+
+
+def test_a_row_that_pending_does_not_name_is_still_red(home: Path) -> None:
+    fill(home, 2)
+    with (home / "audit" / "events.jsonl").open("ab") as stream:
+        stream.write(b'{"id":"forged"}\n')
+    assert call("verify").exit_code == 3
+
+
+# Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_verify_holds_the_rows_against_every_checkpoint(home: Path) -> None:
+    fill(home, 5)
+    assert json.loads(works("verify", "--json"))["valid"]
+    file = home / "audit" / "checkpoints.jsonl"
+    line = json.loads(file.read_bytes())
+
+    def signed(size: int, root: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        key = Ed25519PrivateKey.from_private_bytes((home / "audit-head" / "checkpoint.key").read_bytes())
+        text = note.Checkpoint(line["origin"], size, root).text
+        made = note.Note(text, (note.sign(text, line["origin"], key),))
+        file.write_bytes(json.dumps({"note": made.raw.decode()}).encode() + b"\n")
+
+    for size, root, kind in ((5, b"x" * 32, "checkpoint_mismatch"), (99, b"x" * 32, "checkpoint_mismatch")):
+        signed(size, root)
+        result = call("verify", "--json")
+        assert result.exit_code == 3
+        assert kind in {one["kind"] for one in json.loads(result.stdout)["report"]["failures"]}
+    file.write_bytes(json.dumps({**line, "note": line["note"].replace("\n5\n", "\n4\n")}).encode() + b"\n")
+    assert "checkpoint_invalid" in call("verify", "--json").stdout
+
+
+def test_the_newest_checkpoint_is_printed_without_a_daemon(home: Path) -> None:
+    fill(home, 3)
+    printed = note.Note.parse(works("checkpoint").encode())
+    key = note.Verifier.parse((home / "audit-head" / "checkpoint.vkey").read_text())
+    printed.verified([key])
+    assert note.Checkpoint.parse(printed.text).size == 3
+
+
+def test_a_log_without_a_checkpoint_says_so(home: Path) -> None:
+    fill(home, 1, signed=False)
+    assert isinstance(call("checkpoint").exception, errors.UsageError)
+
+
+def test_with_a_daemon_the_checkpoint_covers_the_newest_row(daemon: Path) -> None:
+    fill(daemon, 3)
+    size = note.Checkpoint.parse(note.Note.parse(works("checkpoint").encode()).text).size
+    # The three, and the row about the checkpoint of three.
+    assert size == 4
+
+
+def test_a_proof_is_shown_and_checked(daemon: Path) -> None:
+    ids = fill(daemon, 3)
+    assert works("prove", ids[1]).startswith("row 1 of 3, root ")
+    assert json.loads(works("prove", ids[1], "--json"))["proof"]["event_id"] == ids[1]
+    assert isinstance(call("prove", "nothing").exception, errors.UsageError)
+
+
+# Witnesses -------------------------------------------------------------------------------------------------------
+
+
+def test_a_witness_follows_the_log_and_its_cosignatures_are_kept(home: Path, tmp_path: Path) -> None:
+    fill(home, 3)
+    key, vkey = tmp_path / "witness.key", str(home / "audit-head" / "checkpoint.vkey")
+    be = ["cosign", "--key", str(key), "--name", "witness.example/w1", "--log", vkey]
+    first = call(*be, stdin=works("checkpoint", "--old", "0"))
+    assert first.exception is None, first.exception
+    witness = first.stderr.removeprefix("witness key: ").strip()
+    kept = note.Note.parse(works("cosigned", "--witness", witness, stdin=first.stdout).encode())
+    assert len(kept.verified([note.Verifier.parse(witness)])) == 1
+    fill(home, 2)
+    size = note.Checkpoint.parse(kept.text).size
+    second = works(*be, stdin=works("checkpoint", "--old", str(size)))
+    assert second.startswith("\u2014 witness.example/w1 ")
+    assert json.loads(works("verify", "--json"))["valid"]
+    kinds = [row["kind"]["type"] for row in json.loads(works("recent", "--json"))["events"]]
+    assert "audit_checkpoint_cosigned" in kinds
+
+
+def test_a_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
+    fill(home, 3)
+    key, vkey = tmp_path / "witness.key", str(home / "audit-head" / "checkpoint.vkey")
+    be = ["cosign", "--key", str(key), "--name", "w", "--log", vkey]
+    request = works("checkpoint", "--old", "0")
+    works(*be, stdin=request)
+    again = call(*be, stdin=request)
+    assert isinstance(again.exception, errors.NoteError)
+    assert "cosigned 3 rows last" in again.exception.message
+    fill(home, 2)
+    good = works("checkpoint", "--old", "3")
+    lines = good.split("\n")
+    for broken in ("\n".join([lines[0], *lines[2:]]), good.replace("old 3", "old 4"), good.split("\n\n", 1)[1]):
+        assert isinstance(call(*be, stdin=broken).exception, errors.NoteError)
+    seen = json.loads((tmp_path / "witness.key.seen").read_text())
+    assert [one["size"] for one in seen.values()] == [3]
+    works(*be, stdin=good)
+
+
+def test_a_cosignature_of_a_stranger_is_not_kept(home: Path, tmp_path: Path) -> None:
+    fill(home, 3)
+    vkey = str(home / "audit-head" / "checkpoint.vkey")
+    made = {}
+    for name in ("one", "two"):
+        result = call("cosign", "--key", str(tmp_path / name), "--name", name, "--log", vkey, stdin=works("checkpoint"))
+        made[name] = (result.stderr.removeprefix("witness key: ").strip(), result.stdout)
+    refused = call("cosigned", "--witness", made["one"][0], stdin=made["two"][1])
+    assert isinstance(refused.exception, errors.NoteError)
+
+
+# Cuts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_purge_is_the_daemons(daemon: Path) -> None:
+    fill(daemon, 3)
+    assert works("purge", "--before-ms", str(server_kit.NOW_MS)) == "0 rows cut\n"
+    assert json.loads(works("purge", "--before-ms", str(server_kit.NOW_MS + 1), "--json"))["purged"] == 7
+    shown = works("recent")
+    assert "audit_rebased" in shown
+    assert json.loads(works("verify", "--json"))["valid"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--before-ms", "1", "--older-than-ms", "1"]])
+def test_a_purge_needs_one_time(home: Path, arguments: list[str]) -> None:
+    assert isinstance(call("purge", *arguments).exception, errors.UsageError)
+
+
+def test_without_a_daemon_a_purge_is_refused(home: Path) -> None:
+    fill(home, 1)
+    assert isinstance(call("purge", "--before-ms", "1").exception, errors.DaemonSilentError)
