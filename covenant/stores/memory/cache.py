@@ -101,7 +101,7 @@ class Cache:
             async for sizes, entries in self._load():
                 for dimensions, total in sizes.items():
                     matrices.reserve(dimensions, total)
-                await anyio.to_thread.run_sync(_put_all, matrices, entries)
+                await anyio.to_thread.run_sync(matrices.add_new, entries)
         except BaseException:
             self._pending, self._recording = [], False
             raise
@@ -118,8 +118,3 @@ class Cache:
                     self._matrices.discard(record_id)
                 case Moved(record_id, tier):
                     self._matrices.move(record_id, tier)
-
-
-def _put_all(matrices: Matrices, entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        matrices.put(entry)

@@ -291,7 +291,7 @@ class DurableMemory:
         async with self._exclusive(BACKFILL_SAVEPOINT):
             payable: list[plans.Payable] = []
             async for chunk in self._chunks(self._writer, _SELECT):
-                records = (record for row in chunk if isinstance(record := rows.parse(row), MemoryRecord))
+                records = [one for one in await rows.parse_all(chunk) if isinstance(one, MemoryRecord)]
                 payable.extend(plans.payable(record) for record in records)
             found = plans.correlations(payable, receipts)
             for record_id, receipt_id in found if apply else ():
@@ -306,7 +306,7 @@ class DurableMemory:
         found: list[plans.Payable] = []
         with self._guarded():
             async for chunk in self._chunks(self._reader, _SELECT, where, values):
-                records = (record for row in chunk if isinstance(record := rows.parse(row), MemoryRecord))
+                records = [one for one in await rows.parse_all(chunk) if isinstance(one, MemoryRecord)]
                 found.extend(plans.payable(record) for record in records)
         return found
 
@@ -338,7 +338,7 @@ class DurableMemory:
             while len(found) < limit:
                 wanted = min(limit - len(found), sqlite.CHUNK)
                 page = list(await self._reader.execute_fetchall(statement, (*values, wanted, start)))
-                found += [record for row in page if isinstance(record := rows.parse(row), MemoryRecord)]
+                found += [one for one in await rows.parse_all(page) if isinstance(one, MemoryRecord)]
                 start += len(page)
                 if len(page) < wanted:
                     break
@@ -400,7 +400,7 @@ class DurableMemory:
         found: list[BadRow] = []
         with self._guarded():
             async for chunk in self._chunks(self._reader, _SELECT):
-                found += [bad for row in chunk if isinstance(bad := rows.parse(row), BadRow)]
+                found += [one for one in await rows.parse_all(chunk) if isinstance(one, BadRow)]
                 if len(found) >= limit:
                     break
         return found[:limit]
@@ -417,10 +417,9 @@ class DurableMemory:
         found: dict[str, MemoryRecord] = {}
         for part in sqlite.parts(sorted(ids)):
             marks = ", ".join("?" * len(part))
-            for row in await self._reader.execute_fetchall(f"{_SELECT} WHERE id IN ({marks})", part):
-                record = rows.parse(row)
-                if isinstance(record, MemoryRecord):
-                    found[record.id] = record
+            page = await self._reader.execute_fetchall(f"{_SELECT} WHERE id IN ({marks})", part)
+            records = [one for one in await rows.parse_all(page) if isinstance(one, MemoryRecord)]
+            found.update((record.id, record) for record in records)
         return found
 
     async def _chunks(

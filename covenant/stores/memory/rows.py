@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import anyio.to_thread
 import numpy as np
 import pydantic
 
@@ -38,6 +39,8 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "parent": (str, type(None)),
 }
 _FLOAT: Final = np.dtype("<f4")
+# So many rows are parsed before anybody notices.
+_FEW: Final = 32
 
 Row = Sequence[Any]
 
@@ -104,6 +107,14 @@ def parse(row: Row) -> MemoryRecord | BadRow:
         except pydantic.ValidationError as e:
             problems = [f"{'.'.join(str(p) for p in one['loc'])}: {one['msg']}" for one in e.errors()]
     return BadRow(number, str(values["id"])[:128], tuple(problems))
+
+
+async def parse_all(found: Iterable[Row]) -> list[MemoryRecord | BadRow]:
+    """As ``parse`` for many, off the event loop when they are many."""
+    listed = list(found)
+    if len(listed) <= _FEW:
+        return [parse(row) for row in listed]
+    return await anyio.to_thread.run_sync(lambda: [parse(row) for row in listed])
 
 
 def _metadata(text: str | None) -> Any:

@@ -29,11 +29,17 @@ RESOLUTION: Final = 1e-6
 
 def normalised(vector: Floats) -> Floats | None:
     """The vector divided by its norm, None when it has no direction or a number that is not finite."""
-    wide = vector.astype(np.float64)
-    norm = math.sqrt(float(np.sum(wide * wide)))
-    if not math.isfinite(norm) or norm == 0.0:
-        return None
-    return (wide / norm).astype(np.float32)
+    units, good = units_of(vector[np.newaxis, :])
+    return units[0] if good[0] else None
+
+
+def units_of(rows: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Each row divided by its norm, and whether it has a direction. A row comes out alike whatever stands beside it."""
+    wide = rows.astype(np.float64)
+    norms = np.sqrt(np.sum(wide * wide, axis=1))
+    good = np.isfinite(norms) & (norms > 0.0)
+    norms[~good] = 1.0
+    return (wide / norms[:, np.newaxis]).astype(np.float32), good
 
 
 def exact(rows: Floats, query: Floats) -> npt.NDArray[np.float64]:
@@ -94,6 +100,21 @@ class Matrix:
             rows[:count], facts[:, :count] = self._rows[:count], self._facts[:, :count]
         self._rows, self._facts = rows, facts
 
+    def add_new(self, entries: Sequence[Entry]) -> None:
+        """Add rows of records that have none, and are not twice among these."""
+        units, good = units_of(np.stack([entry.vector for entry in entries]))
+        kept = [entry for entry, is_good in zip(entries, good.tolist(), strict=True) if is_good]
+        start, end = len(self.ids), len(self.ids) + len(kept)
+        if end > len(self._rows):
+            self._resize(max(end, 2 * len(self._rows)))
+        self._rows[start:end] = units[good]
+        owners = [self._owners.setdefault(entry.owner, len(self._owners)) for entry in kept]
+        self._facts[0, start:end] = [_TIERS[entry.tier] for entry in kept]
+        self._facts[1, start:end] = owners
+        self._facts[2, start:end] = [entry.created_at for entry in kept]
+        self.ids += [entry.id for entry in kept]
+        self._places.update((entry.id, start + at) for at, entry in enumerate(kept))
+
     def put(self, entry: Entry) -> None:
         """Add or replace a row; one without a direction is taken out."""
         unit = normalised(entry.vector)
@@ -144,12 +165,13 @@ class Matrix:
         if not len(self) or count <= 0 or (owner is not None and owner not in self._owners):
             return []
         products = self.rows @ query
-        facts = self._facts[:, : len(self)]
-        if tier is not None:
-            np.putmask(products, facts[0] != _TIERS[tier], -2.0)
-        if owner is not None:
-            np.putmask(products, facts[1] != self._owners[owner], -2.0)
+        inside = self._inside(tier, owner)
+        if inside is not None:
+            # Taken out, and not only marked: what selects the best is slow where many are equal.
+            products = products[inside]
         places = self._near(products, count, floor)
+        if inside is not None:
+            places = inside[places]
         scored = np.concatenate(
             [exact(self._rows[places[i : i + _CHUNK]], query) for i in range(0, len(places), _CHUNK)] or [np.empty(0)]
         )
@@ -161,6 +183,14 @@ class Matrix:
         ]
         found.sort()
         return [Near(record_id, -score, -time) for score, time, record_id in found[:count]]
+
+    def _inside(self, tier: Tier | None, owner: str | None) -> npt.NDArray[np.intp] | None:
+        """The places of the rows of a tier and an owner, None where these are all."""
+        facts = self._facts[:, : len(self)]
+        if tier is None:
+            return None if owner is None else np.flatnonzero(facts[1] == self._owners[owner])
+        mine = facts[0] == _TIERS[tier]
+        return np.flatnonzero(mine if owner is None else mine & (facts[1] == self._owners[owner]))
 
     def _near(self, products: Floats, count: int, floor: float) -> npt.NDArray[np.intp]:
         """Whoever can be among the best.
@@ -174,8 +204,7 @@ class Matrix:
         if count < len(products):
             last = float(np.partition(products, len(products) - count)[len(products) - count])
             least = max(least, last - lost)
-        # What was masked lies below every product of unit vectors.
-        return np.flatnonzero((products >= least) & (products > -1.5))
+        return np.flatnonzero(products >= least)
 
 
 class Matrices:
@@ -195,6 +224,15 @@ class Matrices:
 
     def _of(self, dimensions: int) -> Matrix:
         return self._by_dimensions.setdefault(dimensions, Matrix(dimensions))
+
+    def add_new(self, entries: Sequence[Entry]) -> None:
+        """Add rows of records that have none, and are not twice among these."""
+        by_dimensions: dict[int, list[Entry]] = {}
+        for entry in entries:
+            by_dimensions.setdefault(len(entry.vector), []).append(entry)
+        for dimensions, group in by_dimensions.items():
+            self._of(dimensions).add_new(group)
+            self._dimensions.update((entry.id, dimensions) for entry in group)
 
     def put(self, entry: Entry) -> None:
         """Add or replace a record's row."""
