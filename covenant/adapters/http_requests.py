@@ -23,7 +23,13 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1
 @functools.cache
 def schema(kind: str) -> dict[str, Any]:
     """The JSON Schema of a kind of request; references as OpenAPI has them, definitions under ``$defs``."""
-    return requests.KINDS[kind].model_json_schema(ref_template=_REF)
+    found = requests.KINDS[kind].model_json_schema(ref_template=_REF)
+    for defined in found.get("$defs", {}).values():
+        # What tells alternatives apart must be there, though each of them has it by itself.
+        tags = [name for name, each in defined.get("properties", {}).items() if "const" in each]
+        if tags:
+            defined["required"] = sorted({*defined.get("required", []), *tags})
+    return found
 
 
 def fields(route: Route) -> dict[str, dict[str, Any]]:

@@ -43,8 +43,14 @@ def _is_base58(value: str) -> str:
     return value
 
 
-Display = Annotated[str, pydantic.AfterValidator(_is_display)]
-Base58 = Annotated[str, pydantic.AfterValidator(_is_base58)]
+def _published(pattern: re.Pattern[str], longest: int) -> pydantic.WithJsonSchema:
+    """What the check is in JSON Schema: for the OpenAPI document."""
+    anchored = f"^{pattern.pattern.removesuffix(chr(92) + 'Z')}$"
+    return pydantic.WithJsonSchema({"type": "string", "pattern": anchored, "maxLength": longest})
+
+
+Display = Annotated[str, pydantic.AfterValidator(_is_display), _published(_DISPLAY, 513)]
+Base58 = Annotated[str, pydantic.AfterValidator(_is_base58), _published(_BASE58, 128)]
 
 
 class AgentId(Wire):
