@@ -6,16 +6,23 @@ An intent that waits for credits is resumed by ``covenant.respond.intent``; capa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
+
+import anyio
 
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.stores.budget import interface
 from covenant.wire import requests, responses
+from policy import errors
 
 # How long debits stay in the file that one can look them up in; the audit log has them for ever.
 KEPT_MS: Final = 30 * 24 * 3_600_000
+_DAY_SECONDS: Final = 24 * 3600
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 async def recent_debits(server: Server, caller: Caller, asked: requests.RecentDebits) -> responses.Debits:
@@ -24,16 +31,23 @@ async def recent_debits(server: Server, caller: Caller, asked: requests.RecentDe
 
 
 async def compact(server: Server, before_ms: int) -> interface.Compacted:
-    """Put buckets in the place of the rows before ``before_ms``, and drop the checkpoints that were used.
-
-    No client asks for it: the daemon does at its start, with ``KEPT_MS``.
-    """
+    """Put buckets in the place of the rows before ``before_ms``, and drop the checkpoints that were used."""
     outcome: interface.Compacted = await server.budget.compact(before_ms)
     await server.checkpoints.compact()
     if outcome.dropped:
         row = {"before_ms": before_ms, "dropped": outcome.dropped}
         await server.audit.append("budget_compacted", row)
     return outcome
+
+
+async def upkeep(server: Server) -> None:
+    """At the start and once a day, until cancelled: debits older than ``KEPT_MS`` leave the file."""
+    while True:
+        try:
+            await compact(server, max(0, server.now_ms() - KEPT_MS))
+        except errors.CovenantError as e:
+            _LOG.error("the budget's files cannot be made shorter: %s", e)
+        await anyio.sleep(_DAY_SECONDS)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {"recent_debits": recent_debits}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -10,6 +11,10 @@ import anyio
 
 from covenant.stores.budget import in_memory, interface, rows, state
 from covenant.stores.journal import Journal
+
+
+class _NothingGoes(Exception):
+    """Leaves a file as it is that would be rewritten for nothing."""
 
 
 class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
@@ -46,16 +51,19 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
         return self._journal.recovered
 
     async def compact(self, before_ms: int) -> interface.Compacted:
-        """As ``interface.BudgetLedger.compact``. The file is read again: what goes is decided by what stands there."""
+        """As ``interface.BudgetLedger.compact``. What goes is decided by what stands in the file between two writes."""
         outcome = interface.Compacted(0, 0)
 
         def select(lines: list[bytes]) -> list[bytes]:
             nonlocal outcome
-            ledger = [rows.ledger_row(line, f"{self._path}:{n}") for n, line in enumerate(lines, 1)]
-            kept, outcome = state.compacted(ledger, before_ms)
-            return [rows.line(row) for row in kept]
+            ledger = (rows.ledger_row(line, f"{self._path}:{n}") for n, line in enumerate(lines, 1))
+            snapshots, taken, found = state.cut(ledger, before_ms)
+            if not found.dropped:
+                raise _NothingGoes
+            outcome = found
+            return [*map(rows.line, snapshots), *lines[taken:]]
 
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), contextlib.suppress(_NothingGoes):
             await self._journal.rewrite(select)
             await super().compact(before_ms)
         return outcome
@@ -117,9 +125,11 @@ class DurableCheckpoints(in_memory.InMemoryCheckpoints):
                 else:
                     kept.pop((row.intent_id, row.agent.pubkey), None)
             dropped = len(lines) - len(kept)
+            if not dropped:
+                raise _NothingGoes
             return list(kept.values())
 
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), contextlib.suppress(_NothingGoes):
             await self._journal.rewrite(select)
         return dropped
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable
 
@@ -87,21 +86,19 @@ class LedgerState:
         )
 
 
-def compacted(ledger: Iterable[rows.LedgerRow], before_ms: int) -> tuple[list[rows.LedgerRow], interface.Compacted]:
-    """The rows in the place of ``ledger``: snapshots for those before ``before_ms``, then the others as they are.
+def cut(ledger: Iterable[rows.LedgerRow], before_ms: int) -> tuple[list[rows.Snapshot], int, interface.Compacted]:
+    """The rows in the place of those before ``before_ms``, and how many rows those are. Nothing beyond them is read.
 
     Only the beginning of the file goes: a row of an earlier time behind a later one, which a clock that was set back
     can have left in version 1's, stands where it stood, since the order of rows is what they mean.
     """
-    remaining = iter(ledger)
     before = LedgerState()
-    kept: list[rows.LedgerRow] = []
-    dropped = 0
-    for row in remaining:
+    taken = dropped = 0
+    for row in ledger:
         if row.at_ms >= before_ms:
-            kept = [row, *remaining]
             break
         before.apply(row)
+        taken += 1
         dropped += not isinstance(row, rows.Snapshot)
     snapshots = before.snapshots()
-    return list(itertools.chain(snapshots, kept)), interface.Compacted(dropped, len(snapshots))
+    return snapshots, taken, interface.Compacted(dropped, len(snapshots))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from covenant.identity import Identity
@@ -237,6 +238,7 @@ async def test_a_chain_that_is_ready_keeps_the_root_and_the_receipts_say_where(m
     assert flushed.batch.tx_sig is not None
     assert flushed.batch.slot is not None
     settled = await desk.server.receipts.get("r1")
+    assert settled is not None
     assert settled.tx_sig == settled.onchain_sig == flushed.batch.tx_sig
     assert (settled.chain, settled.cluster) == ("solana", "litesvm")
     assert settled.confirmed_at == desk.server.now_ms()
@@ -284,6 +286,40 @@ async def test_debits_are_for_everybody_and_compaction_has_its_row(desk: Desk) -
     after = desk.server.now_ms() + 1
     assert (await budget_requests.compact(desk.server, after)).dropped == 1
     assert (await desk.rows("budget_compacted"))[0]["before_ms"] == after
+
+
+class _Enough(Exception):
+    pass
+
+
+async def test_upkeep_drops_what_is_old_and_goes_on_when_it_cannot(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    await desk.server.budget.set_capacity(BOB, 5)
+    await desk.server.budget.try_debit(BOB, 1, "old")
+    clock = desk.server.now_ms
+    assert isinstance(clock, server_kit.Clock)
+    clock.at_ms += budget_requests.KEPT_MS + 1
+    await desk.server.budget.try_debit(BOB, 1, "new")
+    days = []
+
+    async def day(seconds: float) -> None:
+        days.append([one.paired_receipt for one in await desk.server.budget.recent(9)])
+        if len(days) == 3:
+            raise _Enough
+
+    real, calls = desk.server.budget.compact, []
+
+    async def compact(before_ms: int) -> Any:
+        calls.append(before_ms)
+        if len(calls) == 1:
+            raise errors.StoreFullError("no room")
+        return await real(before_ms)
+
+    monkeypatch.setattr(desk.server.budget, "compact", compact)
+    monkeypatch.setattr(anyio, "sleep", day)
+    with pytest.raises(_Enough):
+        await budget_requests.upkeep(desk.server)
+    assert days == [["new", "old"], ["new"], ["new"]]
+    assert calls == [server_kit.NOW_MS + 1] * 3
 
 
 # --- backfill ----------------------------------------------------------------------------------------------------
@@ -337,7 +373,9 @@ async def test_a_backfill_counts_dry_and_changes_applied(make: Callable[..., Des
     assert applied.row_count == 2
     assert applied.rollback_path is not None
     assert Path(applied.rollback_path).read_bytes() == before
-    assert (await server.receipts.get("r9")).memory_record_id == "old"
+    paired = await server.receipts.get("r9")
+    assert paired is not None
+    assert paired.memory_record_id == "old"
     (made,) = [one for one in await server.receipts.recent(9) if one.id != "r9"]
     assert (made.payer, made.memory_record_id, made.credits_consumed) == (BOB, "new", 2)
     assert made.settled_at == server.now_ms()
