@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from policy import base58
 from policy.capabilities import actions
+from policy.signing import envelope
 
 MAX_SCOPE_BYTES: Final = 64 * 1024
 KEY_BYTES: Final = 32
@@ -28,22 +29,6 @@ SIGNATURE_BYTES: Final = 64
 _U64_END: Final = 2**64
 _INT_END: Final = 2**53
 _END: Final = struct.Struct(">BQ")
-
-# The points of small order and their other encodings (RFC 8032 fixes one, readers take more). For such a key there are
-# signatures that hold over any message, so it can name nobody.
-_SMALL_ORDER: Final = frozenset(
-    bytes.fromhex(text)[:31] + bytes([top])
-    for text in (
-        "0100000000000000000000000000000000000000000000000000000000000000",
-        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-        "0000000000000000000000000000000000000000000000000000000000000000",
-        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
-        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
-        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-    )
-    for top in (bytes.fromhex(text)[31], bytes.fromhex(text)[31] | 0x80)
-)
 
 
 class MalformedError(ValueError):
@@ -109,9 +94,11 @@ def key_bytes(key: str) -> bytes:
         raw = base58.decode(key, length=KEY_BYTES)
     except ValueError:
         raise MalformedError("the key is not base58 of 32 bytes") from None
-    if raw in _SMALL_ORDER:
-        raise MalformedError("the key is a point of small order")
-    return raw
+    try:
+        # For a point of small order there are signatures that hold over any message, so it can name nobody.
+        return envelope.PublicKey(raw).raw
+    except ValueError:
+        raise MalformedError("the key is a point of small order, or not in its one form") from None
 
 
 def canonical_scope(scope: Any) -> bytes:
