@@ -34,7 +34,7 @@ from covenant import daemon_config, daemon_home, daemon_log, daemon_stores
 from covenant.adapters import http, http_listen, ipc
 from covenant.daemon_config import Settings
 from covenant.daemon_stores import Opened
-from covenant.respond import accounting, agents, deliver, peers
+from covenant.respond import accounting, agents, budget, deliver, peers
 from covenant.runtime.projection import Projection
 from covenant.wire import parts
 from policy import errors
@@ -218,6 +218,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     noted = functools.partial(agents.noted, server, cause="inotify")
     group.start_soon(lambda: server.agents.watch(noted, stop=stop.event))
     group.start_soon(_peers, opened)
+    group.start_soon(budget.upkeep, server)
     group.start_soon(_watchdog)
 
 
