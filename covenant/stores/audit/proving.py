@@ -86,7 +86,11 @@ class Prover:
         return interface.Proof(event_id, proof, root, signed)
 
     def consistency(self, old: int, size: int) -> list[bytes]:
-        """The proof that the log of ``old`` rows begins the one of ``size``."""
+        """The proof that the log of ``old`` rows begins the one of ``size``.
+
+        Raises:
+            errors.NoteError: the log never had such a size, or rows before it were cut.
+        """
         try:
             return self.tree().consistency(old, size)
         except ValueError as e:

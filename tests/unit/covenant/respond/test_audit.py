@@ -117,6 +117,7 @@ async def test_verifying_is_the_operators(server: Server) -> None:
 
 async def test_failures_are_texts_that_name_the_row(server: Server) -> None:
     ids = await rows(server, 3)
+    assert isinstance(server.audit, InMemoryAudit)
     server.audit._lines[1] = server.audit._lines[1].replace(b"row 1", b"row 9")
     report = (await audit.verify_audit_integrity(server, operator(server), requests.VerifyAuditIntegrity())).report
     assert not report.valid
