@@ -17,6 +17,7 @@ The vault is asked at each request: what was rotated or removed is so at the nex
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import secrets
@@ -58,6 +59,9 @@ class Source(Protocol):
 
     def ask(self, agent_id: str, name: str, then: Callable[[Found], None]) -> None:
         """Look a secret up. ``name`` may be ``NO_NAME``, which no secret has."""
+
+    def settle(self) -> None:
+        """Wait until what was asked has been answered, or has not been in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,33 @@ class Credentials:
             self.scope.agent_id, NO_NAME if cause else name, lambda found: self._found(call, name, cause, found)
         )
 
+    def put_all(self, put: Callable[[str, memoryview], None]) -> None:
+        """Give each granted secret that is there to ``put``, before the agent is started.
+
+        Raises:
+            errors.VaultError: the vault does not answer.
+            errors.RunRevokedError: the run is being ended.
+        """
+        for name in sorted(self.scope.names):
+            if self.tell.revoked():
+                return  # whoever ends the run does so in the next moment
+            said: list[errors.VaultError | None] = []
+            self.source.ask(self.scope.agent_id, name, functools.partial(self._put, name, put, said))
+            self.source.settle()
+            error = said[0] if said else errors.VaultError("the vault does not answer")
+            if error is not None:
+                raise error
+
+    def _put(
+        self, name: str, put: Callable[[str, memoryview], None], said: list[errors.VaultError | None], found: Found
+    ) -> None:
+        said.append(found if isinstance(found, errors.VaultError) else None)
+        if isinstance(found, Opened):
+            self.tell.granted(name, found.version, self.source.name)
+            put(name, found.value.view)
+        elif found is None:
+            self._tell(name, "absent")
+
     def _judged(self, fields: Mapping[str, Any]) -> tuple[str, str]:
         """The name as it may be written down, and why it is refused before it is looked for; empty when it is not."""
         name, token = fields.get("name"), fields.get("token")
@@ -208,6 +239,9 @@ class Near:
         except errors.VaultError as e:
             then(e)
 
+    def settle(self) -> None:
+        """It has answered."""
+
 
 class _Far:
     """A vault that takes its time, in a process of its own."""
@@ -221,18 +255,22 @@ class _Far:
             self._broker.watch(self._fetcher.fileno(), self._fetcher.serve)
         self._fetcher.ask(agent_id, name, then)
 
+    def settle(self) -> None:
+        self._fetcher.settle()
+
 
 def serve(
     broker: Broker, scope: Scope, tell: Tellers, *, config: Config, is_dev: bool, stack: contextlib.ExitStack
-) -> None:
+) -> Credentials | None:
     """Have ``broker`` answer for the secrets of ``scope``, by the vault that is configured; ``stack`` outlives the run.
+    None where there are none.
 
     Raises:
         errors.VaultError: the vault cannot be opened, now, before anything is started; or no operator signed for the
             agent id, whose secrets these are.
     """
     if not scope.names:
-        return
+        return None
     if is_dev:
         raise errors.VaultError(
             "what `covenant dev` signed is given no secret",
@@ -245,6 +283,7 @@ def serve(
         e.details["grant"] = GRANT
         raise
     broker.add(served.table, begin=served.begin)
+    return served
 
 
 def _source(broker: Broker, scope: Scope, config: Config, stack: contextlib.ExitStack) -> Source:

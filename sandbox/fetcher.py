@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -41,6 +42,7 @@ class Fetcher:
 
     def __init__(self, make: Callable[[], Backend], agent_id: str, *, seconds: float) -> None:
         self._waiting: deque[Then] = deque()
+        self._seconds = seconds
         self._own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as undo:
             undo.callback(self._own.close)
@@ -98,6 +100,14 @@ class Fetcher:
             with Locked(size - _REPLY.size) as value:
                 value.view[:] = buffer.view[_REPLY.size : size]
                 then(Opened(version, value))
+
+    def settle(self) -> None:
+        """Wait for every answer that is due, each at most as long as the first one may take."""
+        while self._waiting:
+            if not select.select([self._own], [], [], self._seconds)[0]:
+                self._waiting.popleft()(errors.VaultError("the vault does not answer"))
+                continue
+            self.serve()
 
     def _receive(self) -> tuple[int, int, str] | None:
         try:

@@ -23,7 +23,7 @@ from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
 from sandbox.denials import failed_calls, refused_calls, traced
-from sandbox.kernel import cgroupfs, libc, process, readback, runsc, sentry_log, trace
+from sandbox.kernel import cgroupfs, libc, process, readback, runsc, secret_files, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
 from sandbox.limits import CpuTime, Meter, on_devices
 from sandbox.network import addresses, gate_leaf, gateway, uplink
@@ -46,6 +46,8 @@ _ATTRIBUTES = {
 _CALLS_SECONDS = 0.1
 # How often connections that are over are taken out of the tables (sandbox.network.walls).
 _COLLECT_SECONDS = 1.0
+# The source of the mount that holds the run's secrets.
+CREDENTIALS = "credentials"
 # Where the package's copy is mounted.
 PACKAGE = "/workspace"
 
@@ -71,7 +73,8 @@ class Job:
     at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start
     another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
     without it every request is refused. ``steering`` is what may be asked of the run from outside. ``later`` is
-    given what was started, and brings the intent once there is one; ``intent`` is empty then."""
+    given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets`` puts each
+    granted secret, where they are files; without it there is none."""
 
     run_id: str
     artefacts: Artefacts
@@ -94,6 +97,7 @@ class Job:
     broker: Broker | None = None
     steering: Steering | None = None
     later: Callable[[Started], Later] | None = None
+    secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -123,6 +127,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         leaf.apply(limits)
         config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
         directory.write_config(config)
+        job = _with_secrets(job, stack, uid)
         mounts = _mounts(job, directory, stack, uid)
         gate = None if gates is None else _gateway(job, directory, gates, stack)
         # Before runsc takes the addresses over: then it may have less than this, and never more.
@@ -205,6 +210,18 @@ def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:
     ]
 
 
+def _with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
+    """The job with the file system of its credentials among its sources, where its policy has one."""
+    places = [m["destination"] for m in job.artefacts.json("mounts.json")["mounts"] if m["source"] == CREDENTIALS]
+    if not places:
+        return job
+    files = stack.enter_context(secret_files.SecretFiles(uid))
+    if job.secrets is not None:
+        job.secrets(files.put)
+    files.seal()
+    return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
+
+
 def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[process.Attach]:
     """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
     has no flags unless the mount has them already)."""
@@ -216,6 +233,9 @@ def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid:
     for mount, target in zip(plan, targets, strict=True):
         if mount["type"] == "bind":
             fd, options = job.sources[mount["destination"]], mount["options"]
+            if mount["source"] == CREDENTIALS:  # it is no copy of anything, and sealed already
+                out.append(process.Attach(fd, str(target)))
+                continue
             out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
     return out
 

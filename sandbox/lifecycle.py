@@ -88,6 +88,7 @@ class Run:
         self._rows = Rows(means.ledger, self.run_id, request.issuer)
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._denials = Denials(self._rows.denied)
+        self._secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
 
@@ -311,6 +312,7 @@ class Run:
             if self._child is None
             else {**means.watches, **self._child.watches(label, self.adopted)},
             broker=self._broker(decision, deadline, stack),
+            secrets=self._secrets,  # which making the broker has found
         )
         return preparation.job(
             order,
@@ -389,7 +391,8 @@ class Run:
 
             scope = credentials.Scope.of(decision, deadline)
             tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
-            credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
+            served = credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
+            self._secrets = None if served is None else served.put_all
         return made
 
     def _is_revoked(self) -> bool:

@@ -36,6 +36,7 @@ class Order:
     rounds: Sequence[Round] = ()
     watches: gateway.Watches = field(default_factory=dict)
     broker: Broker | None = None
+    secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
 
 
 def job(
@@ -67,7 +68,7 @@ def job(
     never = host.never_granted(config, never_granted)
     sources = {}
     for mount in plan["mounts"]:
-        if mount["type"] != "bind":
+        if mount["type"] != "bind" or mount["source"] == gvisor.CREDENTIALS:
             continue
         if mount["source"] == "package":
             fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -108,6 +109,7 @@ def job(
         drifted=order.drifted,
         rounds=order.rounds,
         broker=order.broker,
+        secrets=order.secrets,
         watches=order.watches,
         tries=tries,
     )

@@ -371,7 +371,7 @@ class _Sources:
         """Those of a decision that were just opened."""
         opened = {}
         for mount in decision.artefacts.json("mounts.json")["mounts"]:
-            if mount["type"] == "bind" and mount["source"] not in ("package", "resolver"):
+            if mount["type"] == "bind" and mount["source"] not in ("package", "resolver", gvisor.CREDENTIALS):
                 info = os.fstat(sources[mount["destination"]])
                 opened[mount["source"]] = (info.st_dev, info.st_ino)
         return cls(opened)

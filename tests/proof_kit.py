@@ -166,6 +166,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "rest": lambda: case(
         sample.manifest(network="full", more=SUPERVISED + sample.entries(*DESTINATIONS), resources=_IO)
     ),
+    "secret files": lambda: case(
+        sample.manifest(more='[permissions.credentials]\ngrants = ["db"]\nfiles = true\n', filesystem="ephemeral")
+    ),
     "host stack": lambda: case(
         sample.manifest(network="full", more=sample.entries(*DESTINATIONS)), host(network=NetworkFacts("", "", "host"))
     ),

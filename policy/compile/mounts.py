@@ -15,10 +15,13 @@ from policy.compile.causes import Origins, holds_path
 from policy.grants.effective import Effective
 from policy.host import Closure, HostFacts
 from policy.manifest import text
+from policy.manifest.agent import Manifest
 
 WORKSPACE = "/workspace"
 SCRATCH = "/tmp"  # noqa: S108 - the path inside the agent's own root, a tmpfs of its own
 RESOLVER = "/etc/resolv.conf"
+# Where systemd would put the credentials of a service that sees no more of /run than its own.
+CREDENTIALS = "/run/credentials"
 # Paths of the root that a grant may not take: ours, the package's and the scratch.
 RESERVED = (WORKSPACE, SCRATCH, "/proc", "/dev", "/sys")
 _SAFE = ("nosuid", "nodev")
@@ -40,7 +43,8 @@ _KEYS = {"read": ("read", "write"), "write": ("write",)}  # what is granted for 
 @dataclass(frozen=True, slots=True)
 class Mount:
     """One mount of the plan. ``source`` is ``package``, ``proc``, ``tmpfs``, ``resolver`` (a file of ours that names
-    the gateway) or the granted host path."""
+    the gateway), ``credentials`` (a file system of the run's own, which the supervisor fills) or the granted host
+    path."""
 
     destination: str
     type: str
@@ -85,6 +89,10 @@ def compile(
         provenance.add(f"mounts.json:{RESOLVER}", built_in("resolver", "the gateway is the one to ask for names"))
         mounts.append(Mount(RESOLVER, "bind", "resolver", "file", _FLAGS["read"]))
     reserved = (*RESERVED, RESOLVER) if named else RESERVED
+    if as_files(effective, origins.manifest):
+        provenance.add(f"mounts.json:{CREDENTIALS}", origins.of("permissions.credentials.files"))
+        mounts.append(Mount(CREDENTIALS, "bind", "credentials", "dir", _FLAGS["read"]))
+        reserved = (*reserved, CREDENTIALS)
     mounts += _granted(effective, origins, host, (runtime, *programs), reserved, provenance)
     mounts.sort(key=lambda m: m.destination.split("/"))
     provenance.add(f"mounts.json:closure/{runtime.name}", origins.of("agent.runtime"))
@@ -100,6 +108,11 @@ def compile(
         },
         "mounts": [m.document() for m in mounts],
     }
+
+
+def as_files(effective: Effective, manifest: Manifest) -> bool:
+    """Whether the granted secrets are files as well: asked for, and any are granted."""
+    return manifest.permissions.credentials.files and bool(effective.credentials.listing())
 
 
 def rooms(effective: Effective, host: HostFacts) -> dict[str, int]:

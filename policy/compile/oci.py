@@ -9,7 +9,7 @@ from typing import Any
 
 from policy.compile.artefacts import Cause, Provenance, built_in
 from policy.compile.causes import Origins
-from policy.compile.mounts import SCRATCH, WORKSPACE
+from policy.compile.mounts import CREDENTIALS, SCRATCH, WORKSPACE, as_files
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
 
@@ -50,7 +50,8 @@ def compile(
     if stack == "host" and effective.network.mode != "off":
         _explain_user(provenance)
     home = SCRATCH if scratch else WORKSPACE
-    env = [f"COVENANT_RUN_ID={TEMPLATE_RUN_ID}", f"HOME={home}", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
+    secret = [f"CREDENTIALS_DIRECTORY={CREDENTIALS}"] if as_files(effective, origins.manifest) else []
+    env = [f"COVENANT_RUN_ID={TEMPLATE_RUN_ID}", *secret, f"HOME={home}", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
     return {
         "ociVersion": "1.0.2",
         "hostname": HOSTNAME,

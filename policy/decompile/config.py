@@ -36,6 +36,7 @@ _BY_STACK: Final[dict[str, dict[str, Any]]] = {
 }
 # A uid of its own is filled in for each run; the template stands for it. Never 0 (sandbox-facts: "never run as uid 0").
 USER = {"gid": 65534, "uid": 65534}
+SECRETS: Final = "CREDENTIALS_DIRECTORY=/run/credentials"
 RUN_ID = "COVENANT_RUN_ID=00000000-0000-0000-0000-000000000000"
 _FIXED_LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_MEMLOCK": 65536, "RLIMIT_NOFILE": 1024}
 _OWN_LIMITS = ("RLIMIT_FSIZE", "RLIMIT_NPROC")
@@ -61,6 +62,7 @@ class Config:
     args: tuple[str, ...]
     stack: str
     scratch: bool  # whether HOME and TMPDIR say that /tmp can be written
+    secrets: bool  # whether CREDENTIALS_DIRECTORY names the files of the credentials
     pids_max: int
     disk_bytes: int
     mounts: list[Any]
@@ -94,11 +96,12 @@ def read(files: Files) -> Config:
     closed(varies, f"{CONFIG}:linux", {"resources": dict, "seccomp": dict})
     stack = next((name for name, form in _BY_STACK.items() if linux == form), "")
     fixed(linux, f"{CONFIG}:linux", _BY_STACK[stack])
-    args, scratch, limits = _process(whole["process"])
+    args, (scratch, secrets), limits = _process(whole["process"])
     return Config(
         args,
         stack,
         scratch,
+        secrets,
         limits["RLIMIT_NPROC"],
         limits["RLIMIT_FSIZE"],
         whole["mounts"],
@@ -107,8 +110,8 @@ def read(files: Files) -> Config:
     )
 
 
-def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], bool, dict[str, int]]:
-    """Arguments, whether there is scratch, and the rlimits that vary."""
+def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], tuple[bool, bool], dict[str, int]]:
+    """Arguments, whether there are scratch and files of credentials, and the rlimits that vary."""
     where = f"{CONFIG}:process"
     process = closed(
         value,
@@ -133,12 +136,12 @@ def _process(value: dict[str, Any]) -> tuple[tuple[str, ...], bool, dict[str, in
     return tuple(args), _environment(process["env"], f"{where}/env"), _limits(process["rlimits"], f"{where}/rlimits")
 
 
-def _environment(value: list[Any], where: str) -> bool:
-    scratch = "TMPDIR=/tmp" in value
+def _environment(value: list[Any], where: str) -> tuple[bool, bool]:
+    scratch, secrets = "TMPDIR=/tmp" in value, SECRETS in value
     home = ["HOME=/tmp"] if scratch else ["HOME=/workspace"]
-    expected = [RUN_ID, *home, "LANG=C.UTF-8", "PATH=/usr/bin:/bin", *(["TMPDIR=/tmp"] if scratch else [])]
-    fixed(value, where, expected)
-    return scratch
+    expected = [RUN_ID, *([SECRETS] if secrets else []), *home, "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
+    fixed(value, where, [*expected, *(["TMPDIR=/tmp"] if scratch else [])])
+    return scratch, secrets
 
 
 def _limits(value: list[Any], where: str) -> dict[str, int]:

@@ -30,6 +30,8 @@ _SCRATCH_HEAD = (*_HELD, "mode=1777")
 WORKSPACE: Final = "/workspace"
 # Where libc reads whom to ask for names; ours says the gateway.
 RESOLVER: Final = "/etc/resolv.conf"
+# A file system that the supervisor fills with the granted secrets, and nobody else.
+CREDENTIALS: Final = "/run/credentials"
 SCRATCH: Final = "/tmp"  # noqa: S108 (the agent's own)
 # gVisor mounts these itself, writable, or shows the host in them: each policy covers them (docs/adr/0005).
 MASKS: Final = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 (they are covered)
@@ -57,7 +59,8 @@ class Seen:
 
     ``scratch_mb`` is the size of the writable tmpfs, None when there is none; ``mounted`` are all places in order,
     ``granted`` those of the host, with ``file`` or ``dir``; ``rooms`` what can be written below each writable one, MiB.
-    ``resolver`` says that the gateway is named as the one to ask for names.
+    ``resolver`` says that the gateway is named as the one to ask for names, ``secrets`` that the granted secrets are
+    files.
     """
 
     filesystem: Filesystem
@@ -69,6 +72,7 @@ class Seen:
     granted: Mapping[str, str]
     rooms: Mapping[str, int]
     resolver: bool
+    secrets: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,8 @@ def _seen(
         tuple(kinds),
         {mount.destination: mount.kind for mount in mounts if kinds[mount.destination] in ("read", "write")},
         rooms,
-        RESOLVER in kinds and kinds[RESOLVER] == "resolver",
+        kinds.get(RESOLVER) == "resolver",
+        kinds.get(CREDENTIALS) == "credentials",
     )
 
 
@@ -250,6 +255,8 @@ def _kinds(mounts: Sequence[_Mount], runtime: Closure) -> Iterator[str]:
             known = {("bind", place, _READ): "read", ("bind", place, _WRITE): "write"}
             if place == RESOLVER:
                 known[("bind", "resolver", _READ)] = "resolver"
+            if place == CREDENTIALS:
+                known[("bind", "credentials", _READ)] = "credentials"
         kind = known.get((mount.type, mount.source, mount.options))
         files = {"read": ("file", "dir"), "write": ("file", "dir"), "resolver": ("file",)}
         if kind is None or mount.kind not in files.get(kind, ("dir",)):

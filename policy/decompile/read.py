@@ -96,6 +96,8 @@ def read(files: Files) -> Decompiled:
     if seen.resolver != reached.named:
         raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
     held, credentials = supervision.read(files), supervision.credentials(files)
+    if seen.secrets != oci.secrets or (seen.secrets and not credentials.listing()):
+        raise refuse(mounts.MOUNTS, "credentials are files exactly where the environment says so, and some are granted")
     asks = held.spawning.allowed or bool(credentials.listing())
     disk, odd = divmod(oci.disk_bytes, config.MIB)
     written = sum(seen.rooms.values())

@@ -126,6 +126,9 @@ class Credentials(fields.Section):
     grants: Annotated[
         tuple[CredentialName, ...], fields.LIST, AfterValidator(fields.unique), says("names of secrets")
     ] = ()
+    files: Annotated[bool, says("whether each is a file of $CREDENTIALS_DIRECTORY as well, from the run's start")] = (
+        False
+    )
 
 
 SkillUri = Annotated[str, AfterValidator(tool_uri.check)]

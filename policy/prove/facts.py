@@ -21,7 +21,7 @@ class Facts:
     """What the artefacts must name. Digests are hex SHA-256.
 
     ``closures`` maps the runtime (a word) and each granted program (a path) to its closure; ``kinds`` each granted
-    path to ``file`` or ``dir``; ``args`` starts the agent.
+    path to ``file`` or ``dir``; ``args`` starts the agent; by ``secret_files`` what is granted of secrets is files.
     """
 
     arch: str
@@ -32,6 +32,7 @@ class Facts:
     closures: Mapping[str, Closure] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     rooms: Mapping[str, int] = field(default_factory=dict)
+    secret_files: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest, host: HostFacts, package_digest: str) -> Facts:
@@ -48,6 +49,7 @@ class Facts:
             {**host.runtimes, **host.executables},
             {path: found.kind for path, found in host.granted.items()},
             {path: found.room_mb for path, found in host.granted.items()},
+            manifest.permissions.credentials.files,
         )
 
 
@@ -63,6 +65,7 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         ("package", package_digest, facts.package_digest),
         ("arguments", list(found.args), list(facts.args)),
         ("runtime", seen.runtime.name, facts.runtime),
+        ("secrets as files", seen.secrets, facts.secret_files and bool(found.grants.credentials.listing())),
         ("runsc", [found.runsc.version, found.runsc.sha256], None if facts.runsc is None else list(facts.runsc)),
     ]
     for closure in (seen.runtime, *seen.programs):

@@ -137,6 +137,17 @@ def _io(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield key, f"{key.removeprefix('resources.')} `{value}`", "the cgroup controller `io`", "take it out"
 
 
+def _waiting_secrets(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    """What is there from a run's start would be there for as long as an instance waits, and of that day."""
+    standby = manifest.sandbox.standby
+    if standby and manifest.permissions.credentials.files and manifest.permissions.credentials.grants:
+        mend = (
+            "write standby = 0, or leave permissions.credentials.files out: the broker gives them to instances as well"
+        )
+        lacking = "a way to change the files of an instance that waits"
+        yield "sandbox.standby", f"standby `{standby}` beside credentials as files", lacking, mend
+
+
 def _suspending(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     """Version 2 has a freezer in every cgroup; version 1 a controller for it."""
     if host.cgroup.version != 1 or "freezer" in host.cgroup.controllers:
@@ -167,5 +178,5 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _network, _writes),
+    *(_io, _suspending, _waiting_secrets, _network, _writes),
 )

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -19,6 +19,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # asm-generic/unistd.h
 SYS_OPEN_TREE = 428
 SYS_MOVE_MOUNT = 429
+SYS_FSOPEN = 430
+SYS_FSCONFIG = 431
+SYS_FSMOUNT = 432
 SYS_CLOSE_RANGE = 436
 SYS_OPENAT2 = 437
 SYS_MOUNT_SETATTR = 442
@@ -37,6 +40,9 @@ RESOLVE_BENEATH = 0x08
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
+
+FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
+FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
 
 # mount(2) flags
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -120,6 +126,38 @@ def open_tree_clone(fd: int, *, recursive: bool = False) -> int:
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
     return _syscall(
         SYS_OPEN_TREE, "open_tree", f"fd {fd}", ctypes.c_int(fd), ctypes.c_char_p(b""), ctypes.c_uint(flags)
+    )
+
+
+def new_mount(fstype: str, options: Mapping[str, str | None], attributes: int) -> int:
+    """fsopen(2), fsconfig(2), fsmount(2): a detached mount of a new file system; ``None`` makes an option a flag.
+
+    Raises:
+        OSError: EINVAL for an option that this kernel does not know, among others.
+    """
+    context = _syscall(SYS_FSOPEN, "fsopen", fstype, ctypes.c_char_p(fstype.encode()), ctypes.c_uint(FSOPEN_CLOEXEC))
+    try:
+        for key, value in options.items():
+            kind = FSCONFIG_SET_FLAG if value is None else FSCONFIG_SET_STRING
+            _fsconfig(context, kind, key, value)
+        _fsconfig(context, FSCONFIG_CMD_CREATE, None, None)
+        return _syscall(
+            SYS_FSMOUNT,
+            "fsmount",
+            fstype,
+            ctypes.c_int(context),
+            ctypes.c_uint(FSMOUNT_CLOEXEC),
+            ctypes.c_uint(attributes),
+        )
+    finally:
+        os.close(context)
+
+
+def _fsconfig(context: int, command: int, key: str | None, value: str | None) -> None:
+    given = (None if one is None else one.encode() for one in (key, value))
+    words = (ctypes.c_char_p(one) for one in given)
+    _syscall(
+        SYS_FSCONFIG, "fsconfig", key or "", ctypes.c_int(context), ctypes.c_uint(command), *words, ctypes.c_int(0)
     )
 
 

@@ -256,6 +256,34 @@ PROCESS: dict[str, tuple[str, Fault]] = {
         "least",
         lambda d: d["runtime.json"]["flags"].update({"--network": "host"}),
     ),
+    "secrets as files that nobody asked for": (
+        "rest",
+        lambda d: (
+            bind(d, "/run/credentials", *READ, source="credentials"),
+            process(d)["env"].insert(1, "CREDENTIALS_DIRECTORY=/run/credentials"),
+        ),
+    ),
+    "secrets as files of an agent that has none": (
+        "least",
+        lambda d: (
+            bind(d, "/run/credentials", *READ, source="credentials"),
+            process(d)["env"].insert(1, "CREDENTIALS_DIRECTORY=/run/credentials"),
+        ),
+    ),
+    "files of secrets that the environment does not name": (
+        "secret files",
+        lambda d: process(d)["env"].remove("CREDENTIALS_DIRECTORY=/run/credentials"),
+    ),
+    "files of secrets that are not mounted": ("secret files", lambda d: unmount(d, "/run/credentials")),
+    "files of secrets that can be written": (
+        "secret files",
+        lambda d: mount(d, "/run/credentials", options=["rw", "nosuid", "nodev", "noexec"]),
+    ),
+    "the host's directory in the place of the secrets": (
+        "secret files",
+        lambda d: mount(d, "/run/credentials", source="/run/credentials"),
+    ),
+    "secrets elsewhere": ("much", lambda d: bind(d, "/run/secrets", *READ, source="credentials")),
     "no resolver where names are resolved": ("network", lambda d: unmount(d, "/etc/resolv.conf")),
     "the host's resolver": ("network", lambda d: mount(d, "/etc/resolv.conf", source="/etc/resolv.conf")),
     "a resolver that can be written": (
