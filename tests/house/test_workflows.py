@@ -65,6 +65,7 @@ def test_no_permissions_and_only_digests(clone: pathlib.Path) -> None:
         ("Makefile", "./scripts/demo"),
         ("Makefile", "./scripts/vm"),
         (".ci/run", "./scripts/test"),
+        (".ci/run", "./scripts/vm"),
     ],
 )
 def test_everybody_runs_the_same_scripts(clone: pathlib.Path, file: str, text: str) -> None:
