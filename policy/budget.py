@@ -80,7 +80,7 @@ def refill_eta_ms(bucket: Bucket, amount: int, now_ms: int) -> int:
     bucket = refill(bucket, now_ms)
     if bucket.balance >= amount:
         return min(now_ms, U64_MAX)
-    if amount > bucket.capacity:
+    if amount > bucket.capacity or not bucket.capacity:
         return U64_MAX
     made_of = (amount - bucket.balance) * HOUR_MS + bucket.owed
     return min(max(now_ms, bucket.last_refill_ms + -(-made_of // bucket.capacity)), U64_MAX)
