@@ -91,7 +91,13 @@ async def give(server: Server, giver: AgentId, signed: SignedCapability, parent:
     if parent is not None:
         rows.append(Entry("capability_attenuated", row | {"parent_signature_b58": parent.signature}, giver))
     await server.audit.append_all(rows)
-    grant: Grant = await server.capabilities.grant(signed, server.now_ms())
+    try:
+        grant: Grant = await server.capabilities.grant(signed, server.now_ms())
+    except errors.CovenantError as e:
+        # It ended or was revoked meanwhile, or the disk failed: the row above is not the last word.
+        rejected = {"subject_display": row["subject_display"], "action": row["action"], "reason": e.message}
+        await server.audit.append("capability_grant_rejected", rejected, issuer=giver)
+        raise
     return grant
 
 
@@ -135,7 +141,7 @@ async def purge_capabilities(
     """Forget what was revoked or ended before, under a grant of ``capabilities.purge``."""
     facts = Facts(before_ms=asked.before_ms)
     await authority.require(server, caller, "capabilities.purge", agent_id="capabilities:purge", facts=facts)
-    purged = await server.capabilities.purge(asked.before_ms)
+    purged = await server.capabilities.purge(asked.before_ms, server.now_ms())
     row = {"before_ms": asked.before_ms, "purged": purged}
     await server.audit.append("capabilities_purged", row, issuer=caller.agent)
     return responses.CapabilitiesPurged(purged=purged)

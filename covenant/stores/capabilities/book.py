@@ -13,6 +13,8 @@ from policy.capabilities import actions, chain, scopes
 # Of one subject and action: looking one up looks at all of them. The daemon's own and those of other holders are
 # counted apart, so that no holder can fill somebody's place for grants of the operator.
 MAX_PER_ACTION = 64
+# Below one grant, revoked ones included until they are purged: no holder fills the disk with gifts.
+MAX_BELOW = 1024
 
 
 class Book:
@@ -92,7 +94,7 @@ class Book:
 
         Raises:
             errors.CapabilityInvalidError: it, or the chain above it, does not verify.
-            errors.GrantRefusedError: the subject has too many of the action.
+            errors.GrantRefusedError: the subject has too many of the action, or the grant above too many below.
         """
         above = self.lineage(grant.parent) if grant.parent is not None else []
         if grant.parent is not None and not above:
@@ -143,6 +145,8 @@ class Book:
         return frozenset(keys if above is None else keys | {above.token.subject})
 
     def _check_room(self, grant: Grant, now_ms: int) -> None:
+        if grant.parent is not None and len(self._below.get(grant.parent, ())) >= MAX_BELOW:
+            raise errors.GrantRefusedError(f"{MAX_BELOW} grants stand below the one that should be narrowed")
         row = self._live.get((grant.token.subject, grant.token.action), [])
         alike = [one for one in row if (one.parent is None) == (grant.parent is None)]
         if len(alike) >= MAX_PER_ACTION and sum(self.effective(one, now_ms) for one in alike) >= MAX_PER_ACTION:
@@ -186,10 +190,10 @@ class Book:
             grant.revoked_at_ms = revoked_at_ms
             self._leave(grant)
 
-    def to_purge(self, before_ms: int) -> set[str]:
-        """The signatures of what was revoked or ended before, and of all that stands below."""
+    def to_purge(self, before_ms: int, now_ms: int) -> set[str]:
+        """The signatures of what was revoked or has ended before, and of all that stands below."""
         dropped: set[str] = set()
-        waiting = [grant.signature for grant in self if _over(grant, before_ms)]
+        waiting = [grant.signature for grant in self if _over(grant, before_ms, now_ms)]
         while waiting:
             step = waiting.pop()
             if step not in dropped and step in self._grants:
@@ -258,10 +262,12 @@ def use_of(grant: Grant) -> Use:
     return Use(grant.signature, grant.token.action, grant.max_uses or 0, grant.used)
 
 
-def _over(grant: Grant, before_ms: int) -> bool:
+def _over(grant: Grant, before_ms: int, now_ms: int) -> bool:
     if grant.revoked_at_ms is not None and grant.revoked_at_ms < before_ms:
         return True
-    return grant.token.expires_at is not None and grant.token.expires_at < before_ms
+    ends = grant.token.expires_at
+    # A cut-off in the future forgets nothing that still holds.
+    return ends is not None and ends < before_ms and grant.token.expired(now_ms)
 
 
 def _claims_parent(scope: object) -> bool:

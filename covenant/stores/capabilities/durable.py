@@ -82,10 +82,10 @@ class DurableCapabilities(InMemoryCapabilities):
                 self._book.bury(one.signature, one.generation, one.revoked_at_ms)
         return ended
 
-    async def purge(self, before_ms: int) -> int:
+    async def purge(self, before_ms: int, now_ms: int) -> int:
         """See ``interface.Capabilities``."""
         async with self._change():
-            dropped = self._book.to_purge(before_ms)
+            dropped = self._book.to_purge(before_ms, now_ms)
             await self._granted.rewrite(_without(dropped, lambda line: rows.read_granted(line).signature))
             await self._revoked.rewrite(_without(dropped, lambda line: rows.read_revoked(line).signature))
             await self._uses.rewrite(_without(dropped, lambda line: rows.read_used(line)[0]))

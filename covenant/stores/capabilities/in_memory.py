@@ -64,9 +64,9 @@ class InMemoryCapabilities:
         """See ``interface.Capabilities``."""
         return self._book.usage(limit, pubkey)
 
-    async def purge(self, before_ms: int) -> int:
+    async def purge(self, before_ms: int, now_ms: int) -> int:
         """See ``interface.Capabilities``."""
-        dropped = self._book.to_purge(before_ms)
+        dropped = self._book.to_purge(before_ms, now_ms)
         self._book.drop(dropped)
         return len(dropped)
 

@@ -119,7 +119,7 @@ class Capabilities(Protocol):
 
         Raises:
             errors.CapabilityInvalidError: it, or the chain of grants above it, does not verify.
-            errors.GrantRefusedError: its subject has as many grants of the action as one may have.
+            errors.GrantRefusedError: its subject, or the grant above it, has as many as one may have.
         """
 
     async def revoke(self, signature: str, now_ms: int) -> Sequence[Grant]:
@@ -131,8 +131,8 @@ class Capabilities(Protocol):
     def usage(self, limit: int, pubkey: str) -> Sequence[Grant]:
         """The newest for the key, revoked ones too."""
 
-    async def purge(self, before_ms: int) -> int:
-        """Forget what was revoked or ended before, and what stood below; how many."""
+    async def purge(self, before_ms: int, now_ms: int) -> int:
+        """Forget what was revoked or has ended before, and what stood below; how many."""
 
     async def use(self, signature: str) -> Use | None:
         """Count one use of a metered grant, and of each metered one above it, before the act; None where none is.

@@ -74,13 +74,14 @@ class Book:
             and since <= entry.expires_at_ms < self._noted_ms
         ]
 
-    def over(self, before_ms: int) -> list[Entry]:
-        """What was revoked or ended before."""
+    def over(self, before_ms: int, now_ms: int) -> list[Entry]:
+        """What was revoked or has ended before."""
         return [
             entry
             for entry in self
             if (entry.revoked_at_ms is not None and entry.revoked_at_ms < before_ms)
-            or (entry.expires_at_ms is not None and entry.expires_at_ms < before_ms)
+            # A cut-off in the future forgets nobody who may still come in.
+            or (entry.expires_at_ms is not None and entry.expires_at_ms < before_ms and entry.expired(now_ms))
         ]
 
     def drop(self, entries: Sequence[Entry]) -> None:

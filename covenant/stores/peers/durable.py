@@ -90,7 +90,7 @@ class DurablePeers(InMemoryPeers):
     async def purge(self, before_ms: int) -> int:
         """See ``interface.Peers``."""
         async with self._change():
-            over = self._book.over(before_ms)
+            over = self._book.over(before_ms, self._now_ms())
             await self._journal.rewrite(_without({entry.digest for entry in over}))
             self._book.drop(over)
         return len(over)

@@ -83,7 +83,7 @@ class InMemoryPeers:
 
     async def purge(self, before_ms: int) -> int:
         """See ``interface.Peers``."""
-        over = self._book.over(before_ms)
+        over = self._book.over(before_ms, self._now_ms())
         self._book.drop(over)
         return len(over)
 

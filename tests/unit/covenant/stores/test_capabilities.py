@@ -179,9 +179,10 @@ async def test_purging_forgets_what_is_over_and_nothing_else(store: Capabilities
     for signed in (revoked, ended, held, child):
         await store.grant(signed, 10)
     await store.revoke(revoked.signature, 20)
-    assert await store.purge(15) == 0
-    assert await store.purge(21) == 3
-    assert await store.purge(21) == 0
+    assert await store.purge(15, 30) == 0
+    assert await store.purge(21, 15) == 2
+    assert await store.purge(21, 16) == 1
+    assert await store.purge(21, 16) == 0
     assert [one.signature for one in store.usage(10, ADA.pubkey)] == [held.signature]
     assert store.find(ADA.pubkey, ECHO, 30) == held
     # A copy that somebody kept of what was below is worth nothing, with or without the one above.
@@ -217,3 +218,15 @@ async def test_nobody_fills_the_place_of_the_operators_grants(store: Capabilitie
     own = granted(BOB, "memory.read")
     await store.grant(own, 10)
     assert store.find(BOB.pubkey, "memory.read", 10) == own, "the operator's stands first"
+
+
+async def test_nobody_fills_the_disk_with_gifts(store: Capabilities, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covenant.stores.capabilities.book.MAX_BELOW", 3)
+    top = granted(ADA, "memory.read")
+    await store.grant(top, 10)
+    for n in range(3):
+        await store.grant(narrowed(top, BOB, record_id=str(n)), 10)
+    with pytest.raises(errors.GrantRefusedError):
+        await store.grant(narrowed(top, EVE), 10)
+    await store.revoke(top.signature, 20)
+    assert await store.purge(21, 30) == 4

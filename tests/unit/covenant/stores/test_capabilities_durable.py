@@ -88,7 +88,7 @@ async def test_everything_is_there_after_a_restart(place: Path) -> None:
         ]
         await store.close()
     store = await reopened(place)
-    assert await store.purge(21) == 1
+    assert await store.purge(21, 30) == 1
     await store.close()
     assert len(lines(place / "granted.jsonl")) == 3
     assert lines(place / "revoked.jsonl") == []
