@@ -198,9 +198,8 @@ def sign_head(head: Head, key: Ed25519PrivateKey) -> bytes:
 
 def signed_head(head: Head, key: Ed25519PrivateKey, *, signer: str | None = None) -> bytes:
     """The line in a slot, without what fills it. ``signer`` is the key's id, for whoever signs often and has it."""
-    body = _head_body(head, signer or key_id(key.public_key()))
-    signature = key.sign(_DOMAIN + _dump(body)).hex()
-    return _dump({**body, "signature_hex": signature})
+    body = _dump(_head_body(head, signer or key_id(key.public_key())))
+    return body[:-1] + f',"signature_hex":"{key.sign(_DOMAIN + body).hex()}"}}'.encode("ascii")
 
 
 def slot(signed: bytes) -> bytes:

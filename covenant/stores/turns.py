@@ -7,8 +7,9 @@ as there are, and a lone writer waits for nobody.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import anyio
@@ -50,6 +51,8 @@ class Turns(Generic[T, R]):
         self._idle: anyio.Event | None = None
         # A thread of its own: what blocks in the shared ones must not hold up what others wait for.
         self._limiter = anyio.CapacityLimiter(1)
+        self._writing = threading.Lock()
+        self._broken: Exception | None = None
 
     async def submit(self, item: T) -> R:
         """Have the item written; what ``write`` answered for it. Cancelled, it may have been written or not.
@@ -98,17 +101,31 @@ class Turns(Generic[T, R]):
             for one in group:
                 one.taken = True
             try:
-                answers = await anyio.to_thread.run_sync(
-                    self._write, [one.item for one in group], limiter=self._limiter
-                )
+                items = [one.item for one in group]
+                answers = await anyio.to_thread.run_sync(self._one_at_a_time, items, limiter=self._limiter)
                 self._tell(group, answers)
             except Exception as e:
                 self._failure = _reason(e)
-                self._fail(group, e)
-                self._fail(self._queue, e)
+                self._fail(group, self._refused, e)
+                self._fail(self._queue, self._refused, e)
                 self._queue.clear()
+            except BaseException as e:
+                # Only the loop itself breaks a shield (asyncio's own cancel). The thread goes on, and ends before the
+                # next may begin; what it found nobody will hear.
+                self._fail(group, self._interrupted, e)
+                raise
             finally:
                 self._hand_on()
+
+    def _one_at_a_time(self, items: Sequence[T]) -> Sequence[R | Exception]:
+        with self._writing:
+            if self._broken is not None:
+                raise self._broken
+            try:
+                return self._write(items)
+            except Exception as e:
+                self._broken = e
+                raise
 
     def _tell(self, group: Sequence[_Waiting[T, R]], answers: Sequence[R | Exception]) -> None:
         for one, answer in zip(group, answers, strict=True):
@@ -119,10 +136,12 @@ class Turns(Generic[T, R]):
             if one.event is not None:
                 one.event.set()
 
-    def _fail(self, group: Sequence[_Waiting[T, R]] | deque[_Waiting[T, R]], cause: Exception) -> None:
+    def _fail(
+        self, group: Iterable[_Waiting[T, R]], error: Callable[[], errors.StoreError], cause: BaseException
+    ) -> None:
         for one in group:
             one.taken = True
-            one.error = self._refused()
+            one.error = error()
             one.error.__cause__ = cause
             if one.event is not None:
                 one.event.set()
@@ -137,6 +156,9 @@ class Turns(Generic[T, R]):
         following.leads = True
         assert following.event is not None
         following.event.set()
+
+    def _interrupted(self) -> errors.StoreError:
+        return errors.StoreError("the write was interrupted: it may be there or not", where=self._what)
 
     def _refused(self) -> errors.StoreError:
         return errors.StoreError(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from covenant.stores import journal
@@ -266,6 +269,37 @@ async def test_who_is_cancelled_while_it_waits_stops_nobody(path: Path) -> None:
     assert set(done) >= {n for n in range(40) if n % 3}
     assert {f"{n}".encode() for n in done} <= set(lines)
     assert lines[-1] == b"after"
+
+
+async def test_a_cancel_of_the_loop_itself_leaves_one_writer_at_a_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio's own cancel breaks the shield around the thread, which goes on writing."""
+    async with await journal.Journal.open(path) as opened:
+        inside, most, entered, go = [0], [0], threading.Event(), threading.Event()
+        real = os.fdatasync
+
+        def slow(fd: int) -> None:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            entered.set()
+            go.wait(10)
+            real(fd)
+            inside[0] -= 1
+
+        monkeypatch.setattr(os, "fdatasync", slow)
+        first = asyncio.create_task(opened.append(b"first"))
+        await anyio.to_thread.run_sync(entered.wait, 10)
+        second = asyncio.create_task(opened.append(b"second"))
+        await anyio.lowlevel.checkpoint()
+        first.cancel()
+        await anyio.sleep(0.02)
+        go.set()
+        await second
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert most == [1]
+    assert await lines_of(path) == [b"first", b"second"]
 
 
 async def test_a_closed_journal_takes_nothing(path: Path) -> None:
