@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import click
 
-from covenant.cli import audit_proofs, common
+from covenant.cli import audit_daemon, audit_proofs, common
 from policy import errors
 
 _LOCK_SECONDS = 10.0
@@ -68,12 +68,19 @@ def audit() -> None:
 
 @audit.command()
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Records.")
+@click.option("--since-ms", type=click.IntRange(0), help="From this Unix time on, in milliseconds.")
+@click.option("--stream", is_flag=True, help="Your own, from the daemon, in parts; with --json, one document a line.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def recent(limit: int, as_json: bool) -> None:
+def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> None:
     """Show the last records, oldest first."""
+    if stream:
+        audit_daemon.follow(limit, since_ms, _line, as_json=as_json)
+        return
     logs = read_logs()
     rows = [row for log in logs for row in _last(log, limit)]
-    rows.sort(key=lambda row: row["timestamp_ms"] if isinstance(row.get("timestamp_ms"), int) else 0)
+    rows.sort(key=_moment)
+    if since_ms is not None:
+        rows = [row for row in rows if _moment(row) >= since_ms]
     rows = rows[-limit:]
     if as_json:
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
@@ -274,6 +281,11 @@ def _last(log: Log, limit: int) -> Iterable[dict[str, Any]]:
             yield {"unreadable": line[:200].decode("utf-8", "backslashreplace"), "origin": log.name}
 
 
+def _moment(row: dict[str, Any]) -> int:
+    moment = row.get("timestamp_ms")
+    return moment if isinstance(moment, int) else 0
+
+
 def _line(row: dict[str, Any]) -> str:
     if "unreadable" in row:
         return common.visible(f"{row['origin']} unreadable record: {row['unreadable']}")
@@ -299,3 +311,4 @@ def _time(value: Any) -> str:
 
 
 audit_proofs.register(audit)
+audit.add_command(audit_daemon.provenance)

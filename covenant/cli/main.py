@@ -9,18 +9,21 @@ import io
 import os
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 import click
 
 from covenant.cli import common
 from policy import errors
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # name -> (module, attribute, one line of help). A group's module is imported when it is called, not before.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "keys": ("covenant.cli.keys", "keys", "Make and list operator keys."),
     "trust": ("covenant.cli.trust", "trust", "The trust root: who may sign what."),
     "manifest": ("covenant.cli.manifest", "manifest", "Check, sign, verify and show a package's manifest."),
-    "tools": ("covenant.cli.tools", "tools", "List, verify and pin the tools of a package."),
     "policy": ("covenant.cli.policy", "policy", "See what a manifest compiles to, and why."),
     "run": ("covenant.cli.run", "run", "Run a signed package with an intent."),
     "dev": ("covenant.cli.run", "dev", "Edit loop: sign with a local key, run, say so."),
@@ -35,9 +38,28 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "attest": ("covenant.cli.attest", "attest", "Read the kernel back: is a running agent held to its manifest."),
     "denials": ("covenant.cli.denials", "denials", "Explain what was refused to an agent, with the line to add."),
     "vault": ("covenant.cli.vault", "vault", "Keep the secrets that agents are granted by name."),
-    "audit": ("covenant.cli.audit", "audit", "Read and verify the audit log."),
     "bench": ("covenant.cli.bench", "bench", "Measure what a run costs here, beside the raw tools."),
     "doctor": ("covenant.cli.doctor", "doctor", "Say what this host can enforce, and the mend for the rest."),
+    "daemon": ("covenant.cli.basics", "daemon", "Serve this home, as covenantd does."),
+    "ping": ("covenant.cli.basics", "ping", "Ask the daemon whether it is there."),
+    "bootstrap": ("covenant.cli.basics", "bootstrap", "Grant the operator what the packages require."),
+    "intent": ("covenant.cli.intents", "intent", "Have an agent do something, and print its answer."),
+    "intents": ("covenant.cli.intents", "intents", "Go on with an intent that waited, and see its result."),
+    "agents": ("covenant.cli.agents", "agents", "See the packages that the daemon knows."),
+    "memory": ("covenant.cli.memory", "memory", "Read, search and write memory, and keep it in order."),
+    "ignore": ("covenant.cli.agents", "ignore", "Ask what .covenantignore keeps the daemon from."),
+    "capabilities": ("covenant.cli.capabilities", "capabilities", "List, grant and revoke capabilities."),
+    "peers": ("covenant.cli.peers", "peers", "See and change who may connect."),
+    "tools": ("covenant.cli.tools", "tools", "The daemon's tools, and those of a package."),
+    "a2a": ("covenant.cli.a2a", "a2a", "Tasks between agents: send, receive, repair."),
+    "receipts": ("covenant.cli.settlement", "receipts", "See what was used, and by whom."),
+    "settlement": ("covenant.cli.settlement", "settlement", "Mend what settlement lacks."),
+    "chain": ("covenant.cli.settlement", "chain", "Settle receipts in batches."),
+    "budget": ("covenant.cli.settlement", "budget", "See what agents' budgets were charged."),
+    "verify": ("covenant.cli.basics", "verify", "Hold the daemon's stores against each other."),
+    "audit": ("covenant.cli.audit", "audit", "Read, verify, cut and prove the audit log."),
+    "version": ("covenant.cli.basics", "version", "Show the version, and the daemon's protocol."),
+    "completion": ("covenant.cli.basics", "completion", "Print what completes these words in your shell."),
     "help": ("covenant.cli.help", "help_code", "Explain an error code."),
 }
 
@@ -55,6 +77,13 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(entry[0]), entry[1])
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """From the table: no module is imported for a word that nobody has typed yet."""
+        from click.shell_completion import CompletionItem
+
+        words = [CompletionItem(n, help=line) for n, (_, _, line) in COMMANDS.items() if n.startswith(incomplete)]
+        return words + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

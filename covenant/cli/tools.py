@@ -1,4 +1,7 @@
-"""``covenant tools``: what a package's tools.json says, whether it holds, and its pins. Offline, and without root."""
+"""``covenant tools``: the tools of the daemon; and what a package's tools.json says, whether it holds, and its pins.
+
+What is about a package is offline, and without root.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, door, terminal
 from policy import errors
 
 if TYPE_CHECKING:
@@ -24,14 +27,23 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 @click.group()
 def tools() -> None:
-    """List, describe, verify and pin the tools of a package. Nothing is started."""
+    """List and call the daemon's tools; list, describe, verify and pin those of a package."""
 
 
-@tools.command("list")
-@_PACKAGE
+@tools.command(
+    "list",
+    epilog=door.examples("covenant tools list", "covenant tools list agents/wordcount", "covenant tools list --json"),
+)
+@click.argument("package", type=click.Path(path_type=Path), required=False)
 @_JSON
-def list_tools(package: Path, as_json: bool) -> None:
-    """List PACKAGE's tools: URI, class of side effect, and whether agent.toml grants it."""
+def list_tools(package: Path | None, as_json: bool) -> None:
+    """List PACKAGE's tools: URI, class of side effect, and whether agent.toml grants it.
+
+    Without PACKAGE, list the tools that the daemon has.
+    """
+    if package is None:
+        _list_daemon(as_json=as_json)
+        return
     _, manifest, declared = _read(package)
     rows = _rows(manifest, declared)
     if as_json:
@@ -41,6 +53,40 @@ def list_tools(package: Path, as_json: bool) -> None:
     for row in rows:
         granted = "granted" if row["granted"] else f"not granted: {row['reason']}"
         common.say(common.visible(f"{row['uri']:<{width}}  {row['side_effect_class']:<7}  {granted}"))
+
+
+def _list_daemon(*, as_json: bool) -> None:
+    response = door.ask("list_tools")
+    if as_json:
+        common.emit(door.envelope("tool_list", response))
+        return
+    rows = []
+    for tool in response["tools"]:
+        takes = ", ".join(tool["inputSchema"].get("properties", {}))
+        rows.append((tool["name"], takes or "-", tool["description"]))
+    terminal.print_table(("TOOL", "TAKES", "DOES"), rows, nothing="no tools")
+
+
+@tools.command(
+    epilog=door.examples("covenant tools call clock", """covenant tools call echo --args '{"text": "hi"}' --json""")
+)
+@click.argument("name")
+@click.option("--args", "arguments", metavar="JSON", help="Its arguments; none otherwise.")
+@_JSON
+@click.pass_context
+def call(ctx: click.Context, name: str, arguments: str | None, as_json: bool) -> None:
+    """Call the daemon's tool NAME. Status 1 where the tool says that it failed."""
+    given = {} if arguments is None else door.document(arguments, option="--args")
+    with door.daemon("the tool works") as daemon:
+        response = daemon.ask("call_tool", name=name, arguments=given)
+    if as_json:
+        common.emit(door.envelope("tool_result", response))
+    else:
+        for block in response["content"]:
+            shown = block["text"] if block.get("type") == "text" and isinstance(block.get("text"), str) else str(block)
+            common.say(common.visible(shown, newlines=True), err=response["is_error"])
+    if response["is_error"]:
+        ctx.exit(common.EXIT_FAILED)
 
 
 @tools.command()

@@ -1,0 +1,64 @@
+"""``covenant agents`` and ``covenant ignore``: which packages the daemon knows, and what it does not act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from covenant.cli import common, door, terminal
+
+
+@click.group()
+def agents() -> None:
+    """See the packages below COVENANT_HOME/agents, and look at them anew."""
+
+
+@agents.command("list", epilog=door.examples("covenant agents list", "covenant agents list --json"))
+@door.as_json
+def list_agents(as_json: bool) -> None:
+    """Show every package: routable, or with the error that keeps it from being so."""
+    _show(door.ask("list_agents"), as_json=as_json)
+
+
+@agents.command(epilog=door.examples("covenant agents reload"))
+@door.as_json
+def reload(as_json: bool) -> None:
+    """Have the daemon look at the packages anew."""
+    with door.daemon("packages are read") as daemon:
+        response = daemon.ask("reload_agents")
+    _show(response, as_json=as_json)
+
+
+def _show(response: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        common.emit(door.envelope("agents", response))
+        return
+    rows = []
+    for one in response["agents"]:
+        state = "routable" if one["routable"] else one["error"] or "not routable"
+        budget = one["budget_credits_per_hour"] or "-"
+        rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state))
+    terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE"), rows, nothing="no packages")
+
+
+@click.group()
+def ignore() -> None:
+    """Ask what .covenantignore keeps the daemon from acting on."""
+
+
+@ignore.command(epilog=door.examples('covenant ignore check "read /srv/app/.env"'))
+@click.argument("text")
+@door.as_json
+@click.pass_context
+def check(ctx: click.Context, text: str, as_json: bool) -> None:
+    """Say whether TEXT would be ignored, and by which rule. Status 1 where it would."""
+    report = door.ask("ignore_check", text=text)
+    if as_json:
+        common.emit(door.envelope("ignore_report", report))
+    elif report["ignored"]:
+        common.say(common.visible(f"ignored by `{report['matched_pattern']}`"))
+    else:
+        common.say(f"not ignored by any of {report['rules_loaded']} rules")
+    if report["ignored"]:
+        ctx.exit(common.EXIT_FAILED)
