@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ from tests.capability_kit import DAEMON
 HANDLERS = {**capabilities.HANDLERS, **identity.HANDLERS, **peers.HANDLERS, **secrets.HANDLERS}
 
 
+@dataclass(frozen=True)
+class Card:
+    """An agent's card, as far as its id."""
+
+    id: str
+
+
+class Agents:
+    """One agent, `hello`."""
+
+    def cards(self) -> list[Card]:
+        return [Card("hello")]
+
+
 class World:
     """Requests in, answers or refusals out, and the rows that each wrote."""
 
@@ -35,6 +50,7 @@ class World:
             audit=self.audit,
             peers=self.peers,
             capabilities=self.capabilities,
+            agents=Agents(),
             secrets=InMemorySecrets({"mail": b"hunter2", "raw": b"\xff"}),
         )
         self.operator = server_kit.caller(DAEMON.agent, operator=True)

@@ -24,8 +24,8 @@ from policy.capabilities.token import MalformedError, key_bytes
 MOST_SHOWN: Final = 1000
 MATCHES_SHOWN: Final = 20
 MAX_ACTIONS: Final = 256
-# `<agent id>@agent` is the account of an agent's budget; nobody from outside has that name.
-_RESERVED_HOSTS: Final = frozenset({"agent"})
+# `<agent id>@agent` is the account of an agent of this daemon; nobody from outside has the name of one.
+_AGENT_HOST: Final = "agent"
 
 
 async def list_peers(server: Server, caller: Caller, asked: requests.ListPeers) -> responses.PeerList:
@@ -196,8 +196,9 @@ def _check_enrolment(server: Server, agent: AgentId, asked: requests.EnrollPeer)
     operator = server.identity.agent
     if operator.pubkey == agent.pubkey or operator.display == agent.display:
         raise errors.PeerRefusedError("that is the operator", hint="covenant peers rotate")
-    if agent.display.partition("@")[2] in _RESERVED_HOSTS:
-        raise errors.PeerRefusedError(f"`{agent.display}` is an agent's account")
+    local, _, host = agent.display.partition("@")
+    if host == _AGENT_HOST and any(card.id == local for card in server.agents.cards()):
+        raise errors.PeerRefusedError(f"`{agent.display}` is an agent of this daemon")
     # A grant may name a peer by its display name (`a2a.send.<display>`), so that it names one.
     if any(entry.agent_id.pubkey != agent.pubkey for entry in server.peers.named(agent.display)):
         raise errors.PeerRefusedError(f"another peer is called `{agent.display}`", hint="revoke it, or choose a name")

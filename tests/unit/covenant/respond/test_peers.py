@@ -44,7 +44,7 @@ async def test_a_peer_is_let_in_with_its_actions(world: World) -> None:
     assert world.capabilities.find(answer.agent_id.pubkey, "memory.read", 2000) is not None
     assert world.capabilities.find(answer.agent_id.pubkey, "memory.read", 2001) is None
     # Without a key of its own, nobody signs for it: not even a second peer has that key.
-    other = await world.ask(world.operator, enroll("bob@local"))
+    other = await world.ask(world.operator, enroll("bob@agent"))
     assert other.agent_id.pubkey != answer.agent_id.pubkey
 
 
