@@ -166,6 +166,8 @@ VERSION_1: Final = (
 OURS: Final = (
     _get("/agents", "list_agents", "agents", "The packages, and what is wrong with them."),
     _post("/agents/reload", "reload_agents", "agents", "Look at the packages anew."),
+    _get("/approvals", "list_approvals", "approvals", "What runs at a Hermes API wait for."),
+    _post("/approvals/resolve", "resolve_approval", "approval_resolved", "Answer one of them."),
     _post("/ignore/check", "ignore_check", "ignore_report", "Would this text be ignored."),
     _post("/memory/put", "put_memory", "memory_stored", "Write a record of the caller's own."),
     _post("/memory/promote", "promote_memory", "memory_promoted", "Put a record into another tier."),

@@ -8,10 +8,12 @@ from typing import Final
 
 from covenant.respond import (
     agents,
+    approvals,
     audit,
     budget,
     capabilities,
     connection,
+    denials,
     identity,
     ignore,
     intent,
@@ -46,6 +48,7 @@ HANDLERS: Final[Mapping[str, Handler]] = joined(
     intent.HANDLERS,
     intent_results.HANDLERS,
     agents.HANDLERS,
+    approvals.HANDLERS,
     memory.HANDLERS,
     ignore.HANDLERS,
     verify.HANDLERS,
@@ -58,5 +61,6 @@ HANDLERS: Final[Mapping[str, Handler]] = joined(
     tools.HANDLERS,
     audit.HANDLERS,
     provenance.HANDLERS,
+    denials.HANDLERS,
     mailbox.HANDLERS,
 )

@@ -21,6 +21,7 @@ import anyio
 from covenant.runtime.hermes_api import HermesApi, shown
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
+from covenant.wire.parts import Approval
 from covenant.wire.types import AgentId
 from policy import contract, errors
 
@@ -43,20 +44,6 @@ class Log(Protocol):
 
 # Refuses a card whose package no operator signed; blocking, in a thread.
 Verify = Callable[[Card], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """Something that a run waits for an operator's word about."""
-
-    id: str
-    intent_id: str
-    run_id: str
-    agent_id: str
-    description: str
-    command: str
-    choices: tuple[str, ...]
-    requested_at: int
 
 
 @dataclass
@@ -172,7 +159,7 @@ class Hermes:
         """
         run = next((one for one in self._live.values() if approval_id in one.waiting), None)
         if run is None:
-            raise errors.NoApprovalError(f"no approval `{approval_id}` waits", hint="covenant intents approvals")
+            raise errors.NoApprovalError("no such approval waits", hint="covenant agents approvals lists them")
         approval, request_id = run.waiting[approval_id]
         if choice not in approval.choices:
             raise errors.NoApprovalError(f"it offers {', '.join(f'`{one}`' for one in approval.choices)}")

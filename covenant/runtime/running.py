@@ -9,11 +9,12 @@ from typing import Any, Final, Protocol
 import anyio
 
 from covenant.runtime.packages import Card
+from covenant.wire.parts import Approval
 from covenant.wire.types import AgentId, Priority
-from policy import contract, errors
+from policy import contract, denials, errors
 from policy.contract import Usage
 
-__all__ = ["Intent", "Live", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
+__all__ = ["Approving", "Intent", "Live", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
 
 _SPENT: Final = "spent"
 
@@ -39,15 +40,17 @@ class RunResult:
     usage: Usage = contract.NOTHING_USED
     run_id: str | None = None
     policy_digest: str | None = None
+    denials: tuple[denials.Row, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run that failed took all the same."""
+    """What a run that failed took all the same, and what was denied to it."""
 
     usage: Usage
     run_id: str | None = None
     policy_digest: str | None = None
+    denials: tuple[denials.Row, ...] = ()
 
 
 class Runner(Protocol):
@@ -67,6 +70,21 @@ class Runner(Protocol):
 
         Raises:
             errors.CovenantError: it could not be ended.
+        """
+
+
+class Approving(Protocol):
+    """Whose runs may wait for an operator's word."""
+
+    def approvals(self) -> tuple[Approval, ...]:
+        """What waits, the oldest first."""
+
+    async def resolve(self, approval_id: str, choice: str, *, by: AgentId) -> int:
+        """Answer one; how many waiting requests that resolved.
+
+        Raises:
+            errors.NoApprovalError: none waits under this id, or it does not offer this choice.
+            errors.CovenantError: the answer could not be written down, or not be given.
         """
 
 
@@ -94,8 +112,9 @@ class Live:
 class Runners:
     """Each runtime's runner by its name in the manifest, and what they run now, the oldest first."""
 
-    def __init__(self, runners: Mapping[str, Runner]) -> None:
+    def __init__(self, runners: Mapping[str, Runner], approving: Approving | None = None) -> None:
         self._runners = dict(runners)
+        self.approving = approving
         self.live: dict[str, Live] = {}
         # Intents that somebody may ask for a second time while they are on their way (respond.intent).
         self.on_their_way: dict[str, anyio.Event] = {}

@@ -161,14 +161,15 @@ def _patience(card: Card) -> float:
 def _result(answer: client.Answer, card: Card) -> RunResult:
     used = answer.usage
     usage = Usage(used.cpu_ms, used.memory_peak_bytes, used.wall_ms)
+    took = Spent(usage, answer.run_id, answer.policy_digest, answer.denials)
     if answer.error is not None:
-        raise with_spent(answer.error, Spent(usage, answer.run_id, answer.policy_digest))
+        raise with_spent(answer.error, took)
     if answer.result is None or answer.agent_id != card.id:
         # What was checked of the caller was checked for another agent.
         stale = errors.StaleAgentError(
             f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now", where=str(card.directory)
         )
-        raise with_spent(stale, Spent(usage, answer.run_id, answer.policy_digest))
+        raise with_spent(stale, took)
     result = answer.result
     return RunResult(
         text=result.text,
@@ -178,6 +179,7 @@ def _result(answer: client.Answer, card: Card) -> RunResult:
         usage=usage,
         run_id=answer.run_id,
         policy_digest=answer.policy_digest,
+        denials=answer.denials,
     )
 
 

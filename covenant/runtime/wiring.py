@@ -45,7 +45,7 @@ async def opened(settings: Settings, *, audit: Log, now_ms: Callable[[], int]) -
     )
     async with Hermes(api, audit=audit, verify=verify, now_ms=now_ms) as hermes:
         by_runtime = dict.fromkeys(("python3", "node", "rust-bin"), sandboxes)
-        yield Runtime(Runners({**by_runtime, "hermes": hermes}), sandboxes, hermes)
+        yield Runtime(Runners({**by_runtime, "hermes": hermes}, hermes), sandboxes, hermes)
 
 
 def sockets(settings: Settings) -> list[str]:

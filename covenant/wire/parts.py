@@ -312,6 +312,19 @@ class AgentListing(Wire):
     error: str | None = None
 
 
+class Approval(Wire):
+    """Something that a run at a Hermes API waits for; what it shows of itself is cut to 300 characters."""
+
+    id: str
+    intent_id: str
+    run_id: str
+    agent_id: str
+    description: str
+    command: str
+    choices: tuple[str, ...]
+    requested_at: U64
+
+
 class Denial(Wire):
     """Something that the kernel or a gate denied an agent, from the supervisor's rows."""
 
@@ -321,4 +334,5 @@ class Denial(Wire):
     agent_id: str | None = None
     layer: str
     target: str
+    code: str
     count: U64 = 1

@@ -159,7 +159,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "rotate_operator_token": {},
     "list_peers": {"limit": 20, "pubkey_prefix": "8qb", "status_filter": "live"},
     "revoke_peer": {"token_prefix": "7jZ5bq", "force": False, "match_limit": 5},
-    "enroll_peer": {"display": "researcher@agent", "actions": ["memory.read"]},
+    "enroll_peer": {"display": "researcher@lab", "actions": ["memory.read"]},
     "sign_attestation": {"message_b58": "StV1DL6CwTryKyV", "ts": AT},
     "pay_x402": {
         "provider": "acme",
@@ -211,6 +211,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "get_intent_result": {"intent_id": UUID},
     "list_agents": {},
     "reload_agents": {},
+    "list_approvals": {},
+    "resolve_approval": {"approval_id": UUID, "choice": "once"},
 }
 
 RESPONSES: dict[str, dict[str, Any]] = {
@@ -356,6 +358,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
                 "agent_id": "researcher",
                 "layer": "dns",
                 "target": "evil.example",
+                "code": "name_not_granted",
                 "count": 2,
             }
         ]
@@ -406,6 +409,21 @@ RESPONSES: dict[str, dict[str, Any]] = {
     },
     "a2_a_compacted": {"dropped": 2},
     "a2_a_cancelled": {"task_id": UUID, "cancelled": True},
+    "approvals": {
+        "approvals": [
+            {
+                "id": OTHER,
+                "intent_id": UUID,
+                "run_id": "run_abc123",
+                "agent_id": "researcher",
+                "description": "removes x",
+                "command": "rm -r x",
+                "choices": ["once", "deny"],
+                "requested_at": AT,
+            }
+        ]
+    },
+    "approval_resolved": {"approval_id": OTHER, "choice": "once", "resolved": 1},
     "agents": {
         "agents": [
             {

@@ -100,6 +100,20 @@ class ReloadAgents(Request):
     kind: Literal["reload_agents"] = "reload_agents"
 
 
+class ListApprovals(Request):
+    """Ours: what runs at a Hermes API wait for the operator's word about."""
+
+    kind: Literal["list_approvals"] = "list_approvals"
+
+
+class ResolveApproval(Request):
+    """Ours: answer one of them with a choice that it offers."""
+
+    kind: Literal["resolve_approval"] = "resolve_approval"
+    approval_id: str
+    choice: str
+
+
 # What is not served ---------------------------------------------------------------------------------------------
 
 

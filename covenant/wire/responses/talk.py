@@ -96,3 +96,19 @@ class Agents(Response):
 
     kind: Literal["agents"] = "agents"
     agents: tuple[parts.AgentListing, ...]
+
+
+class Approvals(Response):
+    """Ours, to ``list_approvals``, the oldest first."""
+
+    kind: Literal["approvals"] = "approvals"
+    approvals: tuple[parts.Approval, ...]
+
+
+class ApprovalResolved(Response):
+    """Ours, to ``resolve_approval``: how many waiting requests of the run that answered."""
+
+    kind: Literal["approval_resolved"] = "approval_resolved"
+    approval_id: str
+    choice: str
+    resolved: U64
