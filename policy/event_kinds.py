@@ -139,7 +139,8 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "message": "text",
     },
     "intent_resumed": {"intent_id": "text", "resumed_from": "text"},
-    # What the supervisor said about a run of ours; its own log has the whole.
+    # What the supervisor said about a run of ours, which its own log has whole and the daemon's uid cannot read; what was
+    # refused to the run comes with the same answer and is copied as `denied`.
     "run_usage": {
         "intent_id": "text",
         "run_id": "text",
@@ -151,16 +152,6 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "memory_peak_bytes": "int",
         "wall_ms": "int",
         "credits": "int",
-    },
-    # A row of the supervisor's log as it came with a run's answer: `row` is its exact line, `line_hash_hex` that line's
-    # SHA-256, `origin` whose log. `index` is its place there where that was told.
-    "supervisor_row": {
-        "origin": "text",
-        "event_id": "text",
-        "index": "int?",
-        "line_hash_hex": "digest",
-        "run_id": "text?",
-        "row": "text",
     },
     # `reason` says why a tier was given (intent, client, promotion); the text itself is never here.
     "memory_written": {"memory_id": "text", "tier": "text", "reason": "text", "text_hash_hex": "digest"},
@@ -214,7 +205,6 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "slot": "int?",
     },
     "receipt_written": {"receipt_id": "text", "resource": "text", "credits": "int", "intent_id": "text?"},
-    "receipts_backfilled": {"row_count": "int", "dry_run": "bool"},
     "budget_capacity_set": {"agent_display": "text", "credits_per_hour": "int"},
     "budget_refunded": {"agent_display": "text", "intent_id": "text", "credits": "int", "paired_receipt": "text"},
     "budget_compacted": {"before_ms": "int", "dropped": "int"},
@@ -250,5 +240,4 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "removed": "texts",
         "refused": "objects",
     },
-    "tool_registered": {"tool": "text", "schema_hash_hex": "digest"},
 }
