@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import pytest
@@ -228,3 +229,10 @@ def test_the_same_drift_is_told_once_and_in_the_order_of_the_table() -> None:
     assert kinds == sorted(kinds, key=list(drift.KINDS).index)
     assert [one.id for one in drift.found(window)][:2] == [name(1), name(2)]
     assert kinds.count("intent_dispatched_duplicate") == 1
+
+
+def test_the_page_shows_the_table(clone: pathlib.Path) -> None:
+    page = (clone / "docs/memory.md").read_text().splitlines()
+    shown = [line for line in page if line.startswith(tuple(f"| {check} |" for check in drift.CHECKS))]
+    mends = [f"| {k.check} | {name} | {k.repair.replace('<id>', 'ID')} |" for name, k in drift.KINDS.items()]
+    assert shown == mends
