@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import anyio
 
-from covenant.respond import accounting, authority, live
+from covenant.respond import accounting, authority, denials, live
 from covenant.respond.caller import Caller
 from covenant.respond.router import Router
 from covenant.respond.server import Server
@@ -167,6 +167,7 @@ class Dispatch:
         if took is not None and card is not None:
             receipt = await accounting.settle_run(self.server, self.caller, self._payer, self.intent_id, took.usage)
             rows += [self._used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
+            rows += denials.rows(took, card.id, self.caller)
         elif self._payer is not None and self._stage == "run" and isinstance(error, _UNSEEN):
             # It may have run, and nobody said what it used: what was reserved for it is taken.
             await self.server.budget.settle(self._payer, self.intent_id, 0)
@@ -235,8 +236,9 @@ class Dispatch:
         if card is not None:
             self._stage = "receipt"
             receipt = await accounting.settle_run(self.server, self.caller, self._payer, self.intent_id, ran.usage)
-            took = Spent(ran.usage, ran.run_id, ran.policy_digest)
+            took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials)
             rows += [self._used(card, took, "ok", receipt), accounting.receipt_row(receipt, self.intent_id)]
+            rows += denials.rows(took, card.id, self.caller)
         self._stage = "memory"
         stored = await self._remember(card, ran, rows)
         dispatched = {

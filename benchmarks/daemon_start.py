@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""The start of covenantd with 100 packages and 100,000 audit rows, and what it holds when it is idle.
+
+    import      a Python that imports what the daemon imports, and ends: what no start can be without
+    empty       from exec to READY=1, in a home where it ran before
+    full        the same with 100 packages below agents/ and 100,000 rows in the log
+    idle        resident memory (VmRSS) two seconds after it was ready, and its private part
+
+Goals of the project: a full start of at most 1.5 s, idle memory of at most 120 MiB.
+
+.venv/bin/python benchmarks/daemon_start.py [rounds] [packages] [rows]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from covenant.identity import Identity  # noqa: E402
+from covenant.stores.audit.durable import DurableAudit  # noqa: E402
+from covenant.stores.audit.interface import Entry  # noqa: E402
+
+DAEMON = ["-c", "from covenant.daemon import entry; entry()", "--allow-root"]
+MANIFEST = (ROOT / "agents" / "hello" / "agent.toml").read_text()
+
+
+def packages(home: Path, count: int) -> None:
+    """As many agents, each with an id of its own."""
+    for number in range(count):
+        folder = home / "agents" / f"agent-{number}"
+        folder.mkdir(parents=True)
+        (folder / "agent.toml").write_text(re.sub(r'(?m)^id = ".*"', f'id = "agent-{number}"', MANIFEST, count=1))
+        (folder / "main.py").write_text("print(1)\n")
+
+
+async def fill(home: Path, count: int) -> None:
+    """As many rows in the log."""
+    identity = Identity.load(home)
+    log = await DurableAudit.open(home, issuer=identity.agent, now_ms=lambda: time.time_ns() // 1_000_000)
+    row = Entry("authentication_failed", {"transport": "ipc", "reason": "the token is nobody's"})
+    for _ in range(count // 1000):
+        await log.append_all([row] * 1000)
+    await log.close()
+
+
+def start(home: Path) -> tuple[float, int, int]:
+    """Seconds from exec to ready; resident and private memory in KiB, idle."""
+    place = str(home.parent / "notify")
+    Path(place).unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(place)
+        told.settimeout(120)
+        env = {**os.environ, "COVENANT_HOME": str(home), "COVENANT_HTTP_PORT": "0", "NOTIFY_SOCKET": place}
+        began = time.perf_counter()
+        with subprocess.Popen([sys.executable, *DAEMON], cwd=ROOT, env=env, stderr=subprocess.DEVNULL) as popen:
+            while told.recv(4096) != b"READY=1":
+                pass
+            seconds = time.perf_counter() - began
+            time.sleep(2)
+            status = Path(f"/proc/{popen.pid}/smaps_rollup").read_text()
+            popen.terminate()
+            popen.wait(60)
+    found = {name: int(kib) for name, kib in re.findall(r"(?m)^(\w+): +(\d+) kB", status)}
+    return seconds, found["Rss"], found["Private_Dirty"] + found["Private_Clean"]
+
+
+def main() -> None:
+    """Measure, and print."""
+    rounds, count, rows = (int(n) for n in (*sys.argv[1:], *("5", "100", "100000")[len(sys.argv) - 1 :]))
+    with tempfile.TemporaryDirectory() as folder:
+        empty, full = Path(folder) / "empty", Path(folder) / "full"
+        for home in (empty, full):
+            home.mkdir(mode=0o700)
+            start(home)
+        packages(full, count)
+        anyio.run(fill, full, rows)
+        found: dict[str, list[float]] = {"import": [], "empty": [], "full": []}
+        memory = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            subprocess.run([sys.executable, "-c", "import covenant.daemon"], cwd=ROOT, check=True)
+            found["import"].append(time.perf_counter() - began)
+            found["empty"].append(start(empty)[0])
+            seconds, *held = start(full)
+            found["full"].append(seconds)
+            memory.append(held)
+        for name, values in found.items():
+            print(f"{name:8} {statistics.median(values):6.2f} s   ({min(values):.2f} to {max(values):.2f})")
+        resident, private = (statistics.median(each) / 1024 for each in zip(*memory, strict=True))
+        print(f"idle     {resident:6.1f} MiB resident, {private:.1f} MiB private")
+
+
+if __name__ == "__main__":
+    main()
