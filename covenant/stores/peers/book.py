@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from covenant.stores.peers.interface import PREFIX_LENGTH, Entry, Listing, Random, Status, digest, mint
@@ -16,6 +17,8 @@ class Book:
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
+        # More than one of a prefix only where version 1's registry had it so.
+        self._named: defaultdict[str, list[Entry]] = defaultdict(list)
         self._noted_ms = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -34,7 +37,9 @@ class Book:
 
     def add(self, entry: Entry) -> None:
         """Take an entry in; one that is there stays as it is."""
-        self._entries.setdefault(entry.digest, entry)
+        if entry.digest not in self._entries:
+            self._entries[entry.digest] = entry
+            self._named[entry.token_prefix].append(entry)
 
     def bury(self, token_digest: bytes, revoked_at_ms: int) -> None:
         """End an entry; the first time counts."""
@@ -45,6 +50,10 @@ class Book:
     def newest(self) -> Iterator[Entry]:
         """All entries, the last registered first."""
         return reversed(self._entries.values())
+
+    def of_prefix(self, token_prefix: str) -> Sequence[Entry]:
+        """The entries of exactly this prefix."""
+        return self._named.get(token_prefix, ())
 
     def matching(self, prefix: str) -> list[Entry]:
         """See ``interface.Peers``."""
@@ -88,12 +97,14 @@ class Book:
         """Forget entries whole."""
         for entry in entries:
             self._entries.pop(entry.digest, None)
+            self._named[entry.token_prefix].remove(entry)
+            if not self._named[entry.token_prefix]:
+                del self._named[entry.token_prefix]
 
     def mint(self, random: Random) -> str:
         """A new token whose prefix nobody has, so that it can be named by it alone."""
-        taken = {entry.token_prefix for entry in self}
         made = (mint(random) for _ in range(_TRIES))
-        return next(token for token in made if token[:PREFIX_LENGTH] not in taken)
+        return next(token for token in made if token[:PREFIX_LENGTH] not in self._named)
 
 
 def _has(entry: Entry, status: Status | None, now_ms: int) -> bool:

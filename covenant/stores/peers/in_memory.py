@@ -38,7 +38,8 @@ class InMemoryPeers:
 
     def admits(self, pubkey: str, token_prefix: str) -> bool:
         """See ``interface.Peers``."""
-        return any(entry.token_prefix == token_prefix for entry in self.of(pubkey))
+        named, now_ms = self._book.of_prefix(token_prefix), self._now_ms()
+        return any(entry.agent_id.pubkey == pubkey and entry.live(now_ms) for entry in named)
 
     def named(self, display: str) -> Sequence[Entry]:
         """See ``interface.Peers``."""
