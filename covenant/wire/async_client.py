@@ -77,7 +77,7 @@ async def opened(home: Path) -> AsyncIterator[AsyncClient]:
 @asynccontextmanager
 async def connected(home: Path, *, token: str | None = None) -> AsyncIterator[AsyncClient]:
     """As ``client.connected``."""
-    given = token or await anyio.to_thread.run_sync(client.operator_token, home)
+    given = await anyio.to_thread.run_sync(client.operator_token, home) if token is None else token
     async with opened(home) as one:
         await one.ask("authenticate", token_b58=given)
         yield one

@@ -87,7 +87,7 @@ def connected(home: Path, *, token: str | None = None, answer_seconds: float | N
         errors.DaemonSilentError: no daemon listens there.
         errors.AuthenticationError: the token lets nobody in.
     """
-    given = token or operator_token(home)
+    given = operator_token(home) if token is None else token
     with opened(home, answer_seconds=answer_seconds) as client:
         client.ask("authenticate", token_b58=given)
         yield client

@@ -150,7 +150,7 @@ async def test_a_token_that_is_no_longer_good_opens_nothing(covenant_home: Path)
         assert (covenant_home / "peers" / "operator.token").read_text() == new
         assert (await daemon.ask("ping"))["kind"] == "pong", "an open connection goes on"
         await daemon.ask("revoke_peer", token_prefix=made["token_b58"][:6])
-        for token in (old, made["token_b58"], new[:-1], new.swapcase(), new + "1", new[:6]):
+        for token in (old, made["token_b58"], new[:-1], new.swapcase(), new + "1", new[:6], ""):
             with pytest.raises(errors.CovenantError):
                 async with async_client.connected(covenant_home, token=token):
                     pass
