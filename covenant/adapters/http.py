@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from covenant.adapters import http_feeds, http_guard, http_metrics, http_requests, http_routes, http_streams, openapi
 from covenant.adapters.http_guard import Guard, Head
@@ -91,7 +91,8 @@ class Gateway:
         app = web.Application(middlewares=[self._outermost], client_max_size=http_guard.BODY_BYTES)
         for route in http_routes.TABLE:
             answer = self._open if route.open else self._serve
-            app.router.add_route(route.method, route.pattern, functools.partial(answer, route))
+            handler = functools.partial(answer, route)
+            app.router.add_route(route.method, route.pattern, handler, expect_handler=_not_yet)
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -220,6 +221,9 @@ class Gateway:
         return await anyio.to_thread.run_sync(build) if len(body) > self.bounds.large_bytes else build()
 
     async def _body(self, request: web.Request) -> bytes:
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
+            # RFC 9110, section 10.1.1; only now, since whoever is refused need not send it.
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         large = request.content_length is None or request.content_length > self.bounds.large_bytes
         with anyio.move_on_after(self.bounds.body_seconds):
             if not large:
@@ -278,6 +282,10 @@ class Gateway:
             self._streams[key] -= 1
             if not self._streams[key]:
                 del self._streams[key]
+
+
+async def _not_yet(request: web.Request) -> None:
+    """aiohttp would ask for the body before anybody looked at the token."""
 
 
 class _WrongTokens:

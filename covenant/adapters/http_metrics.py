@@ -30,7 +30,13 @@ Samples = Iterable[tuple[Mapping[str, str], float]]
 async def text(server: Server) -> str:
     """Everything, as one answer to a scraper."""
     process = await anyio.to_thread.run_sync(_process)
-    families: list[tuple[str, str, str, Samples]] = [*_requests(server), *_stores(server), *process]
+    rows = [({"tier": tier}, count) for tier, count in (await server.memory.counts()).items()]
+    families: list[tuple[str, str, str, Samples]] = [
+        *_requests(server),
+        *_stores(server),
+        ("covenant_memory_rows", "gauge", "Records of memory.", rows),
+        *process,
+    ]
     lines = [line for one in families for line in prometheus.family(*one)]
     seconds = (({"kind": kind}, one) for kind, one in sorted(server.meter.seconds.items()))
     lines += prometheus.histograms("covenant_request_seconds", "How long requests took, by kind.", seconds)

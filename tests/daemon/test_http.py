@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.adapters import http_listen, http_routes
+from covenant.adapters import http_listen, http_routes, openapi
 from covenant.adapters.http import Gateway
 from covenant.adapters.http_routes import Route
 from covenant.respond import live
@@ -50,42 +51,32 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(server, gateway, peers, audit, echo)
 
 
+DOCUMENT = openapi.document()
+
+
+def least(schema: dict[str, Any]) -> Any:
+    """The least that a schema of the document takes."""
+    if "$ref" in schema:
+        return least(DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
+    for alternatives in ("oneOf", "anyOf", "allOf"):
+        if alternatives in schema:
+            return least(schema[alternatives][0])
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    if "pattern" in schema:
+        return next(text for text in ("a@b", "1") if re.match(schema["pattern"], text))
+    if schema.get("type") == "object":
+        return {name: least(schema["properties"][name]) for name in schema.get("required", ())}
+    return {"string": "x", "integer": 1, "number": 0.5, "boolean": True, "array": []}[schema["type"]]
+
+
 def asked_for(route: Route) -> tuple[str, Any]:
     """A path and a body by which the route can be asked."""
-    path = route.path.replace("{", "").replace("}", "")
-    bodies: dict[str, Any] = {
-        "submit_intent": {"text": "t"},
-        "resume_intent": {"intent_id": "i"},
-        "repair_memory": {"mode": "apply", "command": {"action": "delete_record", "id": "i"}, "reason": "r"},
-        "compact_memory": {"mode": "dry_run", "policy": {}, "reason": "r"},
-        "grant_capability": {"action": "memory.read"},
-        "revoke_capability": {"signature_b58": "1"},
-        "sign_attestation": {"message_b58": "1", "ts": 1},
-        "call_tool": {"name": "echo"},
-        "send_a2_a_task": {
-            "id": "t",
-            "sender": http_kit.ME.model_dump(),
-            "recipient": http_kit.ME.model_dump(),
-            "intent_text": "do",
-        },
-        "post_a2_a_result": {"task_id": "t", "status": "ok"},
-        "repair_a2_a_task": {
-            "task_id": "t",
-            "command": {"action": "force_error", "message": "m"},
-            "reason": "r",
-        },
-        "cancel_a2_a_task": {"task_id": "t"},
-        "revoke_peer": {"token_prefix": "1"},
-        "enroll_peer": {"display": "a@b"},
-        "flush_receipts": {"limit": 1},
-        "ignore_check": {"text": "t"},
-        "put_memory": {"tier": "working", "text": "t"},
-        "promote_memory": {"id": "i", "tier": "longterm"},
-        "backfill_memory_records": {"dry_run": True},
-        "backfill_settlement_receipts": {"dry_run": True},
-    }
-    body = {"before_ms": 1} if "before_ms" in str(requests.KINDS.get(route.kind, requests.Ping).model_fields) else None
-    return path + ("?q=x" if route.kind == "search_memory" else ""), bodies.get(route.kind, body)
+    operation = DOCUMENT["paths"][route.path][route.method.lower()]
+    query = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query" and one.get("required")]
+    path = route.path.replace("{", "").replace("}", "") + "".join(f"?{name}=x" for name in query)
+    body = operation.get("requestBody")
+    return path, None if body is None else least(body["content"]["application/json"]["schema"])
 
 
 @pytest.mark.parametrize("route", [one for one in http_routes.TABLE if one.kind], ids=lambda one: one.operation)
@@ -256,6 +247,7 @@ async def test_numbers(world: World) -> None:
     assert (found["covenant_intents_running"], found["covenant_intents_total"]) == ({"": 1.0}, {'status="ok"': 1.0})
     assert found["covenant_events_total"]['topic="intent"'] == 3.0
     assert found["covenant_budget_credits"] == {f'agent="{http_kit.OTHER.pubkey}"': 7.0}
+    assert found["covenant_memory_rows"] == {f'tier="{tier}"': 0.0 for tier in ("working", "episodic", "longterm")}
     assert found["process_resident_memory_bytes"][""] > 1 << 20
     assert found["process_open_fds"][""] > 3
 

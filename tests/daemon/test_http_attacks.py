@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
@@ -280,6 +281,16 @@ async def test_who_is_nobody_is_not_listened_to(gateway: Gateway) -> None:
     assert statuses(await raw(gateway, begun)) == [401]
 
 
+async def test_a_client_that_asks_first_is_told_to_go_on_when_it_is_let_in(
+    gateway: Gateway, echo: http_kit.Echo
+) -> None:
+    headers = (JSON, f"Content-Length: {len(ASK)}", "Expect: 100-continue")
+    assert statuses(await raw(gateway, post(gateway, *headers, body=b"", token=None))) == [401]
+    answer = await raw(gateway, post(gateway, *headers))
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert len(echo.asked) == 1
+
+
 async def test_an_answer_that_nobody_reads_is_let_go(gateway: Gateway, echo: http_kit.Echo) -> None:
     async def much(server: Server, caller: Caller, asked: requests.Request) -> responses.Response:
         return responses.Error(message="x" * (32 * 1024 * 1024))
@@ -384,7 +395,7 @@ async def test_no_token_is_ever_in_a_log(
             post(gateway, JSON, "Content-Length: 99", body=f'{{"text": 1, "token": "{TOKEN}"}}'.encode().ljust(99)),
         ):
             await raw(gateway, data)
-    rows = str(gateway.server.audit.rows)
+    rows = str(cast("http_kit.Rows", gateway.server.audit).rows)
     assert "authentication_failed" in rows
     assert caplog.records
     for text in (caplog.text, rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -99,7 +99,8 @@ async def test_who_comes_again_gets_what_is_newer(gateway: Gateway, echo: http_k
 
 async def test_records_that_the_request_and_its_grant_admit(gateway: Gateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_memory"] = responses.Memories(records=())
-    held = gateway.server.capabilities = http_kit.Grants()
+    held = http_kit.Grants()
+    gateway.server.capabilities = cast("Any", held)
     held.grant(http_kit.OTHER, "memory.read", {"version": 1, "tiers": ["working"], "record_id": "w"})
     shown = [record("l", types.Tier.LONGTERM), record("x", owner=http_kit.OTHER), record("w")]
     async with http_kit.client(gateway, token=http_kit.OTHER_TOKEN) as client:  # noqa: SIM117 (as two lines)
@@ -118,7 +119,8 @@ async def test_records_that_the_request_and_its_grant_admit(gateway: Gateway, ec
 
 async def test_the_operator_sees_everybodys_records(gateway: Gateway, echo: http_kit.Echo) -> None:
     echo.answers["recent_memory"] = responses.Memories(records=())
-    held = gateway.server.capabilities = http_kit.Grants()
+    held = http_kit.Grants()
+    gateway.server.capabilities = cast("Any", held)
     held.grant(http_kit.ME, "memory.read", {})
     async with http_kit.client(gateway) as client, client.get("/memory/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
@@ -139,7 +141,7 @@ async def test_a_token_that_ends_ends_its_streams(gateway: Gateway, echo: http_k
     async with http_kit.client(gateway) as client, client.get("/audit/recent", headers=STREAM) as answer:
         stream = http_kit.events(answer)
         await taken(stream, 1)
-        del gateway.server.peers.tokens[http_kit.TOKEN]
+        del cast("http_kit.Peers", gateway.server.peers).tokens[http_kit.TOKEN]
         gateway.server.feed.publish("audit", event("not for you any more"))
         (last,) = await taken(stream, 1)
         assert last.event == "stream_error"

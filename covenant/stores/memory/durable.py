@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import aiosqlite
 import anyio
+import anyio.to_thread
 
 from covenant.stores.memory import plans, ranking, rows, schema, sqlite
 from covenant.stores.memory.cache import Cache, Change, Gone, Moved, Put
@@ -38,6 +39,8 @@ _PUT: Final = (
     f"INSERT INTO memories ({_COLUMNS}, embedder) VALUES ({', '.join('?' * (len(rows.COLUMNS) + 1))}) "  # noqa: S608
     f"ON CONFLICT (id) DO UPDATE SET {_ASSIGN}"
 )
+
+_TIERS: Final = frozenset(Tier)
 
 
 class _Waiting:
@@ -275,7 +278,7 @@ class DurableMemory:
         cut = policy.mark_longterm_stale_before_ms
         async for chunk in self._chunks(self._writer, select):
             for _, record_id, tier, owner, created_at, parent in chunk:
-                good = isinstance(created_at, int) and created_at >= 0 and tier in set(Tier)
+                good = isinstance(created_at, int) and created_at >= 0 and tier in _TIERS
                 good = good and isinstance(record_id, str) and isinstance(parent, str | None)
                 marks = good and cut is not None and tier == Tier.LONGTERM and created_at < cut
                 record = await self._one(self._writer, record_id) if marks else None
@@ -326,6 +329,14 @@ class DurableMemory:
                 known = await self._reader.execute_fetchall(f"SELECT id FROM memories WHERE id IN ({marks})", part)  # noqa: S608
                 found |= {str(row[0]) for row in known}
         return found
+
+    async def counts(self) -> dict[Tier, int]:
+        """How many rows each tier has, good or bad."""
+        with self._guarded():
+            # The index on (tier, created_at) has all that it needs.
+            found = await self._reader.execute_fetchall("SELECT tier, count(*) FROM memories GROUP BY tier")
+        known = {str(tier): int(count) for tier, count in found}
+        return {tier: known.get(tier, 0) for tier in Tier}
 
     async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
         """The newest first; of the same moment, by id."""
@@ -400,7 +411,7 @@ class DurableMemory:
         found: list[BadRow] = []
         with self._guarded():
             async for chunk in self._chunks(self._reader, _SELECT):
-                found += [one for one in await rows.parse_all(chunk) if isinstance(one, BadRow)]
+                found += await anyio.to_thread.run_sync(rows.bad_rows, chunk)
                 if len(found) >= limit:
                     break
         return found[:limit]
@@ -452,12 +463,16 @@ class DurableMemory:
             yield sizes, []
             select = "SELECT rowid, id, tier, owner_pubkey, created_at, embedding FROM memories"
             async for chunk in self._chunks(self._reader, select, where, label):
-                yield {}, [entry for row in chunk if (entry := _entry(row)) is not None]
+                yield {}, await anyio.to_thread.run_sync(_entries, chunk)
+
+
+def _entries(found: Sequence[Any]) -> list[Entry]:
+    return [entry for row in found if (entry := _entry(row)) is not None]
 
 
 def _entry(row: Any) -> Entry | None:
     _, record_id, tier, owner, created_at, blob = row
     vector = rows.vector(blob) if isinstance(blob, bytes) else None
-    if vector is None or tier not in set(Tier) or not isinstance(created_at, int):
+    if vector is None or tier not in _TIERS or not isinstance(created_at, int):
         return None
     return Entry(str(record_id), Tier(tier), str(owner), created_at, vector)

@@ -77,6 +77,10 @@ class InMemory:
         """Which of the ids are those of records."""
         return {record_id for record_id in ids if record_id in self._records}
 
+    async def counts(self) -> dict[Tier, int]:
+        """How many records each tier has."""
+        return {tier: len(self._among(tier, None)) for tier in Tier}
+
     def _among(self, tier: Tier | None, owner: str | None) -> list[MemoryRecord]:
         return [r for r in self._records.values() if tier in (None, r.tier) and owner in (None, r.owner.pubkey)]
 

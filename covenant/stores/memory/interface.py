@@ -133,6 +133,10 @@ class Memory(Protocol):
         """Which of the ids are those of rows, good or bad."""
         ...
 
+    async def counts(self) -> dict[Tier, int]:
+        """How many rows each tier has, good or bad."""
+        ...
+
     async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
         """The newest first; of the same moment, by id."""
         ...

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy as np
 import pydantic
 
 from covenant.stores.memory.interface import BadRow
-from covenant.wire.types import MemoryRecord, Tier
+from covenant.wire.types import AgentId, MemoryRecord, Tier
 from policy import errors
 
 # The order of every SELECT and INSERT here; the first nine after `rowid` are version 1's.
@@ -38,6 +38,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "created_at": (int,),
     "parent": (str, type(None)),
 }
+_TIERS: Final = frozenset({*Tier, "long-term", "long_term"})
 _FLOAT: Final = np.dtype("<f4")
 # So many rows are parsed before anybody notices.
 _FEW: Final = 32
@@ -85,28 +86,36 @@ def vector(blob: bytes | None) -> np.ndarray[Any, np.dtype[np.float32]] | None:
 
 def parse(row: Row) -> MemoryRecord | BadRow:
     """The record of ``(rowid, *COLUMNS)``, or what keeps it from being one."""
-    number, values = row[0], dict(zip(COLUMNS, row[1:], strict=True))
+    bad = bad_row(row)
+    if bad is not None:
+        return bad
+    values = dict(zip(COLUMNS, row[1:], strict=True))
+    found = vector(values["embedding"])
+    return MemoryRecord.model_validate(
+        {
+            "id": values["id"],
+            "tier": Tier(values["tier"]),
+            "owner": _owner(values["owner_display"], values["owner_pubkey"]),
+            "text": values["text"],
+            "embedding": () if found is None else tuple(found.tolist()),
+            "metadata": _metadata(values["metadata"]),
+            "created_at": values["created_at"],
+            "parent": values["parent"],
+        }
+    )
+
+
+def bad_row(row: Row) -> BadRow | None:
+    """What keeps ``(rowid, *COLUMNS)`` from being a record, None when it is one; without making the record."""
+    values = dict(zip(COLUMNS, row[1:], strict=True))
     problems = [f"{name} is {_kind(values[name])}" for name in COLUMNS if not isinstance(values[name], _TYPES[name])]
-    if not problems:
-        problems = _broken(values)
-    if not problems:
-        found = vector(values["embedding"])
-        try:
-            return MemoryRecord.model_validate(
-                {
-                    "id": values["id"],
-                    "tier": Tier(values["tier"]),
-                    "owner": {"display": values["owner_display"], "pubkey": values["owner_pubkey"]},
-                    "text": values["text"],
-                    "embedding": () if found is None else tuple(found.tolist()),
-                    "metadata": _metadata(values["metadata"]),
-                    "created_at": values["created_at"],
-                    "parent": values["parent"],
-                }
-            )
-        except pydantic.ValidationError as e:
-            problems = [f"{'.'.join(str(p) for p in one['loc'])}: {one['msg']}" for one in e.errors()]
-    return BadRow(number, str(values["id"])[:128], tuple(problems))
+    problems = problems or _broken(values)
+    return BadRow(row[0], str(values["id"])[:128], tuple(problems)) if problems else None
+
+
+def bad_rows(found: Iterable[Row]) -> list[BadRow]:
+    """Those of many that are no records."""
+    return [bad for row in found if (bad := bad_row(row)) is not None]
 
 
 async def parse_all(found: Iterable[Row]) -> list[MemoryRecord | BadRow]:
@@ -127,10 +136,12 @@ def _refuse_constant(name: str) -> Any:
 
 def _broken(values: dict[str, Any]) -> list[str]:
     problems = []
-    try:
-        Tier(values["tier"])
-    except ValueError:
+    if values["tier"] not in _TIERS:
         problems.append("tier is none of working, episodic, longterm")
+    if values["created_at"] < 0:
+        problems.append("created_at is negative")
+    if isinstance(owner := _owner(values["owner_display"], values["owner_pubkey"]), str):
+        problems.append(owner)
     blob = values["embedding"] or b""
     if len(blob) % _FLOAT.itemsize:
         problems.append("embedding is broken off")
@@ -143,11 +154,16 @@ def _broken(values: dict[str, Any]) -> list[str]:
     return problems
 
 
+@functools.lru_cache(maxsize=1024)
+def _owner(display: str, pubkey: str) -> AgentId | str:
+    """The owner, or what is wrong with it."""
+    try:
+        return AgentId(display=display, pubkey=pubkey)
+    except pydantic.ValidationError as e:
+        one = e.errors(include_input=False)[0]
+        return f"owner_{one['loc'][0]}: {one['msg']}"
+
+
 def _kind(value: Any) -> str:
     names = {bytes: "bytes", str: "text", int: "a number", float: "a broken number", type(None): "missing"}
     return names.get(type(value), "something else")
-
-
-def norm(values: Sequence[float]) -> float:
-    """The Euclidean norm, correctly rounded: the same on every machine."""
-    return math.sqrt(math.fsum(v * v for v in values))

@@ -40,7 +40,11 @@ def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the disk as errors of ours that say where."""
+    """Errors of SQLite and of the disk as errors of ours that say where.
+
+    Raises:
+        errors.MemoryStoreError: in their place.
+    """
     try:
         yield
     except (sqlite3.Error, OSError) as e:

@@ -72,6 +72,7 @@ async def test_recent_is_newest_first_then_by_id_within_tier_and_owner(store: Me
     assert [r.id for r in await store.recent(Tier.LONGTERM, 10)] == [name(4)]
     assert [r.id for r in await store.recent(None, 10, owner=BOB.pubkey)] == [name(5)]
     assert await store.recent(None, 0) == []
+    assert await store.counts() == {Tier.WORKING: 4, Tier.EPISODIC: 0, Tier.LONGTERM: 1}
 
 
 @pytest.mark.parametrize(
