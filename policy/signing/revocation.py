@@ -23,8 +23,9 @@ MAX_KEYS = 256
 MAX_MANIFESTS = 512
 MAX_SERIALS = 256
 
-# Shown to people: no controls, no format or bidi characters, no line ends.
-Reason = Annotated[str, pydantic.Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")]
+# Shown to people: no controls, no format or bidi characters, no line ends. The length stands beside the pattern and not
+# in it, where it makes an automaton of 18 MiB that takes a tenth of a second to build.
+Reason = Annotated[str, pydantic.Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]+$", max_length=200)]
 
 
 class _Closed(pydantic.BaseModel):
