@@ -1,0 +1,187 @@
+"""The verbs of the mailbox and of peers, against a daemon that runs: their exit statuses and envelopes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests import cli_daemon_kit
+from tests.cli_daemon_kit import Daemon, Envelopes, answered, exit_status
+from tests.cli_kit import call, done
+
+ENVELOPES = Envelopes(Path(__file__).parent / "cli_envelopes_mail.json")
+ME = "operator@local"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    home = tmp_path_factory.mktemp("home")
+    home.chmod(0o700)
+    cli_daemon_kit.package(home, "hello")
+    with cli_daemon_kit.granted(home) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def _home(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("COVENANT_HOME", str(daemon.home))
+    monkeypatch.delenv("COVENANT_TOKEN_FILE", raising=False)
+    yield
+    # Each test leaves an empty mailbox to the next.
+    monkeypatch.delenv("COVENANT_TOKEN_FILE", raising=False)
+    daemon.runs.hold = None
+    for entry in daemon.server.mailbox.open_entries():
+        call("a2a", "cancel", entry.task.id)
+    while exit_status(call("a2a", "result")) == 0:
+        pass
+
+
+def verb(kind: str, *arguments: str, status: int = 0) -> dict[str, Any]:
+    document = answered(*arguments, status=status)
+    assert document["kind"] == kind
+    ENVELOPES.hold(kind, document)
+    return document
+
+
+def test_an_agent_of_this_host_does_what_it_is_sent(daemon: Daemon) -> None:
+    sent = verb("a2a_task_queued", "a2a", "send", "hello@agent", "say hello", "--wait", "--timeout", "20")
+    assert sent["result"]["content"][0]["text"] == "SAY HELLO"
+    assert verb("a2a_result", "a2a", "result")["result"]["task_id"] == sent["task_id"]
+    assert answered("a2a", "result", status=3)["result"] is None
+    assert done("a2a", "send", "hello@agent", "again", "--wait", "--timeout", "20") == "AGAIN\n"
+    shown = call("a2a", "result")
+    assert (shown.stdout, shown.exit_code) == ("AGAIN\n", 0)
+    assert exit_status(call("a2a", "send", "nobody@agent", "x")) == 2
+    assert exit_status(call("a2a", "send", "nobody@elsewhere", "x")) == 2
+    assert exit_status(call("a2a", "send", "hello@agent", "x", "--unsafe", "--idempotency-key", "k")) == 2
+
+
+def test_an_agent_that_fails_is_a_failure(daemon: Daemon) -> None:
+    sent = answered("a2a", "send", "hello@agent", "read /srv/.env", "--wait", "--timeout", "20", status=1)
+    assert sent["result"]["error_message"].startswith("ignored: ")
+    daemon.runs.hold = anyio.Event()
+    late = answered("a2a", "send", "hello@agent", "x", "--wait", "--timeout", "0.1", status=1)
+    assert late["code"] == "daemon_silent"
+
+
+def test_a_run_is_ended_with_its_task(daemon: Daemon) -> None:
+    daemon.runs.hold = anyio.Event()
+    task = answered("a2a", "send", "hello@agent", "wait for me")["task_id"]
+    cancelled = verb("a2a_cancelled", "a2a", "cancel", task, "--reason", "no need")
+    assert cancelled["cancelled"] is True
+    assert answered("a2a", "cancel", task, status=1)["cancelled"] is False
+    assert answered("a2a", "cancel", "nothing", status=1)["code"] == "no_such_task"
+
+
+def test_tasks_of_ones_own(daemon: Daemon) -> None:
+    """Sent to oneself, received, answered, repaired."""
+    whole = ("--kind", "note", "--deadline-in-ms", "600000", "--idempotency-key", "one", "--id", "t1")
+    assert answered("a2a", "send", ME, "look at this", *whole)["task_id"] == "t1"
+    given = verb("a2a_task", "a2a", "recv")
+    assert (given["task"]["intent_text"], given["task"]["task_kind"]) == ("look at this", "note")
+    assert answered("a2a", "recv", status=3)["task"] is None
+    status = verb("a2a_status", "a2a", "status")
+    assert [(one["task"]["id"], one["state"]) for one in status["tasks"]] == [("t1", "in_flight")]
+    for filters in (("--state", "queued"), ("--min-lease-age-ms", "600000"), ("--deadline-within-ms", "1")):
+        assert answered("a2a", "status", *filters)["tasks"] == []
+    assert "look at this" in done("a2a", "status")
+    retry = verb("a2a_auto_retry", "a2a", "retry-stale", "--min-lease-age-ms", "0")["report"]
+    assert (retry["enabled"], retry["requeued"], retry["skipped_by_reason"]) == (False, 0, {"policy_disabled": 1})
+    assert call("a2a", "retry-stale", "--min-lease-age-ms", "0").stderr == "nothing was done: --enable does it\n"
+    assert answered("a2a", "retry-stale", "--enable", "--min-lease-age-ms", "0")["report"]["requeued"] == 1
+    lease = answered("a2a", "recv")["lease_id"]
+    why = ("--reason", "test")
+    wrong = ("--duplicate-risk", "idempotent", "--lease-id", given["lease_id"])
+    assert answered("a2a", "requeue", "t1", *why, *wrong, status=1)["code"] == "lease_mismatch"
+    right = ("--duplicate-risk", "operator-accepted", "--lease-id", lease)
+    assert verb("a2a_repaired", "a2a", "requeue", "t1", *why, *right)["outcome"]["action"] == "requeue"
+    assert exit_status(call("a2a", "requeue", "t1", *why)) == 2
+    done("a2a", "recv")
+    assert verb("a2a_result_posted", "a2a", "answer", "t1", "three words")["task_id"] == "t1"
+    assert answered("a2a", "answer", "t1", "once more", status=1)["code"] == "task_state"
+    assert "answer to t1: ok" in done("a2a", "status")
+    assert answered("a2a", "result")["result"]["content"][0]["text"] == "three words"
+    # the same again is answered at once
+    again = ("--kind", "note", "--idempotency-key", "one")
+    assert answered("a2a", "send", ME, "another text", *again, "--wait")["result"]["status"] == "ok"
+    done("a2a", "result")
+    task = answered("a2a", "send", ME, "x", "--unsafe")["task_id"]
+    assert answered("a2a", "force-error", task, *why, "--message", "gave up")["outcome"]["action"] == "force_error"
+    assert answered("a2a", "result")["result"]["error_message"] == "gave up"
+    assert verb("a2a_compacted", "a2a", "compact")["dropped"] >= 3
+    assert exit_status(call("a2a", "answer", "t1")) == 2
+
+
+def test_peers(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    actions = ("--action", f"a2a.recv.{ME}", "--action", f"a2a.respond.{ME}")
+    ada = verb("peer_enrolled", "peers", "enroll", "ada@laptop", *actions)
+    key = ada["agent_id"]["pubkey"]
+    assert len(ada["granted"]) == 2
+    listed = verb("peer_list", "peers", "list", "--live-only")
+    assert {one["agent_id"]["display"] for one in listed["peers"]} >= {ME, "ada@laptop"}
+    assert answered("peers", "list", "--prefix", key[:8])["peers"][0]["agent_id"]["pubkey"] == key
+    assert ada["token_b58"] not in done("peers", "list")
+    assert exit_status(call("peers", "list", "--live-only", "--revoked-only")) == 2
+    # the beginning of a key stands for it
+    assert answered("capabilities", "grant", f"a2a.send.{key[:8]}")["action"] == f"a2a.send.{key}"
+    assert exit_status(call("capabilities", "grant", "a2a.send.zzzzzzzz")) == 2
+    # she takes tasks with her own token
+    done("a2a", "send", "ada@laptop", "hello ada", "--id", "for-ada")
+    file = tmp_path / "ada.token"
+    file.write_text(ada["token_b58"] + "\n")
+    file.chmod(0o644)
+    monkeypatch.setenv("COVENANT_TOKEN_FILE", str(file))
+    assert answered("a2a", "recv", status=1)["code"] == "key_file"
+    file.chmod(0o600)
+    assert answered("a2a", "recv")["task"]["id"] == "for-ada"
+    done("a2a", "answer", "for-ada", "hello operator")
+    assert answered("a2a", "send", f"hello@agent:{key}", "x", "--sender", f"{ME}:{key}", status=1)["code"] == (
+        "a2a_sender_mismatch"
+    )
+    assert answered("agents", "reload", status=1)["code"] == "operator_only"
+    monkeypatch.delenv("COVENANT_TOKEN_FILE")
+    assert answered("a2a", "result")["result"]["content"][0]["text"] == "hello operator"
+    prefix = ada["token_b58"][:6]
+    assert verb("peer_revoke", "peers", "revoke", prefix)["outcome"]["type"] == "revoked"
+    assert answered("peers", "revoke", prefix)["outcome"]["type"] == "already_revoked"
+    monkeypatch.setenv("COVENANT_TOKEN_FILE", str(file))
+    assert answered("ping", status=1)["code"] == "authentication_failed"
+
+
+def test_letting_out_whom_one_must_not(daemon: Daemon) -> None:
+    token = (daemon.home / "peers/operator.token").read_text().strip()
+    assert answered("peers", "revoke", token[:6], status=1)["outcome"]["type"] == "self_revoke_forbidden"
+    assert answered("peers", "revoke", "zzzzzz", status=1)["outcome"]["type"] == "not_found"
+    assert "your own token" in call("peers", "revoke", token[:6]).stdout
+    assert verb("peers_purged", "peers", "purge", "--before-ms", "0")["purged"] == 0
+    rotated = verb("peer_token_rotated", "peers", "rotate")["token_b58"]
+    assert (daemon.home / "peers/operator.token").read_text().strip() == rotated
+    said = done("peers", "rotate")
+    now = (daemon.home / "peers/operator.token").read_text().strip()
+    assert now != rotated
+    assert now not in said
+    assert answered("ping")["ok"] is True
+
+
+def test_the_script_ends_with_the_status_and_one_document(daemon: Daemon) -> None:
+    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = "from covenant.cli.main import entry; entry()"
+        command = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+
+    for status, words in ((0, ["ping"]), (2, ["a2a", "answer", "t1"]), (3, ["a2a", "recv"])):
+        ended = script(*words, "--json")
+        assert ended.returncode == status, ended.stderr
+        assert len(ended.stdout.splitlines()) == 1
+    refused = script("a2a", "cancel", "nothing", "--json")
+    assert (refused.returncode, refused.stderr) == (1, "")
+    assert '"code": "no_such_task"' in refused.stdout
+    shown = script("a2a", "cancel", "nothing")
+    assert shown.stderr.startswith("covenant: there is no task `nothing` of yours [no_such_task]\n  mend: ")

@@ -1,0 +1,233 @@
+"""Tables that fit, colour where it is wanted, a line while something works; completion; and examples that parse."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covenant.cli import door, main, terminal
+from policy import errors
+from tests.cli_kit import call, refused
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+class Terminal(io.StringIO):
+    def __init__(self, tty: bool = True) -> None:
+        super().__init__()
+        self.tty = tty
+
+    def isatty(self) -> bool:
+        return self.tty
+
+
+@given(rows=st.lists(st.lists(WORDS, min_size=3, max_size=3), max_size=5), width=st.integers(22, 120))
+def test_a_table_fits_whatever_is_in_it(rows: list[list[str]], width: int) -> None:
+    lines = terminal.table(("ONE", "TWO", "THREE"), rows, width=width)
+    assert len(lines) == len(rows) + 1
+    for line in lines:
+        assert terminal.cells(line) <= width
+        assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", line)
+
+
+@given(rows=st.lists(st.lists(WORDS, min_size=2, max_size=2), max_size=5))
+def test_without_a_width_nothing_is_cut(rows: list[list[str]]) -> None:
+    assert "…" in "".join(map("".join, rows)) or "…" not in "".join(terminal.table(("A", "B"), rows, width=None))
+
+
+def test_the_widest_gives_way() -> None:
+    rows = [["short", "x" * 50, "y" * 12]]
+    head, line = terminal.table(("A", "B", "C"), rows, width=40)
+    assert line == "short  " + "x" * 18 + "…  " + "y" * 12
+    assert head.split() == ["A", "B", "C"]
+    # all of them at the least: no endless narrowing where the terminal is smaller than that
+    assert terminal.table(("A", "B"), [["x" * 50, "y" * 50]], width=3)[1] == "xxxxx…  yyyyy…"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "wanted"),
+    [
+        ("漢字漢字", 5, "漢字…"),
+        ("漢字", 4, "漢字"),
+        ("漢字", 3, "漢…"),
+        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
+        ("abc", 0, ""),
+    ],
+)
+def test_cells_are_counted_as_a_terminal_does(text: str, width: int, wanted: str) -> None:
+    assert terminal.clipped(text, width) == wanted
+    assert terminal.cells(wanted) <= width
+
+
+@pytest.mark.parametrize(
+    ("tty", "variables", "wanted"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colour_only_where_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tty: bool, variables: dict[str, str], wanted: bool
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal(tty))
+    assert ("\x1b[" in terminal.styled("x", fg="red")) is wanted
+
+
+def test_what_takes_long_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.working("nothing is said of what is quick"):
+        pass
+    assert shown.getvalue() == ""
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
+    said = threading.Event()
+    write = shown.write
+
+    def heard(text: str) -> int:
+        said.set()
+        return write(text)
+
+    monkeypatch.setattr(shown, "write", heard)
+    with contextlib.suppress(KeyError), terminal.working("an agent works"):
+        assert said.wait(20)
+        raise KeyError
+    assert "an agent works (0 s)" in shown.getvalue()
+    assert shown.getvalue().endswith("\r\x1b[K")
+
+
+def test_off_a_terminal_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal(tty=False))
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
+    before = threading.active_count()
+    with terminal.working("x"):
+        assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("before", "older"), [(None, None), (1, 2)])
+def test_one_cut_off(before: int | None, older: int | None) -> None:
+    with pytest.raises(errors.UsageError):
+        door.moment(before, older)
+
+
+def test_a_cut_off_of_before_the_clock_began() -> None:
+    assert door.moment(None, 2**63) == 0
+    assert door.moment(5, None) == 5
+
+
+def complete(*words: str, shell: str = "bash") -> subprocess.CompletedProcess[str]:
+    variables = {
+        "_COVENANT_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    program = """
+import sys
+sys.argv[0] = "covenant"
+from covenant.cli.main import entry
+try:
+    entry()
+finally:
+    heavy = {"pydantic", "cryptography", "aiohttp", "anyio", "numpy"} & set(sys.modules)
+    print("heavy", sorted(heavy), file=sys.stderr)
+"""
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_completion_of_verbs_imports_nothing_heavy() -> None:
+    done = complete("covenant", "me")
+    assert sorted(done.stdout.split()) == ["plain,memory", "plain,metrics"]
+    assert "heavy []" in done.stderr
+
+
+def test_completion_below_a_group() -> None:
+    assert complete("covenant", "a2a", "re").stdout.split() == [
+        "plain,recv",
+        "plain,requeue",
+        "plain,result",
+        "plain,retry-stale",
+    ]
+    assert "plain,--agent" in complete("covenant", "intent", "--").stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell(shell: str) -> None:
+    done = call("completion", shell)
+    assert done.exit_code == 0
+    assert "_COVENANT_COMPLETE" in done.stdout
+
+
+NEW = [
+    "a2a", "agents", "bootstrap", "budget", "capabilities", "chain", "completion", "daemon", "ignore", "intent",
+    "intents", "memory", "peers", "ping", "receipts", "settlement", "verify", "version",
+]  # fmt: skip
+
+
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command, info_name=name)
+    for each in command.list_commands(context):
+        found = command.get_command(context, each)
+        assert found is not None
+        yield from leaves(found, f"{name} {each}")
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    context = click.Context(main.cli, info_name="covenant")
+    found = []
+    for name in NEW:
+        group = main.cli.get_command(context, name)
+        assert group is not None
+        found += [one for one in leaves(group, name) if not one[1].hidden]
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_verb_shows_examples_that_parse(name: str, command: click.Command) -> None:
+    assert command.epilog is not None
+    shown = [line.strip() for line in command.epilog.splitlines() if line.startswith("  ")]
+    assert shown
+    checked = 0
+    for line in shown:
+        words = shlex.split(line.split(" > ")[0])
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words = words[1:]
+        if words[: 1 + len(name.split())] == ["covenant", *name.split()]:
+            rest = words[1 + len(name.split()) :]
+            command.make_context(name, rest, resilient_parsing=False)
+            checked += 1
+    assert checked
+    # and the page of the verb shows them on lines of their own
+    page = command.get_help(click.Context(command, info_name=name, terminal_width=500, max_content_width=500))
+    assert all(line in page for line in shown)
+
+
+def test_the_signers_of_a_chain_are_refused_whatever_they_are_given() -> None:
+    from covenant.cli import settlement
+
+    assert len(settlement.SIGNERS) == 13
+    for name in settlement.SIGNERS:
+        for more in ([], ["--keypair", "k.json", "--cluster", "devnet", "--json"], ["--help"]):
+            refused("unsupported", "chain", name, *more)
