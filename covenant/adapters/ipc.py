@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
             self._say(responses.Authenticated(display=caller.agent.display))
             self._splitter.most = frames.MAX_BYTES
             await self._converse(caller)
-        except (errors.FrameError, errors.BusyError) as e:
+        except (errors.FrameError, errors.BusyError, errors.AuthenticationError) as e:
             # After a frame that is none nobody can tell where the next begins.
             self._say(responses.Error.of(e))
 
@@ -294,6 +294,7 @@ class Connection(asyncio.Protocol):
     async def _converse(self, caller: Caller) -> None:
         turn = 0
         while (raw := await self._frame()) is not None:
+            admission.check(self._gateway.server, caller)
             try:
                 await self._answer(caller, await self._parsed(raw))
             except errors.MalformedRequestError as e:

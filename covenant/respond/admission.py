@@ -30,6 +30,17 @@ async def admit(server: Server, token_b58: str, transport: Transport) -> Caller:
     )
 
 
+def check(server: Server, caller: Caller) -> None:
+    """Whether whoever was let in may still be in: a token that was revoked or has ended ends its open connections too.
+    The operator's go on: they outlive a rotation of its token, as in version 1.
+
+    Raises:
+        errors.AuthenticationError: no longer.
+    """
+    if not caller.operator and not server.peers.admits(caller.agent.pubkey, caller.token_prefix):
+        raise errors.AuthenticationError("the token was revoked or has ended")
+
+
 async def refused(server: Server, reason: str, transport: Transport) -> None:
     """Write that somebody was not let in."""
     await server.audit.append("authentication_failed", {"transport": transport, "reason": reason})

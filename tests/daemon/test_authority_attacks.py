@@ -184,3 +184,17 @@ async def test_no_token_is_in_any_file_but_its_own(covenant_home: Path) -> None:
     found = {path.name for path, raw in files.items() for token in tokens if token.encode() in raw}
     assert found == {"operator.token"}
     assert json.loads((covenant_home / "peers" / "registry.jsonl").read_bytes().splitlines()[0])["token_sha256"]
+
+
+async def test_showing_a_peer_out_ends_its_open_connection(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        made = await daemon.ask("enroll_peer", display="ada@local", actions=["memory.read"])
+        async with (
+            async_client.connected(covenant_home, token=made["token_b58"]) as ada,
+            async_client.connected(covenant_home) as operator,
+        ):
+            assert (await ada.ask("ping"))["kind"] == "pong"
+            await daemon.ask("revoke_peer", token_prefix=made["token_b58"][:6])
+            await daemon.ask("rotate_operator_token")
+            assert await refused(ada, "recent_capabilities") == "authentication_failed"
+            assert (await operator.ask("ping"))["kind"] == "pong", "the operator's outlives a rotation"
