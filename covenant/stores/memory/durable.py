@@ -280,6 +280,7 @@ class DurableMemory:
             for _, record_id, tier, owner, created_at, parent in chunk:
                 good = isinstance(created_at, int) and created_at >= 0 and tier in _TIERS
                 good = good and isinstance(record_id, str) and isinstance(parent, str | None)
+                good = good and sqlite.sayable(record_id + (parent or ""))
                 marks = good and cut is not None and tier == Tier.LONGTERM and created_at < cut
                 record = await self._one(self._writer, record_id) if marks else None
                 if not good or (marks and record is None):
@@ -324,7 +325,7 @@ class DurableMemory:
         """Which of the ids are those of rows, good or bad."""
         found: set[str] = set()
         with self._guarded():
-            for part in sqlite.parts(ids):
+            for part in sqlite.parts([one for one in ids if sqlite.sayable(one)]):
                 marks = ", ".join("?" * len(part))
                 known = await self._reader.execute_fetchall(f"SELECT id FROM memories WHERE id IN ({marks})", part)  # noqa: S608
                 found |= {str(row[0]) for row in known}
@@ -421,12 +422,14 @@ class DurableMemory:
         return row if isinstance(row, MemoryRecord) else None
 
     async def _row(self, db: aiosqlite.Connection, record_id: str) -> MemoryRecord | BadRow | None:
+        if not sqlite.sayable(record_id):
+            return None
         found = list(await db.execute_fetchall(f"{_SELECT} WHERE id = ?", (record_id,)))
         return rows.parse(found[0]) if found else None
 
     async def _many(self, ids: Iterable[str]) -> Mapping[str, MemoryRecord]:
         found: dict[str, MemoryRecord] = {}
-        for part in sqlite.parts(sorted(ids)):
+        for part in sqlite.parts(sorted(filter(sqlite.sayable, ids))):
             marks = ", ".join("?" * len(part))
             page = await self._reader.execute_fetchall(f"{_SELECT} WHERE id IN ({marks})", part)
             records = [one for one in await rows.parse_all(page) if isinstance(one, MemoryRecord)]

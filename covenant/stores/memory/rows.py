@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import anyio.to_thread
 import numpy as np
 import pydantic
 
+from covenant.stores.memory import sqlite
 from covenant.stores.memory.interface import BadRow
 from covenant.wire.types import AgentId, MemoryRecord, Tier
 from policy import errors
@@ -109,8 +111,15 @@ def bad_row(row: Row) -> BadRow | None:
     """What keeps ``(rowid, *COLUMNS)`` from being a record, None when it is one; without making the record."""
     values = dict(zip(COLUMNS, row[1:], strict=True))
     problems = [f"{name} is {_kind(values[name])}" for name in COLUMNS if not isinstance(values[name], _TYPES[name])]
+    problems = problems or [
+        f"{name} is no UTF-8" for name, value in values.items() if isinstance(value, str) and not sqlite.sayable(value)
+    ]
     problems = problems or _broken(values)
-    return BadRow(row[0], str(values["id"])[:128], tuple(problems)) if problems else None
+    return BadRow(row[0], _shown(values["id"]), tuple(problems)) if problems else None
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:128].encode("utf-8", "replace").decode()
 
 
 def bad_rows(found: Iterable[Row]) -> list[BadRow]:
@@ -127,11 +136,16 @@ async def parse_all(found: Iterable[Row]) -> list[MemoryRecord | BadRow]:
 
 
 def _metadata(text: str | None) -> Any:
-    return None if text is None or text == "" else json.loads(text, parse_constant=_refuse_constant)
+    return None if text is None or text == "" else json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
 
 
 def _broken(values: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,6 +19,7 @@ from policy import errors
 # How many rows are read, or ids asked for, at a time.
 CHUNK: Final = 2000
 _BUSY_MS: Final = 10_000
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def where(*, tier: Tier | None, owner: str | None, table: str = "memories") -> tuple[str, list[Any]]:
@@ -56,7 +58,18 @@ def named(path: Path) -> Iterator[None]:
 async def connected(path: Path) -> AsyncIterator[aiosqlite.Connection]:
     async with aiosqlite.connect(path, isolation_level=None) as db:
         await db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        # A text that is no UTF-8 would otherwise be an error of every statement that meets its row.
+        db.text_factory = _text
         yield db
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def sayable(text: str) -> bool:
+    """Whether SQLite takes it as text: no half of a character is in it."""
+    return text.isascii() or not _SURROGATE.search(text)
 
 
 def make_private(path: Path) -> None:

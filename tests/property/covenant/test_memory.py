@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covenant.stores.memory import plans, ranking, vectors
+from covenant.stores.memory import plans, ranking, rows, vectors
 from covenant.stores.memory.in_memory import InMemory
 from covenant.stores.memory.interface import CompactionPolicy
 from covenant.stores.memory.vectors import Entry, Matrices, Matrix
@@ -187,6 +187,29 @@ def test_a_receipt_pays_for_one_record_of_its_payer_and_is_found_once(
     after = [plans.correlated(by_id[i], r) for i, r in found]
     rest = [r for r in records if r.id not in dict(found)]
     assert plans.correlations(map(plans.payable, [*after, *rest]), receipts) == ()
+
+
+ANYTHING = (
+    st.none()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.binary(max_size=9)
+    | st.text(max_size=9)
+    | st.sampled_from(["working", "a@b", "1" * 32, "{}", "null", "[" * 5000, "1" * 5000, "\udcff", "1e999", "NaN", ""])
+)
+
+
+@given(st.dictionaries(st.sampled_from(rows.COLUMNS), ANYTHING, max_size=3))
+def test_any_row_is_a_record_or_says_why_not(odd: dict[str, Any]) -> None:
+    good = dict(zip(rows.COLUMNS, rows.encode(record(1, embedding=(1.0,), parent=name(2))), strict=True))
+    row = (1, *{**good, **odd}.values())
+    read = rows.parse(row)
+    if isinstance(read, MemoryRecord):
+        assert rows.bad_row(row) is None
+        assert rows.parse((0, *rows.encode(read))) == read
+    else:
+        assert read == rows.bad_row(row)
+        assert read.problems
 
 
 # Words --------------------------------------------------------------------------------------------------------

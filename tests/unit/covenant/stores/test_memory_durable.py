@@ -175,16 +175,41 @@ async def test_a_newer_database_a_link_and_what_is_none_are_refused(path: Path, 
 
 BAD: dict[str, dict[str, Any]] = {
     "tier is none of": {"tier": "eternal"},
-    "owner.pubkey: ": {"owner_pubkey": "0OIl"},
-    "owner.display: ": {"owner_display": "nobody"},
+    "owner_pubkey: ": {"owner_pubkey": "0OIl"},
+    "owner_display: ": {"owner_display": "nobody"},
     "embedding is broken off": {"embedding": b"abc"},
     "embedding holds a number that is not finite": {"embedding": vector(float("nan"), 1.0)},
     "metadata is no JSON": {"metadata": "{"},
     "created_at is text": {"created_at": "yesterday"},
-    "created_at: ": {"created_at": -1},
+    "created_at is negative": {"created_at": -1},
     "text is bytes": {"text": b"\xff\xfe"},
     "parent is bytes": {"parent": b"x"},
 }
+
+
+@pytest.mark.parametrize("column", ["id", "tier", "owner_display", "owner_pubkey", "text", "metadata", "parent"])
+async def test_a_text_that_is_no_utf_8_stops_nothing_either(version_1: Path, column: str) -> None:
+    insert(version_1, row(3))
+    with sqlite3.connect(version_1) as db:
+        db.execute(f"UPDATE memories SET {column} = CAST(X'61FF62' AS TEXT) WHERE created_at = 3")
+    db.close()
+    async with opened("durable", version_1, space="") as store:
+        assert [r.id for r in await store.recent(None, 10)] == [name(2), name(1)]
+        assert {h.record.id for h in await store.search((1.0, 0.0), "text", None, 10, None)} == {name(1), name(2)}
+        (bad,) = await store.bad_rows(10)
+        assert bad.problems == (f"{column} is no UTF-8",)
+        policy = CompactionPolicy(mark_longterm_stale_before_ms=9, detach_stale_parents=True)
+        await store.compact(policy, reason="r", now_ms=1, apply=True)
+        assert await store.backfill([], apply=True) == ()
+        assert await store.purge(None, 9) == 3
+
+
+async def test_an_id_that_no_row_can_have_is_not_there(path: Path) -> None:
+    async with opened("durable", path) as store:
+        assert await store.get("\ud800") is None
+        assert await store.existing(["\ud800"]) == set()
+        assert await store.repair(DeleteRecord("\ud800"), apply=True) is None
+        assert await store.promote("\ud800", Tier.EPISODIC, at_ms=1) is None
 
 
 @pytest.mark.parametrize("problem", BAD)
