@@ -1,0 +1,44 @@
+"""Memory of a whole daemon, over its socket and across a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from tests import daemon_kit
+
+pytestmark = pytest.mark.anyio
+
+ACTIONS = ("memory.read", "memory.write", "memory.purge", "memory.repair.apply", "memory.compact.apply")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_what_was_put_is_found_again_after_a_restart_and_nothing_drifts(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant(*ACTIONS)
+        texts = ("The database connection failed", "Recipe for apple pie", "Quarterly revenue report")
+        stored = [(await daemon.ask("put_memory", tier="working", text=text))["record"] for text in texts]
+        await daemon.ask("promote_memory", id=stored[0]["id"], tier="longterm")
+        command = {"action": "backfill_provenance", "id": stored[1]["id"], "provenance": {"by": "test"}}
+        await daemon.ask("repair_memory", request={"mode": "apply", "command": command, "reason": "to show it"})
+        (covenant_home / ".covenantignore").write_text("top of\n")
+        with pytest.raises(errors.CovenantError, match="top of"):
+            await daemon.ask("put_memory", tier="working", text="the top of it")
+    async with daemon_kit.running(covenant_home) as daemon:
+        for query, number in (("errors connecting to databases", 0), ("apple pies", 1), ("revenues", 2)):
+            found = (await daemon.ask("search_memory", query=query, limit=1))["records"]
+            assert [record["id"] for record in found] == [stored[number]["id"]]
+        recent = (await daemon.ask("recent_memory", tier="longterm"))["records"]
+        assert [record["id"] for record in recent] == [stored[0]["id"]]
+        assert (await daemon.ask("ignore_check", text="on top of"))["matched_pattern"] == "top of"
+        report = await daemon.ask("verify")
+        assert report["drift"] == []
+        assert all(check["passed"] for check in report["checks"])
+        assert (await daemon.ask("purge_memory", tier="working", before_ms=2**63))["purged"] == 2
+        assert (await daemon.ask("verify"))["drift"] == []
