@@ -49,6 +49,7 @@ async def test_an_answer_is_in_memory_in_receipts_and_in_the_log_before_it_is_gi
     assert (result.status, result.text, result.agent_id) == ("ok", "wordcount: count my words", "wordcount")
     uuid.UUID(result.intent_id)
     record = await server.memory.get(result.intent_id)
+    assert record is not None
     assert (record.text, record.tier, record.owner) == (result.text, "working", ALICE.agent)
     assert len(record.embedding) == server.embedder.dimensions
     assert record.metadata["intent_text"] == "count my words"
@@ -72,7 +73,9 @@ async def test_without_an_agent_the_answer_is_version_1_s_echo(tmp_path: Path) -
     result = await _submit(server, "nobody knows this")
     assert result.text == "phase 0 echo (no agent matched): nobody knows this"
     assert (result.agent_id, result.settlement and result.settlement.resource) == (None, "memory")
-    assert (await server.memory.get(result.intent_id)).metadata["agent_id"] is None
+    record = await server.memory.get(result.intent_id)
+    assert record is not None
+    assert record.metadata["agent_id"] is None
     assert [row["matched_agent"] for row in await rows(server, "intent_dispatched")] == [None]
 
 
@@ -277,7 +280,7 @@ async def test_a_log_that_takes_nothing_gives_no_answer(tmp_path: Path) -> None:
             raise errors.StoreError("the disk is full")
         return await whole(entries)
 
-    server.audit.append_all = full
+    server.audit.append_all = full  # type: ignore[method-assign]
     with pytest.raises(errors.StoreError):
         await _submit(server, "anything")
 
@@ -378,6 +381,28 @@ async def test_with_a_key_an_intent_that_failed_may_be_tried_again(tmp_path: Pat
     assert result.text == "a: x"
     assert (await _submit(server, "x", agent="a", idempotency_key="k")).intent_id == result.intent_id
     assert len(acts.asked) == 2
+
+
+async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_given_again(tmp_path: Path) -> None:
+    """The log fails between the record and the row, as a kill does; the answer was told to nobody then."""
+    server = await _made(tmp_path)
+    whole = server.audit.append_all
+
+    async def dies(entries: Any) -> Any:
+        if entries[-1].kind == "intent_dispatched":
+            raise errors.StoreError("dead")
+        return await whole(entries)
+
+    server.audit.append_all = dies  # type: ignore[method-assign]
+    with pytest.raises(errors.StoreError):
+        await _submit(server, "anything", idempotency_key="k")
+    server.audit.append_all = whole  # type: ignore[method-assign]
+    assert await rows(server, "intent_dispatched") == []
+    first = await _submit(server, "anything", idempotency_key="k")
+    assert [row["intent_id"] for row in await rows(server, "intent_dispatched")] == [first.intent_id]
+    assert await _submit(server, "anything", idempotency_key="k") == first
+    assert len(await rows(server, "intent_dispatched")) == 1
+    assert len(await server.receipts.recent(10)) == 1
 
 
 # --- who watches ----------------------------------------------------------------------------------------------------
