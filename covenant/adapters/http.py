@@ -185,9 +185,9 @@ class Gateway:
         caller = await self._admitted(request)
         if own := self._own.get(route.path):
             return await own(request, caller)
-        asked = await self._asked(route, request)
+        asked, on = await self._asked(route, request), _follow(route, request)
         if route.stream and http_streams.wanted(request.headers.getall("Accept", [])):
-            return await self._stream(request, caller, asked)
+            return await self._stream(request, caller, asked, on=on)
         return self._answered(await self.server.respond(caller, asked))
 
     async def _admitted(self, request: web.Request) -> Caller:
@@ -240,17 +240,16 @@ class Gateway:
 
     # Streams, and what has no request -------------------------------------------------------------------------
 
-    async def _stream(self, request: web.Request, caller: Caller, asked: requests.Request) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, caller: Caller, asked: requests.Request, *, on: bool
+    ) -> web.StreamResponse:
         with self._one_more_stream(caller):
             watch = self._watch(request, caller)
             if isinstance(asked, requests.SubmitIntent):
                 return await http_feeds.submitted(watch, asked)
             assert isinstance(asked, requests.RecentAudit | requests.RecentMemory)
-            on = request.query.get("follow", "true")
-            if on not in ("true", "false"):
-                raise errors.MalformedRequestError("`follow` is `true` or `false`")
             seen = request.headers.get("Last-Event-ID", "")
-            done = await http_feeds.recent(watch, asked, on=on == "true", seen=seen)
+            done = await http_feeds.recent(watch, asked, on=on, seen=seen)
             return self._answered(done) if isinstance(done, responses.Response) else done
 
     async def _intent_events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -282,6 +281,14 @@ class Gateway:
             self._streams[key] -= 1
             if not self._streams[key]:
                 del self._streams[key]
+
+
+def _follow(route: Route, request: web.Request) -> bool:
+    """Whether a stream of this request goes on with what comes; no other says that word."""
+    said = request.query.getall("follow", ["true"]) if route.stream and route.method == "GET" else ["true"]
+    if said not in (["true"], ["false"]):
+        raise errors.MalformedRequestError("`follow` is `true` or `false`")
+    return said == ["true"]
 
 
 async def _not_yet(request: web.Request) -> None:

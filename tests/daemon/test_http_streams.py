@@ -277,6 +277,8 @@ async def test_an_intent_that_has_ended_has_only_an_end(gateway: Gateway, echo: 
 
 
 async def test_how_it_is_followed_is_yes_or_no(gateway: Gateway, echo: http_kit.Echo) -> None:
-    async with http_kit.client(gateway) as client, client.get("/audit/recent?follow=x", headers=STREAM) as answer:
-        assert answer.status == 400
+    async with http_kit.client(gateway) as client:
+        for word, headers in (("x", STREAM), ("x", {}), ("true&follow=false", STREAM)):
+            async with client.get(f"/audit/recent?follow={word}", headers=headers) as answer:
+                assert answer.status == 400
     assert gateway.server.feed.subscribers == 0
