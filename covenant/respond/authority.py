@@ -76,8 +76,11 @@ async def require_all(
     agent_id: str,
     facts: Facts = NONE,
     hidden: bool = False,
+    concealed: bool = False,
 ) -> list[SignedCapability]:
     """As ``require`` for several actions and one row; the grants stand in the order of the actions.
+
+    ``concealed``: the rows are the daemon's whatever the answer, for what is refused for another reason then.
 
     Raises:
         errors.CapabilityMissingError: as ``require``, for all that are missing.
@@ -96,7 +99,7 @@ async def require_all(
         "passed": passed,
         "authorized_by": [_authorised(grant) for grant in grants],
     }
-    issuer = server.identity.agent if hidden and not passed else caller.agent
+    issuer = server.identity.agent if concealed or (hidden and not passed) else caller.agent
     rows = [Entry("capability_check", check, issuer)]
     for one in bounded:
         rejected = {"agent_id": agent_id, "action": one.action, "reason": one.reason}

@@ -41,7 +41,7 @@ class InMemorySecrets:
 async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) -> responses.Secret:
     """A secret that a grant of ``secret.access`` names, or for which ``secret.access.<name>`` was granted.
 
-    A refusal's rows are issued by the daemon: the caller's own feed does not say which of the reasons it was.
+    The rows of all refusals are issued by the daemon: the caller's own feed does not say which of the reasons it was.
 
     Raises:
         errors.SecretDeniedError: it is absent, or not granted to the caller.
@@ -50,13 +50,14 @@ async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) 
     # Looked up whether it is granted or not, so that both take as long.
     value = _text(server.secrets.get(asked.name)) if named else None
     try:
-        signed = await authority.require(
+        (signed,) = await authority.require_all(
             server,
             caller,
-            _action(server, caller, asked.name) if named else ACTION,
+            [_action(server, caller, asked.name) if named else ACTION],
             agent_id=caller.agent.display,
             facts=Facts(secret_name=asked.name),
             hidden=True,
+            concealed=value is None,
         )
     except (errors.CapabilityMissingError, errors.CapabilityScopeError) as e:
         await _denied(server, caller, asked.name, e.message)
