@@ -139,8 +139,8 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "message": "text",
     },
     "intent_resumed": {"intent_id": "text", "resumed_from": "text"},
-    # What the supervisor said about a run of ours, which its own log has whole and the daemon's uid cannot read; what was
-    # refused to the run comes with the same answer and is copied as `denied`.
+    # What the supervisor said about a run of ours: its own log has the whole, which the daemon's uid cannot read. What
+    # was refused to the run comes with the same answer and is copied as `denied`.
     "run_usage": {
         "intent_id": "text",
         "run_id": "text",

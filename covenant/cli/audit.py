@@ -10,13 +10,14 @@ leave them. Verbs about checkpoints and cuts are in ``covenant.cli.audit_proofs`
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
 import math
 import os
 import stat
-import time
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,21 +200,33 @@ def _read(name: str, path: Path) -> Log | None:
 
 def _snapshot(name: str, path: Path) -> Log | None:
     head_folder = path.with_name("audit-head")
-    lock = _locked(path)
-    try:
-        events, chain = (_content(path / file) for file in _NAMES)
+    with contextlib.ExitStack() as stack:
+        log = _locked(path, stack)
+        chain = _open(path / _NAMES[1])
+        if chain is not None:
+            stack.callback(os.close, chain)
+        sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
         head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
-        if all(content is None for content in (events, chain, head, key)):
+        daemons = (_content(head_folder / "pending"), _content(path / "checkpoints.jsonl"))
+        if all(content is None for content in (*sizes, head, key)):
             return None
         aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
-        daemons = (_content(head_folder / "pending"), _content(path / "checkpoints.jsonl"))
-        return Log(name, path, events or b"", chain or b"", head, key, tuple(aside), *daemons)
-    finally:
-        if lock is not None:
-            os.close(lock)
+        if log is not None:
+            # The files only grow, and what takes their place has other descriptors: the writer need wait no longer.
+            fcntl.flock(log, fcntl.LOCK_UN)
+        events, entries = (_first(fd, size or 0) for fd, size in zip((log, chain), sizes, strict=True))
+        return Log(name, path, events, entries, head, key, tuple(aside), *daemons)
 
 
-def _locked(path: Path) -> int | None:
+def _first(fd: int | None, size: int) -> bytes:
+    """The first ``size`` bytes of a file."""
+    if fd is None:
+        return b""
+    with os.fdopen(os.dup(fd), "rb") as stream:
+        return stream.read(size)
+
+
+def _locked(path: Path, stack: contextlib.ExitStack) -> int | None:
     """The events file under the readers' lock: the one that has the name, which a cut may have changed meanwhile."""
     for _ in range(_TRIES):
         lock = _open(path / _NAMES[0])
@@ -223,6 +236,7 @@ def _locked(path: Path) -> int | None:
             _shared(lock, path)
             named = os.stat(path / _NAMES[0], follow_symlinks=False)
             if os.path.samestat(os.fstat(lock), named):
+                stack.callback(os.close, lock)
                 return lock
         except FileNotFoundError:
             pass
@@ -235,15 +249,13 @@ def _locked(path: Path) -> int | None:
 
 def _shared(fd: int, path: Path) -> None:
     """Wait until no writer is between its three files."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                message = f"a writer held the log for {_LOCK_SECONDS:.0f} seconds"
-                raise errors.LedgerError(message, where=str(path)) from None
-            time.sleep(0.005)
+    # Asleep in the kernel, which wakes us as soon as the lock is let go: whoever only looked now and then would hardly
+    # ever find a busy daemon between two writes. A thread, since such a wait has no limit of its own.
+    waiting = threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_SH), daemon=True)
+    waiting.start()
+    waiting.join(_LOCK_SECONDS)
+    if waiting.is_alive():
+        raise errors.LedgerError(f"a writer held the log for {_LOCK_SECONDS:.0f} seconds", where=str(path))
 
 
 def _open(path: Path) -> int | None:

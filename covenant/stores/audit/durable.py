@@ -78,6 +78,7 @@ class DurableAudit:
             kept = await journal.Journal.open(home / "audit" / "checkpoints.jsonl")
             async for line in kept:
                 notes.load(line)
+            notes.newest()
         except BaseException:
             await anyio.to_thread.run_sync(of.close)
             raise

@@ -17,6 +17,8 @@ class Notary:
         self.origin = origin
         self._key = key
         self._notes: dict[int, note.Note] = {}
+        # Of those that were loaded: each is verified when it is first used, so that many cost a start nothing.
+        self._unverified: set[int] = set()
 
     @property
     def verifier(self) -> note.Verifier:
@@ -28,7 +30,8 @@ class Notary:
         size = max(self._notes, default=-1)
         if size <= above:
             return None
-        found = self._notes[size]
+        found = self._taken(size)
+        assert found is not None
         return note.Checkpoint.parse(found.text), found
 
     def at(self, size: int, root: bytes) -> note.Note | None:
@@ -37,7 +40,7 @@ class Notary:
         Raises:
             errors.LedgerError: another root was signed for it: the rows are not those that they were.
         """
-        found = self._notes.get(size)
+        found = self._taken(size)
         if found is not None and note.Checkpoint.parse(found.text).root != root:
             raise errors.LedgerError(
                 f"a checkpoint of {size} rows was signed with another root",
@@ -57,7 +60,7 @@ class Notary:
             errors.NoteError: it is no checkpoint that we signed, or no witness's cosignature is on it.
         """
         checkpoint = note.Checkpoint.parse(cosigned.text)
-        ours = self._notes.get(checkpoint.size)
+        ours = self._taken(checkpoint.size)
         if ours is None or ours.text != cosigned.text:
             raise errors.NoteError(
                 f"this log has signed no such checkpoint of {checkpoint.size} rows",
@@ -72,23 +75,33 @@ class Notary:
 
     def keep(self, kept: note.Note) -> None:
         """From now on this is the checkpoint of its size."""
-        self._notes[note.Checkpoint.parse(kept.text).size] = kept
+        size = note.Checkpoint.parse(kept.text).size
+        self._notes[size] = kept
+        self._unverified.discard(size)
 
     def load(self, line: bytes) -> None:
-        """``keep`` what ``line`` wrote once.
+        """``keep`` what ``line`` wrote once; ``newest`` verifies it.
 
         Raises:
-            errors.NoteError: it does not verify under our key.
+            errors.NoteError: it is no checkpoint of this log.
         """
         try:
             raw = json.loads(line)["note"].encode()
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise errors.NoteError("a line of the checkpoints is none") from e
         found = note.Note.parse(raw)
-        found.verified([self.verifier])
-        if note.Checkpoint.parse(found.text).origin != self.origin:
+        checkpoint = note.Checkpoint.parse(found.text)
+        if checkpoint.origin != self.origin:
             raise errors.NoteError("a checkpoint is of another log")
-        self.keep(found)
+        self._notes[checkpoint.size] = found
+        self._unverified.add(checkpoint.size)
+
+    def _taken(self, size: int) -> note.Note | None:
+        found = self._notes.get(size)
+        if found is not None and size in self._unverified:
+            found.verified([self.verifier])
+            self._unverified.discard(size)
+        return found
 
 
 def line(kept: note.Note) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from click.testing import CliRunner, Result
 
@@ -122,6 +124,33 @@ def test_a_row_that_pending_does_not_name_is_still_red(home: Path) -> None:
     with (home / "audit" / "events.jsonl").open("ab") as stream:
         stream.write(b'{"id":"forged"}\n')
     assert call("verify").exit_code == 3
+
+
+@pytest.mark.parametrize("purging", [False, True])
+def test_reading_beside_a_daemon_that_writes_is_never_red(home: Path, purging: bool) -> None:
+    fill(home, 1, signed=False)
+    clock = itertools.count(server_kit.NOW_MS + 1)
+
+    async def run() -> None:
+        agent = identity.Identity.load(home).agent
+        done = anyio.Event()
+        async with await DurableAudit.open(home, issuer=agent, now_ms=lambda: next(clock)) as log:
+
+            async def write() -> None:
+                while not done.is_set():
+                    await log.append("authentication_failed", {"transport": "ipc", "reason": "x" * 500})
+                    if purging:
+                        await log.purge(next(clock) - 50)
+
+            async with anyio.create_task_group() as group:
+                for _ in range(4):
+                    group.start_soon(write)
+                for _ in range(25):
+                    result = await anyio.to_thread.run_sync(call, "verify", "--json")
+                    assert result.exception is None, (result.exception, result.stdout)
+                done.set()
+
+    anyio.run(run)
 
 
 # Checkpoints -----------------------------------------------------------------------------------------------------

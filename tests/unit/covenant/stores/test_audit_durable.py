@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -546,6 +547,18 @@ async def test_whoever_writes_while_it_runs_ends_it(home: Path) -> None:
     with pytest.raises(errors.StoreError, match="somebody else wrote"):
         await log.append("authentication_failed", failed(2))
     await log.close()
+
+
+async def test_a_reader_that_does_not_let_go_holds_up_nobody(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.01)
+    async with await opened(home) as log:
+        await log.append("authentication_failed", failed(1))
+        with (home / "audit" / "events.jsonl").open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            await log.append("authentication_failed", failed(2))
+            assert (await log.purge(1)).purged == 0
+        assert (await log.verify()).events == 2
+    assert offline(home).valid
 
 
 async def test_a_checkpoint_of_another_log_is_not_ours(home: Path) -> None:
