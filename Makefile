@@ -1,5 +1,5 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: contain crash demo test lint undo mutants fuzz coverage golden vm
+.PHONY: contain crash demo test lint load undo mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
@@ -24,6 +24,10 @@ lint:
 # kill -9 of a run and of all below it, a thousand times and at every audit row: docs/operations.md. As root.
 crash:
 	.venv/bin/python -m tests.crash
+
+# 2,000 intents of 64 clients at once, then the daemon killed in their middle: docs/intents.md.
+load:
+	.venv/bin/python -m tests.load
 
 # How good the tests of the deciding half are: docs/mutants.md. Under an hour on two cores.
 mutants:
