@@ -41,6 +41,7 @@ _PUT: Final = (
 )
 
 _TIERS: Final = frozenset(Tier)
+_SPARE: Final = 8
 
 
 class _Waiting:
@@ -372,8 +373,10 @@ class DurableMemory:
         depth = ranking.depth(limit)
         with self._guarded():
             by_words = await self._by_words(text, tier, depth, owner)
+            # Without another ranking this one is the answer, and a little more for what is deleted meanwhile.
+            count = depth if by_words else min(depth, limit + _SPARE)
             by_cosine, scores = await self._cache.best(
-                embedding, depth, tier=tier, owner=owner, floor=min_relevance or 0.0, also=list(by_words)
+                embedding, count, tier=tier, owner=owner, floor=min_relevance or 0.0, also=list(by_words)
             )
             order = ranking.fused(by_cosine, by_words, scores, min_relevance=min_relevance)
             hits: list[Hit] = []

@@ -93,17 +93,18 @@ def parse(row: Row) -> MemoryRecord | BadRow:
         return bad
     values = dict(zip(COLUMNS, row[1:], strict=True))
     found = vector(values["embedding"])
-    return MemoryRecord.model_validate(
-        {
-            "id": values["id"],
-            "tier": Tier(values["tier"]),
-            "owner": _owner(values["owner_display"], values["owner_pubkey"]),
-            "text": values["text"],
-            "embedding": () if found is None else tuple(found.tolist()),
-            "metadata": _metadata(values["metadata"]),
-            "created_at": values["created_at"],
-            "parent": values["parent"],
-        }
+    owner = _owner(values["owner_display"], values["owner_pubkey"])
+    assert isinstance(owner, AgentId)
+    # Nothing is left to validate, and the vector would take longest; tests/property/covenant/test_memory.py shows it.
+    return MemoryRecord.model_construct(
+        id=values["id"],
+        tier=Tier(values["tier"]),
+        owner=owner,
+        text=values["text"],
+        embedding=() if found is None else tuple(found.tolist()),
+        metadata=_metadata(values["metadata"]),
+        created_at=values["created_at"],
+        parent=values["parent"],
     )
 
 

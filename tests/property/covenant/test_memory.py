@@ -206,6 +206,7 @@ def test_any_row_is_a_record_or_says_why_not(odd: dict[str, Any]) -> None:
     read = rows.parse(row)
     if isinstance(read, MemoryRecord):
         assert rows.bad_row(row) is None
+        assert MemoryRecord.model_validate(read.model_dump()) == read
         assert rows.parse((0, *rows.encode(read))) == read
     else:
         assert read == rows.bad_row(row)
