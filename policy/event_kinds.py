@@ -125,8 +125,6 @@ V1: Final[Mapping[str, Mapping[str, str]]] = {
 
 # What version 1 did without a row. Each is written after the act succeeded, unless it says otherwise.
 OURS: Final[Mapping[str, Mapping[str, str]]] = {
-    # Who was let in, how; `transport` is ipc or http.
-    "authenticated": {"transport": "text", "token_prefix": "text"},
     "daemon_started": {"version": "text", "agents": "int", "recovered": "texts"},
     "daemon_stopped": {"reason": "text"},
     # An intent that ended without a result: `stage` is router, capability, budget, run, memory or receipt.

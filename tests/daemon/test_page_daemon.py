@@ -1,0 +1,90 @@
+"""docs/daemon.md: its commands as somebody types them, its tables beside the code that they are about."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+from covenant import daemon_config
+from covenant.adapters import ipc
+from covenant.wire import frames, requests, strict
+from tests.daemon.test_lifecycle import environment, process
+from tests.house.test_docs import commands
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "daemon.md").read_text()
+
+
+class _Asked(dict[str, str]):
+    """An environment that remembers what it was asked for."""
+
+    def __init__(self, **given: str) -> None:
+        super().__init__(given)
+        self.asked_for: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked_for.add(name)
+        return super().get(name, default)
+
+
+def test_its_commands_work(covenant_home: pathlib.Path, clone: pathlib.Path) -> None:
+    program = pathlib.Path(sys.executable).parent / "covenant"
+    lines = commands(PAGE)
+    assert len(lines) >= 5
+    with process(covenant_home, clone):
+        for line in lines:
+            words = [str(program) if word == "covenant" else word for word in shlex.split(line)]
+            env = environment(covenant_home) | {"PATH": os.environ["PATH"]}
+            done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+
+def test_it_names_every_variable() -> None:
+    """What `daemon_config.read` asks an environment for; the table shortens some to their end."""
+    asked = _Asked(COVENANT_HOME=os.environ["COVENANT_HOME"])
+    daemon_config.read(asked)
+    told = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", PAGE))
+    parts = set(re.findall(r"(?<![A-Z0-9])_[A-Z_]+", PAGE))
+    missing = {n for n in asked.asked_for - told - {"SUDO_UID"} if not any(n.endswith(part) for part in parts)}
+    assert missing == set()
+
+
+def test_its_defaults_are_those_of_the_code() -> None:
+    settings = daemon_config.read({"COVENANT_HOME": os.environ["COVENANT_HOME"]})
+    for value in (
+        settings.http_port,
+        settings.http_bind,
+        *settings.http_origins,
+        settings.deliver_timeout_ms,
+        *(v for v in dataclasses.astuple(settings.retry) if not isinstance(v, bool)),
+        *dataclasses.astuple(settings.projection),
+    ):
+        assert re.search(rf"(?<![0-9A-Za-z]){re.escape(str(value))}(?![0-9A-Za-z])", PAGE), value
+
+
+def test_its_bounds_are_those_of_the_code() -> None:
+    bounds = ipc.Bounds()
+    for text in (
+        f"| {bounds.connections}, {bounds.of_one_peer} |",
+        f"| {bounds.strangers}; of more",
+        f"| {bounds.handshake_seconds:.0f}, {bounds.handshake_bytes // 1024} KiB |",
+        f"frames of more than {bounds.small_bytes // 1024} KiB on their way, of one peer | {bounds.large_frames} |",
+        f"answer is read | {bounds.frame_seconds:.0f} |",
+        f"depth of a document | {strict.MAX_DEPTH} |",
+        f"at most {frames.MAX_BYTES >> 20} MiB",
+    ):
+        assert text in PAGE, text
+
+
+def test_it_names_what_is_not_served_and_what_is_ours() -> None:
+    for kind, model in requests.KINDS.items():
+        ours = (model.__doc__ or "").startswith("Ours")
+        if model is requests.Unsupported or ours:
+            patterns = [re.sub(r"_[a-z0-9]+$", "_*", kind), kind.partition("_")[0] + "_*", kind]
+            assert any(f"`{name}`" in PAGE for name in patterns), kind
