@@ -33,7 +33,13 @@ _MAX_ID = 256
 
 
 def send(book: Book, task: A2ATask, now_ms: int) -> Sent:
-    """Take a task: known, answered from the cache, or queued."""
+    """Take a task: known, answered from the cache, or queued.
+
+    Raises:
+        errors.TaskExistsError: another task has its id.
+        errors.TaskInvalidError: it is too large, or has no id or no text.
+        errors.MailboxFullError: too much waits already.
+    """
     known = book.entries.get(task.id)
     if known is not None:
         if known.task != task:
@@ -71,7 +77,13 @@ def lease(book: Book, recipient: str, now_ms: int, *, lease_id: str, lease_ms: i
 
 
 def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None) -> Entry:
-    """Answer a task; an ok answer to an idempotent task answers those that are the same, now and later."""
+    """Answer a task; an ok answer to an idempotent task answers those that are the same, now and later.
+
+    Raises:
+        errors.NoTaskError, errors.LeaseMismatchError: as the interface says.
+        errors.TaskStateError: it has its result, or was given to nobody.
+        errors.TaskInvalidError: the result is too large.
+    """
     entry = _open(book, result.task_id)
     _check_lease(entry, lease_id)
     if entry.attempt == 0:
@@ -110,7 +122,13 @@ def take_result(book: Book, sender: str, now_ms: int) -> A2ATaskResult | None:
 def requeue(
     book: Book, task_id: str, now_ms: int, *, lease_id: str | None, duplicate_risk: str | None, reason: str, by: str
 ) -> Entry:
-    """Put a leased task back."""
+    """Put a leased task back.
+
+    Raises:
+        errors.NoTaskError, errors.LeaseMismatchError: as the interface says.
+        errors.TaskStateError: it has its result, or is not leased.
+        errors.TaskInvalidError: the risk named does not fit what the task says of itself.
+    """
     entry = _open(book, task_id)
     _check_lease(entry, lease_id)
     if entry.lease is None:

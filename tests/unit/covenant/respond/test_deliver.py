@@ -83,7 +83,9 @@ async def test_an_agent_does_its_task(world: World) -> None:
     # it went the way of every intent
     (row,) = await world.rows("intent_dispatched")
     assert (row["intent_id"], row["matched_agent"]) == (intent_id, "hello")
-    assert (await world.server.memory.get(intent_id)).text == "COUNT TO THREE"
+    record = await world.server.memory.get(intent_id)
+    assert record is not None
+    assert record.text == "COUNT TO THREE"
     kinds = ["a2_a_task_sent", "a2_a_task_leased", "a2_a_result_posted", "a2_a_result_taken"]
     assert [row["type"] for row in await world.rows(*kinds)] == kinds
 
@@ -220,20 +222,21 @@ async def test_a_stop_is_not_the_end_of_a_task(home: Path) -> None:
     await box.close()
 
 
-async def test_a_run_whose_answer_was_not_posted_is_not_run_again(world: World) -> None:
+async def test_a_run_whose_answer_was_not_posted_is_not_run_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     me, hello = await ready(world)
     await world.send(me, hello)
     asked: list[str] = []
-    post = world.server.mailbox.post
 
     async def dies(result: Any, **fields: Any) -> Any:
         asked.append(result.task_id)
         raise errors.StoreFullError("no room")
 
-    world.server.mailbox.post = dies
+    monkeypatch.setattr(world.server.mailbox, "post", dies)
     async with delivering(world):
         await until(lambda: asked)
-    world.server.mailbox.post = post
+    monkeypatch.undo()
     async with delivering(world):
         assert (await answer(world, me)).content[0]["text"] == "COUNT TO THREE"
     assert len(world.runs.asked) == 1

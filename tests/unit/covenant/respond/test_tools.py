@@ -79,7 +79,9 @@ async def test_arguments_that_do_not_fit_are_written_down(world: World) -> None:
     (row,) = await world.rows("tool_call_schema_rejected")
     assert (row["tool"], row["reason"]) == ("echo", answer.message)
     # it was no use of the grant
-    assert world.server.capabilities.get(signature).used == 0
+    grant = world.server.capabilities.get(signature)
+    assert grant is not None
+    assert grant.used == 0
     assert (await world.ask(ADA, call(text="hi"))).kind == "tool_result"
 
 
