@@ -119,6 +119,7 @@ async def test_every_runtime_answers_through_the_daemon(served: Served, home: Pa
             assert used["wall_ms"] > 0
             assert used["memory_peak_bytes"] > 1 << 20
             record = await daemon.server.memory.get(intent_id)
+            assert record is not None
             assert (record.text, record.metadata["run_id"]) == (text, result["run_id"])
             assert record.embedding
             receipts = await daemon.server.receipts.recent(2)
@@ -151,7 +152,7 @@ async def test_a_run_that_fails_pays_for_what_it_used(served: Served, home: Path
         with pytest.raises(errors.CovenantError, match="agent `fails` failed") as raised:
             await daemon.ask("submit_intent", text="x", agent="fails")
         assert raised.value.code == errors.AgentFailedError.code
-        assert daemon.server.budget.tokens(accounting.budget_of("fails")) <= 8
+        assert (daemon.server.budget.tokens(accounting.budget_of("fails")) or 0) <= 8
         assert not daemon.server.budget.unsettled()
         events = [one["kind"] for one in (await daemon.ask("recent_audit", limit=3))["events"]]
         assert [one["type"] for one in events] == ["intent_failed", "receipt_written", "run_usage"]
