@@ -176,11 +176,13 @@ def kernel_log() -> list[str]:
 
 def leftovers() -> list[str]:
     """What runs left anywhere on this machine: leaves, scopes, processes, mounts, run directories."""
-    # A supervisor in this very process (those of tests/kernel) keeps its scope for as long as the process lives.
+    # A supervisor in this very process (those of tests/kernel) keeps its scope, and the leaf that it moved into, for as
+    # long as the process lives.
     own = f"covenant-{os.getpid()}-"
     scopes = [path for path in CGROUPS.glob("covenant.slice/*") if path.is_dir() and not path.name.startswith(own)]
     found = [str(path) for path in scopes]
-    found += [str(path) for path in CGROUPS.glob(f"covenant.slice/{own}*/*") if path.is_dir()]
+    kept = [path for path in CGROUPS.glob(f"covenant.slice/{own}*/*") if path.is_dir()]
+    found += [str(path) for path in kept if path.name != "supervisor"]
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             command = pathlib.Path(f"/proc/{entry}/cmdline").read_bytes()
