@@ -143,9 +143,16 @@ class Dispatch:
             return
         try:
             self._payer = await accounting.reserve(self.server, self.caller, card, self.intent_id)
+            await self._no_longer_waits()
         except errors.BudgetExhaustedError as e:
             await self._pause(card, "budget_exhausted", e.details["tokens_remaining"], e.details["refill_eta_ms"])
             raise
+
+    async def _no_longer_waits(self) -> None:
+        """It was asked again under its key, and runs now: nobody resumes it a second time."""
+        for found in self.server.checkpoints.active():
+            if found.intent_id == self.intent_id:
+                await self.server.checkpoints.claim(found.intent_id, found.agent)
 
     async def _run(self, card: Card | None) -> RunResult:
         self._stage = "run"

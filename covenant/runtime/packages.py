@@ -44,6 +44,11 @@ class Card:
         """The agent's id."""
         return self.manifest.agent.id
 
+    @property
+    def where(self) -> str:
+        """Its directory, as errors name it."""
+        return visible(str(self.directory))
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -91,18 +96,23 @@ def opened(card: Card) -> Iterator[int]:
     try:
         fd = os.open(card.directory, _DIRECTORY)
     except OSError as e:
-        raise errors.PackageError(f"package of agent `{card.id}`: {e.strerror}", where=str(card.directory)) from e
+        raise errors.PackageError(f"package of agent `{card.id}`: {e.strerror}", where=card.where) from e
     try:
         raw = _manifest(fd)
         if raw is None or hashlib.sha256(raw).hexdigest() != card.digest:
             raise errors.StaleAgentError(
                 f"the manifest of agent `{card.id}` was changed",
                 hint="covenant agents reload, then ask again",
-                where=str(card.directory),
+                where=card.where,
             )
         yield fd
     finally:
         os.close(fd)
+
+
+def visible(name: str) -> str:
+    """A name of the file system as any JSON takes it: what is no UTF-8 of it, as escapes."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _names(directory: int, place: Path) -> list[str]:
@@ -119,6 +129,7 @@ def _names(directory: int, place: Path) -> list[str]:
 
 def _listed(within: int, name: str, place: Path) -> Listed | None:
     """One entry; None where it is no package at all."""
+    shown = visible(name)
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=within)
     except OSError as e:
@@ -126,19 +137,19 @@ def _listed(within: int, name: str, place: Path) -> Listed | None:
         if e.errno in (errno.ENOENT, errno.ENXIO) or not _matters(within, name):
             return None
         reason = "it is a symlink" if e.errno in (errno.ENOTDIR, errno.ELOOP) else e.strerror
-        return Listed(name, None, errors.PackageError(f"it cannot be read: {reason}", where=name))
+        return Listed(shown, None, errors.PackageError(f"it cannot be read: {reason}", where=shown))
     try:
         raw = _manifest(fd)
         if raw is None:
             return None
         manifest = parse.parse(raw, file=decide.MANIFEST)
     except errors.CovenantError as e:
-        return Listed(name, None, e)
+        return Listed(shown, None, e)
     except OSError as e:
-        return Listed(name, None, errors.PackageError(f"it cannot be read: {e.strerror}", where=name))
+        return Listed(shown, None, errors.PackageError(f"it cannot be read: {e.strerror}", where=shown))
     finally:
         os.close(fd)
-    return Listed(name, Card(place / name, manifest, hashlib.sha256(raw).hexdigest()), None)
+    return Listed(shown, Card(place / name, manifest, hashlib.sha256(raw).hexdigest()), None)
 
 
 def _matters(within: int, name: str) -> bool:

@@ -37,5 +37,5 @@ def verify(card: Card, *, home: Path, state: Path, host: str, now_ms: Callable[[
         )
     manifest = decide.manifest_of(package)
     if manifest != card.manifest:
-        raise errors.StaleAgentError(f"the manifest of agent `{card.id}` was changed", where=str(card.directory))
+        raise errors.StaleAgentError(f"the manifest of agent `{card.id}` was changed", where=card.where)
     trust.authorise(trusted, agent_id=manifest.agent.id, role=manifest.agent.role, operator=manifest.agent.operator)

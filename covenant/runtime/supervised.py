@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -51,26 +51,21 @@ class Supervised:
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
         """As ``running.Runner``. ``caller`` is for our own log: the supervisor names us by what the kernel says."""
         async with self._places:
-            with anyio.fail_after(_patience(card)):
-                try:
-                    document = await self._until_taken(lambda: self._ask_run(card, intent, deadline))
-                except TimeoutError:
-                    raise errors.ServiceError("the supervisor holds a run for longer than its clocks allow") from None
+            with _limited(_patience(card), "holds a run for longer than its clocks allow"):
+                document = await self._until_taken(lambda: self._ask_run(card, intent, deadline))
         return _result(client.answer_of(document), card)
 
     async def end(self, intent_id: str, *, reason: str) -> bool:
         """As ``running.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed."""
-        with anyio.fail_after(_ASK_SECONDS):
+        with _limited(_ASK_SECONDS, "did not end the run in time"):
+            runs = _runs(await self._ask("ps"))
+            run_id = next((one.get("run_id") for one in runs if one.get("intent_id") == intent_id), None)
+            if run_id is None:
+                return False
             try:
-                runs = (await self._ask("ps"))["runs"]
-                run_id = next((one["run_id"] for one in runs if one.get("intent_id") == intent_id), None)
-                if run_id is None:
-                    return False
                 await self._ask("operate", operation="kill", run=run_id, grace_ms=self._grace_ms, reason=reason)
             except errors.NoRunError:
                 return False  # it ended by itself meanwhile
-            except (TimeoutError, KeyError, TypeError) as e:
-                raise errors.ServiceError("the supervisor did not end the run") from e
         return True
 
     async def used(self) -> dict[str, tuple[int | None, int]]:
@@ -79,12 +74,11 @@ class Supervised:
         Raises:
             errors.CovenantError: the supervisor cannot be asked.
         """
-        with anyio.fail_after(_ASK_SECONDS):
-            try:
-                runs = (await self._ask("top"))["runs"]
-                return {one["intent_id"]: (one["cpu_ms"], one["memory_bytes"]) for one in runs if one.get("intent_id")}
-            except (TimeoutError, KeyError, TypeError) as e:
-                raise errors.ServiceError("the supervisor does not say what runs use") from e
+        with _limited(_ASK_SECONDS, "did not say in time what runs use"):
+            runs = _runs(await self._ask("top"))
+        return {
+            one["intent_id"]: (one.get("cpu_ms"), one.get("memory_bytes") or 0) for one in runs if one.get("intent_id")
+        }
 
     async def _ask_run(self, card: Card, intent: Intent, deadline: int | None) -> dict[str, Any]:
         optional = {} if deadline is None else {"timeout_ms": max(1, deadline - self._now_ms())}
@@ -153,6 +147,25 @@ def connector(candidates: Sequence[str], *, named: bool) -> Connect:
     return connect
 
 
+@contextlib.contextmanager
+def _limited(seconds: float, what: str) -> Iterator[None]:
+    """
+    Raises:
+        errors.ServiceError: the block took longer, which ended it.
+    """
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise errors.ServiceError(f"the supervisor {what}", hint="see the log of covenant-supervisor")
+
+
+def _runs(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    runs = document.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
+        raise errors.ServiceError("the supervisor does not speak as one: it lists no runs")
+    return runs
+
+
 def _patience(card: Card) -> float:
     manifest = card.manifest
     return manifest.resources.cpu_ms_per_task / 1000 + 2 * (manifest.lifetime.ttl_seconds or 0) + _BEYOND_SECONDS
@@ -167,7 +180,8 @@ def _result(answer: client.Answer, card: Card) -> RunResult:
     if answer.result is None or answer.agent_id != card.id:
         # What was checked of the caller was checked for another agent.
         stale = errors.StaleAgentError(
-            f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now", where=str(card.directory)
+            f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now",
+            where=card.where,
         )
         raise with_spent(stale, took)
     result = answer.result

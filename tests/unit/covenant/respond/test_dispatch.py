@@ -314,6 +314,20 @@ async def test_without_credits_the_intent_waits_for_whoever_submitted_it(tmp_pat
         await intent.resume_intent(server, ALICE, asked)
 
 
+async def test_one_that_is_asked_again_under_its_key_waits_no_longer(tmp_path: Path) -> None:
+    clock = server_kit.Clock()
+    runtime_kit.package(tmp_path, "a", budget=2)
+    server = await _made(tmp_path, now_ms=clock)
+    await _submit(server, "first", agent="a")
+    for _ in range(2):
+        with pytest.raises(errors.BudgetExhaustedError):
+            await _submit(server, "second", agent="a", idempotency_key="k")
+    (waiting,) = server.checkpoints.active()
+    clock.at_ms += 3_600_000
+    assert (await _submit(server, "second", agent="a", idempotency_key="k")).intent_id == waiting.intent_id
+    assert server.checkpoints.active() == ()
+
+
 async def test_a_budget_of_nothing_is_no_gate_and_a_changed_one_holds_at_once(tmp_path: Path) -> None:
     runtime_kit.package(tmp_path, "a", budget=0)
     server = await _made(tmp_path)

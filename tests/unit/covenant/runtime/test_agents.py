@@ -89,6 +89,17 @@ async def test_no_name_is_followed_out_of_the_place(home: Path) -> None:
     assert "no plain file" in reasons["fifo"]
 
 
+async def test_a_name_that_is_no_text_is_listed_as_one(home: Path) -> None:
+    (runtime_kit.package(home, "a") / "agent.toml").unlink()
+    place = os.fsencode(home / "agents") + b"/\xff\xfe"
+    os.mkdir(place)
+    Path(os.fsdecode(place), "agent.toml").write_text("[agent\n")
+    (listed,) = (await _loaded(home)).listing()
+    assert listed.directory == "\\xff\\xfe"
+    assert listed.error is not None
+    assert "xff" not in str(listed.error) or str(listed.error).isprintable()
+
+
 async def test_of_two_packages_with_one_id_neither_is_routed_to(home: Path) -> None:
     runtime_kit.package(home, "twin", directory="one")
     runtime_kit.package(home, "twin", directory="two")

@@ -176,6 +176,17 @@ async def test_whoever_does_not_speak_as_a_supervisor_is_an_error(tmp_path: Path
                 await _run(_asking(tmp_path / "s.sock"), card, _intent())
 
 
+async def test_a_supervisor_that_never_answers_is_not_waited_for_for_ever(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised, "_patience", lambda card: 0.2)
+    intent = _intent()
+    with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
+        with pytest.raises(errors.ServiceError, match="longer than its clocks"):
+            await _run(_asking(double.path), card, intent)
+        await _until(lambda: double.gone == [intent.id])
+
+
 async def test_an_intent_that_is_too_long_is_not_sent(tmp_path: Path, card: Card) -> None:
     with SupervisorDouble(tmp_path / "s.sock") as double, pytest.raises(errors.UsageError):
         await _run(_asking(double.path), card, _intent("x" * frames.REQUEST_BYTES))
