@@ -36,6 +36,7 @@ INTERRUPTED: Final = "interrupted"
 # A wait is never longer; what is due sooner is done sooner.
 _LONGEST_WAIT: Final = 30.0
 _AFTER_A_FAILURE: Final = 1.0
+_COMPACT_EVERY_MS: Final = 3600 * 1000
 # What a run takes beyond its own clock: the start of its sandbox, and the writing of its answer.
 _AROUND_MS: Final = 10 * 60 * 1000
 
@@ -53,6 +54,7 @@ class Delivery:
         self._waiting: dict[str, str] = {}
         self._runs: dict[str, tuple[str, anyio.CancelScope]] = {}
         self._changed = anyio.Event()
+        self._compacted_at_ms = 0
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Deliver until it is cancelled; runs end with it."""
@@ -81,6 +83,16 @@ class Delivery:
         for ended in await self._server.mailbox.expire():
             row = {"task_id": ended.entry.task.id, "lease_id": ended.lease_id, "reason": ended.reason}
             await self._server.audit.append("a2_a_task_expired", row)
+        await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Compact when the mailbox is half full, so that nobody has to think of it; not again for an hour."""
+        server, box = self._server, self._server.mailbox
+        now_ms = server.now_ms()
+        if box.count() * 2 < box.limits.entries or now_ms - self._compacted_at_ms < _COMPACT_EVERY_MS:
+            return
+        self._compacted_at_ms = now_ms
+        await server.audit.append("a2_a_compacted", {"dropped": await box.compact()})
 
     def _until_due(self) -> float:
         due_ms = self._server.mailbox.next_due_ms()

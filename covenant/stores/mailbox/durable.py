@@ -62,10 +62,10 @@ class DurableMailbox(InMemoryMailbox):
             async for line in mailbox._journal.lines():
                 number += 1
                 mailbox._book.apply(events.decode(line, where=f"{path}:{number}"))
+                mailbox._book.settle()
         except BaseException:
             await mailbox.close()
             raise
-        mailbox._book.settle()
         if mailbox._book.strays:
             mailbox.recovered.append(f"{mailbox._book.strays} events of `{FILE}` are about no task in it")
         return mailbox

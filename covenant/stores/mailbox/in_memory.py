@@ -121,6 +121,10 @@ class InMemoryMailbox:
         mine = (entry for entry in self._book.newest_of(pubkey) if entry.task.sender.pubkey == pubkey)
         return sorted((one for one in mine if one.state is State.RESULT_PENDING), key=lambda entry: entry.turn)
 
+    def count(self) -> int:
+        """How many tasks are kept."""
+        return len(self._book.entries)
+
     def next_due_ms(self) -> int | None:
         """When ``expire`` next has something to do."""
         return self._book.next_due_ms()

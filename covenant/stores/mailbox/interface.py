@@ -235,6 +235,10 @@ class Mailbox(Protocol):
         """The answers that wait for the sender, oldest first."""
         ...
 
+    def count(self) -> int:
+        """How many tasks are kept, whatever became of them."""
+        ...
+
     def next_due_ms(self) -> int | None:
         """When ``expire`` next has something to do."""
         ...

@@ -253,6 +253,23 @@ async def test_a_task_that_ends_the_daemon_each_time_is_given_up(home: Path) -> 
     assert world.runs.asked == []
 
 
+async def test_a_mailbox_that_is_half_full_is_compacted(world: World) -> None:
+    world.server.mailbox.limits = Limits(entries=4)
+    me, hello = await ready(world)
+    async with delivering(world):
+        for n in range(3):
+            await world.send(me, hello, f"t{n}")
+            await answer(world, me)
+        with anyio.fail_after(PATIENCE):
+            while not (rows := await world.rows("a2_a_compacted")):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        # and not again at once
+        await world.send(me, hello, "t3")
+        await answer(world, me)
+    assert rows[0]["dropped"] >= 1
+    assert len(await world.rows("a2_a_compacted")) == 1
+
+
 async def test_stale_tasks_are_looked_for(world: World) -> None:
     policy = parts.RetryPolicy(enabled=True)
     async with anyio.create_task_group() as group:
