@@ -124,6 +124,7 @@ async def pick(settings: EmbedSettings) -> Picked:
         case "local" | "mock":
             return Picked(HashEmbedder())
         case "minilm":
+            # Needs no more than its extra when it is loaded, and reads the model then.
             from covenant.providers import minilm
 
             return Picked(await anyio.to_thread.run_sync(minilm.load))
