@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import mmap
@@ -59,8 +60,7 @@ class DurableAudit:
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
         self._turns: turns.Turns[_Item, _Answer] = turns.Turns(self._write, what="the audit log", most=_MOST_AT_ONCE)
-        # Whoever reads by offsets holds it, and so does a cut, which makes the file another one.
-        self._shape = threading.Lock()
+        self._shape = _Shape()
         self._proving = anyio.Lock()
 
     @classmethod
@@ -202,7 +202,7 @@ class DurableAudit:
 
     async def _reading(self, look: Callable[[], T]) -> T:
         def run() -> T:
-            with self._shape:
+            with self._shape.kept():
                 return look()
 
         return await anyio.to_thread.run_sync(run)
@@ -213,6 +213,8 @@ class DurableAudit:
         async with self._proving:
             found = await self._reading(lambda: prove(made.append))
             await self._kept.append_all([notary.line(one) for one in made])
+            for one in made:
+                self._notes.keep(one)
         for one in made:
             checkpoint = note.Checkpoint.parse(one.text)
             await self.append("audit_checkpoint", checkpoint_fields(checkpoint))
@@ -262,7 +264,7 @@ class DurableAudit:
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
         issuer = issuer_text(self._issuer.display, self._issuer.pubkey)
-        with self._shape:
+        with self._shape.changed():
             try:
                 now = self._last_ms = max(self._now_ms(), self._last_ms)
                 done = cutting.cut(self._files, before_ms, issuer=issuer, now_ms=now)
@@ -276,6 +278,41 @@ class DurableAudit:
     def _close(self) -> None:
         self._files.close()
         self._files.at.close()
+
+
+class _Shape:
+    """Whoever reads by offsets keeps the file what it is, many at once; a cut, which makes it another one, waits."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Condition()
+        self._readers = 0
+        self._changing = False
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        with self._turn:
+            # A cut that waits comes first: rows are written behind it.
+            while self._changing:
+                self._turn.wait()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._readers -= 1
+                self._turn.notify_all()
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        with self._turn:
+            self._changing = True
+            try:
+                while self._readers:
+                    self._turn.wait()
+                yield
+            finally:
+                self._changing = False
+                self._turn.notify_all()
 
 
 class _Source:

@@ -172,6 +172,7 @@ class InMemoryAudit:
 
     async def _told(self, made: Sequence[note.Note]) -> None:
         for one in made:
+            self._notes.keep(one)
             await self.append("audit_checkpoint", durable.checkpoint_fields(note.Checkpoint.parse(one.text)))
 
     def _write(self, written: Sequence[ledger.Row]) -> None:

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from covenant.stores.audit import interface, notary
 from policy import errors, ledger, merkle, note, rebase
 
-# What gives checkpoints a place that lasts.
+# Told of a new checkpoint. INVARIANT: it has a place that lasts before anybody sees it, and counts (``Notary.keep``)
+# only then: of one size two must never differ.
 Keep = Callable[[note.Note], None]
 
 
@@ -101,9 +102,7 @@ class Prover:
         found = self._notes.at(tree.size, root)
         if found is None:
             found = self._notes.sign(tree.size, root)
-            # INVARIANT: a checkpoint is kept before anybody sees it: two of one size must never differ.
             keep(found)
-            self._notes.keep(found)
         return found
 
 

@@ -250,6 +250,31 @@ async def test_others_are_told_of_their_own_acts_alone(server: Server) -> None:
     assert (await provenance.query_provenance(server, peer(), elsewhere)).actions == ()
 
 
+async def test_only_the_operator_has_the_log_verified_each_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(server)
+    looked = []
+    real = server.audit.verify
+
+    async def verify() -> Any:
+        looked.append(1)
+        return await real()
+
+    monkeypatch.setattr(server.audit, "verify", verify)
+    for caller, after_ms, expected in (
+        (peer(), 0, 1),
+        (peer(), 59_000, 1),
+        (operator(server), 0, 2),
+        (operator(server), 0, 3),
+        (peer(OTHER), 59_000, 3),
+        (peer(), 1_000, 4),
+    ):
+        server.now_ms.at_ms += after_ms  # type: ignore[attr-defined]
+        await provenance.query_provenance(server, caller, requests.QueryProvenance())
+        assert len(looked) == expected
+
+
 def test_every_kind_of_row_can_be_read() -> None:
     from covenant.wire import parts
     from policy import events

@@ -177,6 +177,24 @@ async def test_checkpoints_are_kept_and_the_key_stays(home: Path) -> None:
         assert proof.checkpoint == signed
 
 
+async def test_a_checkpoint_that_could_not_be_kept_is_not_given_out(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await opened(home) as log:
+        await log.append("authentication_failed", failed(1))
+
+        async def full(lines: object) -> None:
+            raise errors.StoreFullError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(log._kept, "append_all", full)
+            for _ in range(2):
+                with pytest.raises(errors.StoreFullError):
+                    await log.checkpoint()
+        await log.checkpoint()
+        assert len((home / "audit" / "checkpoints.jsonl").read_bytes().splitlines()) == 1
+
+
 async def test_a_group_is_one_sync(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with await opened(home) as log:
         syncs: list[int] = []
