@@ -1,0 +1,73 @@
+"""The daemon's environment: version 1's names and defaults, and a refusal by name of what cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from covenant import daemon_config
+from policy import errors
+
+
+def read(home: Path, **given: str) -> daemon_config.Settings:
+    return daemon_config.read({"COVENANT_HOME": str(home), **given})
+
+
+def test_without_anything_it_has_version_1s_defaults(covenant_home: Path) -> None:
+    settings = read(covenant_home)
+    assert (settings.http_bind, settings.http_port) == ("127.0.0.1", 8421)
+    assert settings.http_origins == ("http://localhost:3000",)
+    assert settings.retry == daemon_config.Retry(False, 60_000, 300_000, 3, 1, 100)
+    assert settings.projection == daemon_config.Projection(250, "none", 1000, 3, 2000)
+    assert (settings.live_trace, settings.deliver_timeout_ms, settings.hermes_base_url) == (False, 10_000, None)
+    assert settings.unused == ()
+
+
+@pytest.mark.parametrize("word", ["1", "true", "YES", "on"])
+def test_booleans(covenant_home: Path, word: str) -> None:
+    assert read(covenant_home, COVENANT_LIVE_TRACE=word).live_trace is True
+    assert read(covenant_home, COVENANT_LIVE_TRACE="no").live_trace is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("COVENANT_HTTP_PORT", "65536"),
+        ("COVENANT_HTTP_PORT", "-1"),
+        ("COVENANT_HTTP_PORT", "8421x"),
+        ("COVENANT_HTTP_PORT", "٣"),
+        ("COVENANT_HTTP_BIND_ADDR", "192.0.2.1"),
+        ("COVENANT_HTTP_BIND_ADDR", "::"),
+        ("COVENANT_HTTP_BIND_ADDR", "example.org"),
+        ("COVENANT_LIVE_TRACE", "2"),
+        ("COVENANT_BUDGET_PROJECTION_POLICY", "quadratic"),
+        ("COVENANT_BUDGET_PROJECTION_TICK_MS", "0"),
+        ("COVENANT_A2A_AUTO_RETRY_MAX_ATTEMPTS", "9" * 30),
+        ("COVENANT_RUNTIME_BACKEND", "Linux-gVisor"),
+        ("HERMES_API_BASE_URL", "file:///etc/passwd"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_name(covenant_home: Path, name: str, value: str) -> None:
+    with pytest.raises(errors.SettingError) as caught:
+        read(covenant_home, **{name: value})
+    assert caught.value.where == name
+    assert name in caught.value.message
+
+
+def test_http_can_be_off_or_anywhere_on_the_loopback(covenant_home: Path) -> None:
+    assert read(covenant_home, COVENANT_HTTP_PORT="off").http_port is None
+    assert read(covenant_home, COVENANT_HTTP_PORT="0").http_port == 0
+    assert read(covenant_home, COVENANT_HTTP_BIND_ADDR="::1").http_bind == "::1"
+
+
+def test_what_nobody_reads_is_said(covenant_home: Path) -> None:
+    settings = read(covenant_home, COVENANT_RUNSC="/x", COVENANT_SAP_RPC="y", COVENANT_X402_KEY="z")
+    assert settings.unused == ("COVENANT_RUNSC", "COVENANT_SAP_RPC", "COVENANT_X402_KEY")
+
+
+def test_a_key_does_not_come_into_a_log(covenant_home: Path) -> None:
+    settings = read(covenant_home, HERMES_API_KEY="hunter2", HERMES_API_BASE_URL="http://127.0.0.1:1/")
+    assert settings.hermes_base_url == "http://127.0.0.1:1"
+    assert settings.hermes_api_key == "hunter2"
+    assert "hunter2" not in f"{settings!r}{settings!s}"

@@ -1,0 +1,131 @@
+"""The client of the command line: errors as they were raised, and a daemon that does not speak as one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covenant.wire import client, frames
+from policy import errors
+
+
+@contextlib.contextmanager
+def answering(home: Path, *answers: bytes) -> Iterator[list[bytes]]:
+    """A socket that reads what comes and says these bytes, then ends."""
+    home.mkdir(mode=0o700, parents=True)
+    seen: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home / "sock"))
+        listener.listen()
+
+        def serve() -> None:
+            one, _ = listener.accept()
+            with one:
+                for answer in answers:
+                    size = frames.length(one.recv(4, socket.MSG_WAITALL))
+                    seen.append(one.recv(size, socket.MSG_WAITALL))
+                    one.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            thread.join(30)
+
+
+def frame(document: object) -> bytes:
+    return frames.encode(json.dumps(document).encode())
+
+
+def test_fields_that_are_none_are_left_out(covenant_home: Path) -> None:
+    with answering(covenant_home, frame({"kind": "pong"})) as seen, client.opened(covenant_home) as one:
+        assert one.ask("ping", a=None, b=0) == {"kind": "pong"}
+    assert json.loads(seen[0]) == {"kind": "ping", "b": 0}
+
+
+def test_an_error_is_raised_as_it_was(covenant_home: Path) -> None:
+    said = errors.NoTaskError("no such task", hint="look", where="here")
+    answers = answering(covenant_home, frame(said.to_json()))
+    with answers, client.opened(covenant_home) as one, pytest.raises(errors.NoTaskError) as caught:
+        one.ask("ping")
+    assert (caught.value.message, caught.value.hint, caught.value.where) == ("no such task", "look", "here")
+
+
+def test_an_error_of_version_1_has_a_message_alone(covenant_home: Path) -> None:
+    answers = answering(covenant_home, frame({"kind": "error", "message": "no"}))
+    with answers, client.opened(covenant_home) as one, pytest.raises(errors.CovenantError, match=r"^no$"):
+        one.ask("ping")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\0\0\0", frames.encode(b"x"), frames.encode(b"[]"), frames.encode(b"\xff"), b"\0\0\0\x09{"]
+)
+def test_what_does_not_speak_as_a_daemon(covenant_home: Path, answer: bytes) -> None:
+    answers = answering(covenant_home, answer)
+    with answers, client.opened(covenant_home) as one, pytest.raises(errors.DaemonSilentError):
+        one.ask("ping")
+
+
+def test_a_daemon_that_takes_too_long(covenant_home: Path) -> None:
+    covenant_home.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(covenant_home / "sock"))
+        listener.listen()
+        with client.opened(covenant_home, answer_seconds=0.05) as one, pytest.raises(errors.DaemonSilentError):
+            one.ask("ping")
+
+
+def test_a_stream_ends_with_its_end_or_its_error(covenant_home: Path) -> None:
+    begin = {"kind": "stream_begin", "stream_id": 0, "response_kind": "memories"}
+    chunk = {"kind": "stream_chunk", "stream_id": 0, "sequence": 0, "chunk": {}}
+    end = {"kind": "stream_end", "stream_id": 0, "summary": None}
+    broken = {"kind": "stream_error", "stream_id": 0, "message": "the store failed"}
+    answers = (frame(begin) + frame(chunk) + frame(end), frame(begin) + frame(broken), frame({"kind": "memories"}))
+    with answering(covenant_home, *answers) as seen, client.opened(covenant_home) as one:
+        assert list(one.stream("recent_memory")) == [begin, chunk, end]
+        with pytest.raises(errors.CovenantError, match="the store failed"):
+            list(one.stream("recent_memory"))
+        assert list(one.stream("recent_memory")) == [{"kind": "memories"}]
+    assert json.loads(seen[0])["prefer_stream"] is True
+
+
+def test_a_home_whose_path_is_longer_than_an_address(covenant_home: Path) -> None:
+    home = covenant_home / ("x" * 120)
+    home.mkdir(parents=True)
+    directory = os.open(home, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{directory}/sock")
+        os.close(directory)
+        listener.listen()
+        with client.opened(home):
+            pass
+
+
+def test_a_token_that_others_can_read_is_not_used(covenant_home: Path) -> None:
+    (covenant_home / "peers").mkdir(parents=True)
+    token = covenant_home / "peers" / "operator.token"
+    token.write_text("secret\n")
+    token.chmod(0o640)
+    with pytest.raises(errors.KeyFileError, match="can be read by others"):
+        client.operator_token(covenant_home)
+    token.chmod(0o600)
+    assert client.operator_token(covenant_home) == "secret"
+    token.rename(covenant_home / "elsewhere")
+    token.symlink_to(covenant_home / "elsewhere")
+    with pytest.raises(errors.KeyFileError):
+        client.operator_token(covenant_home)
+
+
+def test_what_cannot_be_sent_is_the_callers_mistake() -> None:
+    with pytest.raises(errors.UsageError, match="Unicode"):
+        client.encoded("submit_intent", {"text": "\ud800"})
+    with pytest.raises(errors.UsageError, match="too long"):
+        client.encoded("submit_intent", {"text": "x" * frames.MAX_BYTES})

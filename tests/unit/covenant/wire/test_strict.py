@@ -1,0 +1,78 @@
+"""JSON of the wire: what two readers could read in two ways is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covenant.wire import requests, strict
+from policy import errors
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_what_python_writes_is_read_as_it_was(value: Any) -> None:
+    assert strict.read(json.dumps(value).encode("utf-8", "surrogatepass")) == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "not JSON at line 1 column 1"),
+        (b"{} {}", "not JSON at line 1 column 4"),
+        (b"\xff", "not UTF-8"),
+        (b"\xef\xbb\xbf{}", "not JSON at line 1 column 1"),
+        (b'{"a":1,"a":1}', "the key `a` stands twice in one object"),
+        (b'{"x":{"\\u0061":1,"a":2}}', "the key `a` stands twice in one object"),
+        (b"[NaN]", "`NaN` is no number of JSON"),
+        (b"[-Infinity]", "`-Infinity` is no number of JSON"),
+        (b"[1e999]", "the number `1e999` is too large"),
+        (b"9" * 5000, "a number that is too long"),
+        (b"[" * 65 + b"]" * 65, "nested deeper than 64 levels"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "nested deeper than 64 levels"),
+        (b"[" * 100_000, "nested deeper than 64 levels"),
+    ],
+)
+def test_what_is_refused(raw: bytes, why: str) -> None:
+    with pytest.raises(errors.MalformedRequestError) as caught:
+        strict.read(raw)
+    assert caught.value.message == why
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[" * 64 + b"]" * 64, b'{"a":' * 63 + b"[1]" + b"}" * 63, b"[" + b"[]," * 500 + b"[]]"]
+)
+def test_depth_counts_what_stands_in_each_other(raw: bytes) -> None:
+    assert strict.read(raw) == json.loads(raw)
+
+
+def test_a_refusal_names_the_field_and_shows_no_control_characters() -> None:
+    with pytest.raises(errors.MalformedRequestError) as caught:
+        requests.parse(b'{"kind":"recent_memory","limit":"ten"}')
+    assert (caught.value.message, caught.value.where) == ("`limit`: input should be a valid integer", "recent_memory")
+    with pytest.raises(errors.UnknownKindError) as unknown:
+        requests.parse(b'{"kind":"a\\u001b[2J"}')
+    assert unknown.value.message == "no request has the kind `a\\x1b[2J`"
+
+
+@given(st.binary(max_size=200) | JSON.map(lambda v: json.dumps(v).encode("utf-8", "surrogatepass")))
+def test_whatever_comes_is_a_request_or_one_of_two_refusals(raw: bytes) -> None:
+    refusal = ""
+    try:
+        assert requests.parse(raw).kind in requests.KINDS
+    except errors.MalformedRequestError as e:
+        refusal = e.message
+    assert refusal.isprintable()
