@@ -169,7 +169,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
         revoked = revocation.verdict(directory.path)
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
-        if not cut_short and (fault := begun.fault(status)) is not None:
+        if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
             raise fault
         return _finish(exchange, status, leaf, revoked, meter)
 

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import select
+import signal
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ _AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
 _EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
 _DNS_HEAD, _ANSWER_BYTES = 12, 512
 _NO_PROGRAM: Final = "/workspace/agent.toml"
+# The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
+# before it could wait for it.
+_KILLED: Final = frozenset((128 + signal.SIGKILL, 128))
 # Refused by every filter (policy/data/deny.toml), and the last that is tried: once it is heard of, all were tried.
 _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 
@@ -225,9 +229,15 @@ class Start:
             self._calls.ready()
         return self._heard is None or not self._heard.missing
 
-    def fault(self, status: int) -> errors.SelfTestError | None:
-        """What to refuse the run with that has ended, or was ended, before all of its tries were heard of."""
+    def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
+        """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
+
+        None where somebody else killed it: whoever is dead tells nothing, and nothing was found out about its policy.
+        It has had no intent either way, and is no run that succeeded.
+        """
         if not self.running or self._heard is None or not self._heard.missing:
+            return None
+        if status in _KILLED and not by_us:
             return None
         first = self._heard.missing[0]
         if status == prelude_object.STATUS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ from policy.denials import Denial
 from sandbox import prelude
 from sandbox.canary_program import Bytes, Call
 from sandbox.prelude_object import Step, build
-from tests.kernel import internet
+from tests.kernel import internet, live_runs
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.test_denied_calls import told
-from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
+from tests.kernel.world import HEAD, SLOWNESS, TAIL, World, refused
 
 # What an agent can see of how it was started; then the very calls that were tried before it.
 SEEN = """
@@ -137,6 +139,32 @@ def test_a_try_that_is_not_refused_or_not_heard_of_ends_the_run(
     # Inside, nothing of the agent runs after a try that fails. Outside, it never gets its intent.
     assert (("syscall", "getcpu", "not_granted") in told(world, last["run_id"])) is reached
     assert last["stdout_bytes"] == 0
+
+
+@pytest.mark.parametrize("whom", ["runsc", "sandbox"])
+def test_one_that_somebody_kills_before_it_was_heard_of_has_crashed_and_failed_no_test(
+    world: World, monkeypatch: pytest.MonkeyPatch, whom: str
+) -> None:
+    real = prelude.tries
+    monkeypatch.setattr(prelude, "tries", lambda artefacts: _unheard(artefacts, real(artefacts)))
+    world.configure(self_test=True, start_deadline_seconds=60 * SLOWNESS)
+    running: list[prelude.Start] = []
+    poll = prelude.Start.poll
+
+    def noted(self: prelude.Start) -> bool:
+        heard = poll(self)
+        running.extend([self] if self.running and self._heard is not None else [])  # no canaries
+        return heard
+
+    monkeypatch.setattr(prelude.Start, "poll", noted)
+    with live_runs.live(world) as one:
+        live_runs.until(lambda: running)  # it waits for a refusal that nobody tells of
+        family = one.family()
+        os.kill(family.runner.name.pid if whom == "runsc" else family.sandbox.name.pid, signal.SIGKILL)
+        answer = one.wait()
+    assert "before the agent started" in refused(errors.SandboxCrashedError, answer.error)
+    *_, last = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
+    assert (last["status"], last["code"]) == ("failed", "sandbox_crashed")
 
 
 # --- with a network -----------------------------------------------------------------------------------------------
