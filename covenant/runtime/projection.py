@@ -91,6 +91,8 @@ class Projection:
 
     async def run(self) -> None:
         """Tick until cancelled; what cannot be measured in one tick is measured in the next."""
+        if self._tick.policy != "linear":
+            await anyio.sleep_forever()  # nobody is ended, so nobody is measured
         async with anyio.create_task_group() as group:
             while True:
                 await anyio.sleep(self._tick.tick_ms / 1000)
@@ -109,7 +111,7 @@ class Projection:
             if one.card.manifest.settlement.budget_credits_per_hour and not one.preempted
         }
         self._watched = {intent_id: one for intent_id, one in self._watched.items() if intent_id in live}
-        if self._tick.policy != "linear" or not live:
+        if not live:
             return []
         used = await self._look()
         at_ms = self._clock_ms()

@@ -116,15 +116,28 @@ async def test_the_last_credit_pays_for_its_run(tmp_path: Path) -> None:
         bench.done.set()
 
 
-@pytest.mark.parametrize("case", ["policy none", "no budget"])
-async def test_nobody_is_measured_where_nothing_could_follow(tmp_path: Path, case: str) -> None:
+async def test_nobody_is_measured_who_has_no_budget(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
-        bench = Bench(tmp_path, settings=Settings()) if case == "policy none" else Bench(tmp_path, budget=0)
+        bench = Bench(tmp_path, budget=0)
         await bench.start(group)
         for _ in range(5):
             assert await bench.after(1000, 60_000) == []
         assert bench.looks == 0
         bench.done.set()
+
+
+async def test_under_the_policy_none_nobody_is_measured_at_all(tmp_path: Path) -> None:
+    """The control is the same tick under `linear`."""
+    for settings, looks in ((Settings(tick_ms=1), False), (LINEAR, True)):
+        async with anyio.create_task_group() as group:
+            bench = Bench(tmp_path, settings=settings)
+            await bench.start(group)
+            group.start_soon(bench.projection.run)
+            with anyio.move_on_after(0.2):
+                while not bench.looks:  # noqa: ASYNC110 - the task under test ticks
+                    await anyio.sleep(0.001)
+            assert bool(bench.looks) is looks
+            group.cancel_scope.cancel()
 
 
 async def test_what_an_instance_used_before_its_intent_is_not_the_intent_s(tmp_path: Path) -> None:
