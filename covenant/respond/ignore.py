@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,12 +156,15 @@ def _piece(part: str) -> re.Pattern[str]:
 def _as_path(body: str) -> tuple[re.Pattern[str] | None, str | None]:
     literals = _LITERAL.findall(body)
     try:
-        compiled = GitIgnoreSpecPattern(body).regex
-    except GitIgnorePatternError:
+        with warnings.catch_warnings():
+            # Of `[[`, which re may read otherwise one day; git reads it as a bracket in a bracket.
+            warnings.simplefilter("ignore", FutureWarning)
+            compiled: re.Pattern[str] | None = GitIgnoreSpecPattern(body).regex
+    except (GitIgnorePatternError, re.error):
         compiled = None
     if compiled is None or not literals:
         return None, None
-    return re.compile(compiled.pattern), max(literals, key=len)
+    return compiled, max(literals, key=len)
 
 
 def matched(rules: Sequence[Rule], text: str) -> str | None:
