@@ -19,11 +19,10 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -164,16 +163,16 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
             # (6)
             await _tasks(opened, settings, group, stop)
             # (7)
-            web = await _http(opened, settings)
-            sock = stack.enter_context(daemon_home.listening(directory, settings.home))
-            gateway = ipc.Gateway(opened.server, group)
-            group.start_soon(gateway.listen, sock)
-            gc.collect()
-            gc.freeze()
-            _say_ready(settings, opened, web, time.monotonic() - began)
-            ready(Running(opened, gateway, web.port if web else None))
-            await stop.event.wait()
-            await _end(opened, gateway, web, stop.reason)
+            async with _http(opened, settings) as web:
+                sock = stack.enter_context(daemon_home.listening(directory, settings.home))
+                gateway = ipc.Gateway(opened.server, group)
+                group.start_soon(gateway.listen, sock)
+                gc.collect()
+                gc.freeze()
+                _say_ready(settings, opened, web, time.monotonic() - began)
+                ready(Running(opened, gateway, web.port if web else None))
+                await stop.event.wait()
+                await _end(opened, gateway, web, stop.reason)
             group.cancel_scope.cancel()
 
 
@@ -238,13 +237,20 @@ async def _watchdog() -> None:
         await anyio.sleep(notify.watchdog_seconds())
 
 
-async def _http(opened: Opened, settings: Settings) -> http.Gateway | None:
+@asynccontextmanager
+async def _http(opened: Opened, settings: Settings) -> AsyncIterator[http.Gateway | None]:
     if settings.http_port is None:
-        return None
+        yield None
+        return
     gateway = http.Gateway(opened.server, origins=settings.http_origins)
-    sock: socket.socket = http_listen.bind(settings.http_bind, settings.http_port)
-    await gateway.listen(sock)
-    return gateway
+    with http_listen.bind(settings.http_bind, settings.http_port) as sock:
+        try:
+            await gateway.listen(sock)
+            yield gateway
+        finally:
+            # Where it was ended in order, nothing is left of it.
+            with anyio.CancelScope(shield=True):
+                await gateway.stop(grace_seconds=0)
 
 
 def _say_ready(settings: Settings, opened: Opened, web: http.Gateway | None, seconds: float) -> None:

@@ -266,6 +266,18 @@ async def test_a_daemon_can_be_started_again_in_one_process(covenant_home: pathl
     assert len(rows(covenant_home, "daemon_started")) == 2
 
 
+async def test_a_start_that_fails_at_the_last_leaves_nothing_open(covenant_home: pathlib.Path) -> None:
+    covenant_home.mkdir(mode=0o700)
+    (covenant_home / "sock").write_text("mine")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with daemon_kit.running(covenant_home, http_port=0):
+            pass
+    assert caught.group_contains(errors.HomeError)
+    (covenant_home / "sock").unlink()
+    async with daemon_kit.running(covenant_home, http_port=0) as one:
+        assert await one.ask("ping") == {"kind": "pong"}
+
+
 async def test_the_old_token_lets_nobody_in_and_the_connection_lives_on(covenant_home: pathlib.Path) -> None:
     async with daemon_kit.running(covenant_home) as one:
         old = client.operator_token(covenant_home)
