@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NoReturn
 
+from covenant.daemon_config import Settings
+from covenant.identity import Identity
 from covenant.respond import table
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
+from covenant.runtime.agents import Agents
 from covenant.wire.types import AgentId
 
 NOW_MS = 1_790_000_000_000
@@ -64,23 +67,76 @@ def _mailbox(clock: Clock) -> Any:
     return InMemoryMailbox(now_ms=clock)
 
 
+def _identity(clock: Clock) -> Any:
+    from covenant.identity import Identity
+
+    return Identity(b"\x07" * 32)
+
+
+def _ignore(clock: Clock) -> Any:
+    from covenant.respond.ignore import IgnoreSet
+
+    return IgnoreSet.of()
+
+
+def _embedder(clock: Clock) -> Any:
+    from covenant.providers.hashed import HashEmbedder
+
+    return HashEmbedder()
+
+
+def _tools(clock: Clock) -> Any:
+    from covenant.providers import tools
+
+    return tools.native(clock)
+
+
+def _secrets(clock: Clock) -> Any:
+    from covenant.respond.secrets import InMemorySecrets
+
+    return InMemorySecrets()
+
+
+def _of_the_identity(identity: Identity, clock: Clock) -> dict[str, Any]:
+    from covenant.stores.audit.in_memory import InMemoryAudit
+    from covenant.stores.capabilities.in_memory import InMemoryCapabilities
+    from covenant.stores.peers.in_memory import InMemoryPeers
+
+    agent = identity.agent
+    return {
+        "audit": InMemoryAudit(issuer=agent, now_ms=clock),
+        "capabilities": InMemoryCapabilities(agent.pubkey),
+        "peers": InMemoryPeers(agent, clock),
+    }
+
+
 # Imported when they are made: a test of one family stands on no other's store.
 _STORES = {
+    "identity": _identity,
     "memory": _memory,
+    "embedder": _embedder,
+    "ignore": _ignore,
     "budget": _budget,
     "checkpoints": _checkpoints,
     "receipts": _receipts,
     "mailbox": _mailbox,
+    "tools": _tools,
+    "secrets": _secrets,
 }
 
 
 def make(*, home: Path, now_ms: Any = None, **given: Any) -> Server:
-    """A server of in-memory stores; any attribute of ``Server`` can be given instead."""
+    """A server of in-memory stores without agents and without runners; any attribute of ``Server`` can be given."""
     clock = now_ms or Clock()
     fields: dict[str, Any] = {"home": home, "now_ms": clock, "handlers": table.HANDLERS}
+    fields |= {"settings": Settings(home=home), "agents": Agents(home)}
     fields |= {name: store(clock) for name, store in _STORES.items() if name not in given} | given
-    absent = {one.name for one in dataclasses.fields(Server) if one.default_factory is dataclasses.MISSING and one.init}
-    return Server(**{name: Absent(name) for name in absent - set(fields)} | fields)
+    if not {"audit", "capabilities", "peers"} <= set(given):
+        fields = _of_the_identity(fields["identity"], clock) | fields
+    own = [each for each in dataclasses.fields(Server) if each.init and each.default_factory is dataclasses.MISSING]
+    needed = {each.name for each in own if each.default is dataclasses.MISSING}
+    absent = needed - set(fields)
+    return Server(**{name: Absent(name) for name in absent} | fields)
 
 
 def caller(agent: AgentId, *, operator: bool = False, transport: Any = "ipc") -> Caller:
