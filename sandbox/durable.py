@@ -176,6 +176,24 @@ def held(path: Path) -> bool:
     return False
 
 
+def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> bool:
+    """Have the lock of an open file for us alone; False when another held it for so many seconds.
+
+    It is let go with the last descriptor of the open file (flock(2)). The kernel's own wait has no end, and an alarm
+    that would give it one belongs to the whole process.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(poll_seconds)
+        else:
+            return True
+
+
 @contextlib.contextmanager
 def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> Iterator[None]:
     """Hold the directory's lock file; writers of one state take turns, threads and processes alike.
@@ -189,15 +207,8 @@ def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> 
     except OSError as e:
         raise error(f"`{where}/lock` cannot be opened: {e.strerror}", where=where) from e
     try:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise error(f"`{where}` is held by another process", where=where) from None
-                time.sleep(_POLL_SECONDS)
+        if not take(fd, LOCK_SECONDS):
+            raise error(f"`{where}` is held by another process", where=where)
         yield
     finally:
         os.close(fd)

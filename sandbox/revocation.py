@@ -7,6 +7,7 @@ cgroups and links itself, and the keepers of the runs find a mark in their direc
     marks are set behind the gate      on every label that can be seen: whoever comes later finds the root or the mark
     a cgroup is made before the mark   is looked for: whoever joins it later stands, and is killed
     a cgroup is made after the mark    by a keeper that looks for the mark next, and starts nothing
+    what stands is let go on           behind the gate, by a keeper that saw no mark there (``going_on``)
 
 Each keeper looks at its mark and at the root's version as well (``Watch``), so that a command that was killed between
 the root and its enforcement leaves nothing running that the root revokes.
@@ -15,7 +16,6 @@ the root and its enforcement leaves nothing running that the root revokes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import threading
@@ -28,7 +28,7 @@ from typing import Any
 from policy import errors
 from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
-from sandbox import bundle, registry
+from sandbox import bundle, durable, registry
 from sandbox.kernel import cgroupfs, ending
 from sandbox.kernel import urgent as priority
 from sandbox.network import cutting, gate_leaf
@@ -201,6 +201,23 @@ def verdict(path: Path) -> errors.RunRevokedError | None:
     return None if reason is None else errors.RunRevokedError(reason)
 
 
+@contextlib.contextmanager
+def going_on(path: Path) -> Iterator[None]:
+    """Around the thaw of a run: nobody marks it while the block lasts, so that whoever revokes it stops it after.
+
+    Raises:
+        errors.RunRevokedError: it is marked, and stands until it is killed.
+        errors.KeeperError: the gate is not free, and whoever holds it may be about to mark it.
+    """
+    failed: list[str] = []
+    with _gate(path.parent, failed):
+        if (revoked := verdict(path)) is not None:
+            raise revoked
+        if failed:
+            raise errors.KeeperError("the gate of the runs is not free", hint="ask again")
+        yield
+
+
 def _hit(entries: Sequence[registry.Entry], root: TrustRoot) -> dict[str, Ended]:
     """By run id, those that must end. Self-tests hold no agent."""
     agents = list(registry.agents(entries))
@@ -237,16 +254,8 @@ def _gate(runs: Path, failed: list[str]) -> Iterator[None]:
     """The gate of the runs; without it when it cannot be had in time: what hangs behind it may be what must end."""
     fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        until = time.monotonic() + _GATE_SECONDS
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    failed.append("the gate of the runs is not free: one that was just starting may have been missed")
-                    break
-                time.sleep(0.001)
+        if not durable.take(fd, _GATE_SECONDS, poll_seconds=0.001):
+            failed.append("the gate of the runs is not free: one that was just starting may have been missed")
         yield
     finally:
         os.close(fd)

@@ -223,7 +223,9 @@ class Instance(lifecycle.Run):
             watches[self._alive] = self.supervisor_gone
 
         def release() -> None:
-            started.leaf.thaw()
+            # One that is revoked at this moment stands until it is killed, which its watch says.
+            with contextlib.suppress(errors.RunRevokedError), revocation.going_on(started.directory):
+                started.leaf.thaw()
             # Whoever came second is not kept waiting for what is not to be had.
             self._listening.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import control
+from sandbox import control, revocation
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.rows import Rows
 from sandbox.runner import Channel, Exchange, Outcome, Round
@@ -39,6 +39,7 @@ class Steering:
         self._rows, self._ttl, self._shown = rows, ttl_seconds, shown
         self._expires = suspends and ttl_seconds is not None
         self._leaf: Leaf | None = None
+        self._directory: Path | None = None
         self._exchange: Exchange | None = None
         self._watches: dict[int, Callable[[], Outcome]] = {}
         self._given_at: float | None = None
@@ -54,6 +55,7 @@ class Steering:
     @contextlib.contextmanager
     def listening(self, directory: Path) -> Iterator[None]:
         """From here on the run can be found and asked; it answers when the exchange runs."""
+        self._directory = directory
         with control.Server(directory, self.table) as server:
             self._rows.show_state(directory)
             self._watches = server.watches
@@ -129,12 +131,14 @@ class Steering:
         _only(request, "by", "reason")
         self._may("resume")
         assert self._leaf is not None
-        self._rows.to(State.RUNNING, _words("asked", request))
-        try:
-            self._leaf.thaw()
-        except errors.KernelError as e:
-            self._rows.to(State.SUSPENDED, f"it could not be thawed: {e.message}")
-            raise
+        assert self._directory is not None
+        with revocation.going_on(self._directory):
+            self._rows.to(State.RUNNING, _words("asked", request))
+            try:
+                self._leaf.thaw()
+            except errors.KernelError as e:
+                self._rows.to(State.SUSPENDED, f"it could not be thawed: {e.message}")
+                raise
         return control.Reply({"state": str(self._rows.state)})
 
     def _kill(self, request: Mapping[str, Any]) -> control.Reply:

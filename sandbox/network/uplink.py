@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from policy import errors
+from sandbox import durable
 from sandbox.kernel import conntrack, netlink, nft
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses, netns, walls
@@ -315,15 +314,8 @@ def _lock() -> Iterator[None]:
     """
     fd = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        until = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise errors.KernelError(f"`{LOCK}` is held by another supervisor") from None
-                time.sleep(0.005)
+        if not durable.take(fd, _LOCK_SECONDS):
+            raise errors.KernelError(f"`{LOCK}` is held by another supervisor")
         yield
     finally:
         os.close(fd)

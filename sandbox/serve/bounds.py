@@ -8,11 +8,9 @@ turns      packages of one user are read one at a time, so that many requests ho
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,12 +18,12 @@ from typing import Final
 
 from policy import errors
 from policy import package as packages
+from sandbox import durable
 
 # A request of 4 MiB as bytes, as text of four bytes a character, and as the same once more in its object.
 REQUEST_MEMORY: Final = 64 << 20
 # A package of the greatest size, and its largest file twice.
 PACKAGE_MEMORY: Final = 2 * packages.MAX_BYTES + (64 << 20)
-_POLL_SECONDS = 0.01
 
 
 class _OverdueError(Exception):
@@ -86,15 +84,8 @@ def turn(state: Path, uid: int, most_seconds: float) -> Iterator[None]:
     place.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(place / str(uid), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        until = time.monotonic() + most_seconds
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise errors.BusyError("other packages of this user are still being read") from None
-                time.sleep(_POLL_SECONDS)
+        if not durable.take(fd, most_seconds):
+            raise errors.BusyError("other packages of this user are still being read")
         yield
     finally:
         os.close(fd)

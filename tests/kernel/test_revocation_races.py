@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import errors
 from policy.signing import change
 from policy.signing import envelope as envelopes
-from sandbox import bundle, registry, revocation, trusted_local
+from sandbox import bundle, oversight, registry, revocation, trusted_local
 from sandbox.kernel import cgroupfs, ending, process
 from sandbox.state import State
 from sandbox.supervisor import Answer
@@ -151,6 +151,33 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
     operator.run()
     assert [one.run_id for one in operator.enforced.ended] == [sleeping.directory.name]
     _revoked(sleeping.wait())
+
+
+def test_nobody_lets_go_on_what_is_being_revoked(
+    world: World, sleeping: live_runs.Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the freezer and the kill somebody resumes it."""
+    operator = oversight.Asker("operator@local", root=True)
+    run = sleeping.directory.name
+    oversight.act(world.state, operator, "suspend", run)
+    leaf, kill, said = _leaf(sleeping), ending.kill, list[bool]()
+
+    def resume_then_kill(leaves: Any, **more: Any) -> None:
+        monkeypatch.setattr(ending, "kill", kill)
+        with pytest.raises(errors.RevokedError, match="it leaks"):
+            oversight.act(world.state, operator, "resume", run)
+        said.append(leaf.frozen())
+        kill(leaves, **more)
+
+    monkeypatch.setattr(ending, "kill", resume_then_kill)
+    one = Revoking(world, _digest(sleeping))
+    one.run()
+    assert one.enforced.failed == ()
+    assert said == [True]
+    _revoked(sleeping.wait())
+    assert [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"][-4:] == [
+        "Running", "Suspended", "Terminated", "Archived",
+    ]  # fmt: skip
 
 
 def test_a_keeper_finds_the_root_by_itself_when_nobody_enforced_it(world: World, sleeping: live_runs.Live) -> None:

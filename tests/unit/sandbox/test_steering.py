@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import control, steering
+from sandbox import bundle, control, durable, revocation, steering
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.ledger import Ledger
 from sandbox.rows import Rows
@@ -60,6 +61,8 @@ class Freezer:
 class World:
     """A run in the state Running."""
 
+    runs: Path
+
     def __init__(self, *, ttl: int | None = None, suspends: bool = False, leaf: bool = True) -> None:
         self.log = Log()
         self.rows = Rows(cast("Ledger", self.log), "r", ISSUER)
@@ -67,6 +70,7 @@ class World:
             self.rows.to(state, "")
         self.freezer = Freezer(self.log)
         self.steering = Steering(self.rows, ttl_seconds=ttl, suspends=suspends, shown=lambda raw: raw.decode())
+        self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
         calls = self.log.said.append
         channel = Channel(
             *(-1, -1, -1, -1, -1), has_started=lambda: True, terminate=lambda: calls("ask"), kill=lambda: calls("kill")
@@ -86,6 +90,11 @@ class World:
         return self.steering.table[operation](fields)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    World.runs = tmp_path_factory.mktemp("runs")
+
+
 def test_each_is_written_down_before_it_is_done() -> None:
     one = World()
     assert one.ask("suspend", by="uid7@local", reason="why").answer == {"state": "Suspended"}
@@ -100,6 +109,31 @@ def test_each_is_written_down_before_it_is_done() -> None:
     # The exchange ends it now; its end is in the log already.
     one.channel.ending(reply.end)
     assert len(one.log.said) == 5
+
+
+def test_what_is_being_revoked_is_not_let_go_on() -> None:
+    one = World()
+    one.ask("suspend")
+    bundle.mark_revoked(one.directory, "it leaks")
+    one.log.said.clear()
+    with pytest.raises(errors.RunRevokedError, match="it leaks"):
+        one.ask("resume")
+    assert (one.log.said, one.state) == ([], "Suspended")
+
+
+def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever revokes is behind the gate and about to mark it: until that is done nobody knows, and nothing goes on."""
+    monkeypatch.setattr(revocation, "_GATE_SECONDS", 0.05)
+    one = World()
+    one.ask("suspend")
+    one.log.said.clear()
+    with bundle.gate(one.directory.parent), pytest.raises(errors.KeeperError):
+        one.ask("resume")
+    assert (one.log.said, one.state) == ([], "Suspended")
+    held: list[bool] = []
+    monkeypatch.setattr(one.freezer, "thaw", lambda: held.append(durable.held(one.directory.parent / ".gate")))
+    one.ask("resume")
+    assert held == [True]
 
 
 def test_the_reason_in_the_log_is_bounded() -> None:
