@@ -49,7 +49,7 @@ class Bounds:
     """What clients may hold of the daemon. ``large_bytes``: of larger bodies only ``large_bodies`` are read at once.
 
     ``head_seconds`` bounds a head that does not come, between requests as well; ``wrong_tokens`` are written to the
-    log a second, more are refused without a row of their own.
+    log in each ``wrong_seconds``, more are refused without a row of their own.
     """
 
     connections: int = 256
@@ -59,6 +59,7 @@ class Bounds:
     large_bytes: int = 256 * 1024
     large_bodies: int = 8
     wrong_tokens: int = 20
+    wrong_seconds: float = 1.0
     pace: http_streams.Pace = field(default_factory=http_streams.Pace)
 
 
@@ -79,7 +80,7 @@ class Gateway:
         self._guard = Guard(self.port, good)
         self._large = anyio.Semaphore(self.bounds.large_bodies)
         self._streams: Counter[str] = Counter()
-        self._wrong = _WrongTokens(self.bounds.wrong_tokens)
+        self._wrong = _WrongTokens(self.bounds.wrong_tokens, self.bounds.wrong_seconds)
         # How many requests are being answered.
         self.busy = 0
         self._idle = anyio.Event()
@@ -296,18 +297,18 @@ async def _not_yet(request: web.Request) -> None:
 
 
 class _WrongTokens:
-    """How many refusals are written a second, so that no stranger fills the disk."""
+    """How many refusals are written in a time, so that no stranger fills the disk."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._second = 0.0
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most, self._seconds = most, seconds
+        self._since = float("-inf")
         self._written = self._unwritten = 0
 
     def count(self) -> int | None:
         """None if this one is not to be written; else how many were not since the last that was."""
         now = anyio.current_time()
-        if now - self._second >= 1.0:
-            self._second, self._written = now, 0
+        if now - self._since >= self._seconds:
+            self._since, self._written = now, 0
         if self._written >= self._most:
             self._unwritten += 1
             return None

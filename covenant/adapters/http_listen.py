@@ -74,6 +74,7 @@ class Listener:
             shutdown_timeout=0.0,
         )
         self._connections = connections
+        self.open = 0
         self._listening: asyncio.Server | None = None
 
     async def listen(self, sock: socket.socket) -> None:
@@ -92,17 +93,59 @@ class Listener:
         if self._listening is not None:
             self._listening.close()
 
-    def _connection(self) -> asyncio.BaseProtocol:
+    def _connection(self) -> asyncio.Protocol:
+        return _Connection(self)
+
+    def admit(self) -> asyncio.Protocol | None:
+        """aiohttp's side of one connection more, or None where there are as many as there may be."""
         server = self._runner.server
-        if server is None or len(server.connections) >= self._connections:
-            return _OneTooMany()
+        if server is None or self.open >= self._connections:
+            return None
+        self.open += 1
         return server()
 
 
-class _OneTooMany(asyncio.Protocol):
-    """Gone before it says anything: there is nothing to hold for it."""
+class _Connection(asyncio.Protocol):
+    """aiohttp's own protocol, from when there is a place for it.
+
+    Not before: asyncio makes the protocols of all that wait to be accepted before it tells any that it is connected.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._inner: asyncio.Protocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio.BaseProtocol."""
+        self._inner = self._listener.admit()
+        if self._inner is not None:
+            self._inner.connection_made(transport)
+            return
+        # Gone before it says anything: there is nothing to hold for it.
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio.BaseProtocol."""
+        if self._inner is not None:
+            self._listener.open -= 1
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol."""
+        if self._inner is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """asyncio.Protocol."""
+        return self._inner.eof_received() if self._inner is not None else None
+
+    def pause_writing(self) -> None:
+        """asyncio.BaseProtocol."""
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio.BaseProtocol."""
+        if self._inner is not None:
+            self._inner.resume_writing()
