@@ -36,6 +36,7 @@ INTERRUPTED: Final = "interrupted"
 # A wait is never longer; what is due sooner is done sooner.
 _LONGEST_WAIT: Final = 30.0
 _AFTER_A_FAILURE: Final = 1.0
+_HALF: Final = 0.5
 _COMPACT_EVERY_MS: Final = 3600 * 1000
 # What a run takes beyond its own clock: the start of its sandbox, and the writing of its answer.
 _AROUND_MS: Final = 10 * 60 * 1000
@@ -89,7 +90,7 @@ class Delivery:
         """Compact when the mailbox is half full, so that nobody has to think of it; not again for an hour."""
         server, box = self._server, self._server.mailbox
         now_ms = server.now_ms()
-        if box.count() * 2 < box.limits.entries or now_ms - self._compacted_at_ms < _COMPACT_EVERY_MS:
+        if box.fullness() < _HALF or now_ms - self._compacted_at_ms < _COMPACT_EVERY_MS:
             return
         self._compacted_at_ms = now_ms
         await server.audit.append("a2_a_compacted", {"dropped": await box.compact()})

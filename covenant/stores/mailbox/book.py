@@ -50,6 +50,8 @@ class Book:
         self.cache: dict[Key, Cached] = {}
         # Events of a file that name no task that they could be about.
         self.strays = 0
+        # The bytes of all tasks and results.
+        self.size = 0
         self._turn = 0
         self._waiting: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._unfetched: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -126,6 +128,7 @@ class Book:
             turn=self._next(),
             attempt=event.attempt,
             requeues=event.requeues,
+            size=size_of(event.task),
         )
         return self._put(event.task.id, entry)
 
@@ -150,7 +153,8 @@ class Book:
         entry = self.entries.get(result.task_id)
         if entry is None or not entry.open:
             return self._stray()
-        ended = replace(entry, state=state, lease=None, result=result, ended_at_ms=at_ms, turn=self._next())
+        size = entry.size + size_of(result)
+        ended = replace(entry, state=state, lease=None, result=result, ended_at_ms=at_ms, turn=self._next(), size=size)
         return self._put(result.task_id, ended)
 
     def _fetched(self, name: str) -> Entry | None:
@@ -232,6 +236,7 @@ class Book:
 
     def _set(self, name: str, new: Entry | None) -> None:
         old = self.entries.get(name)
+        self.size += (new.size if new else 0) - (old.size if old else 0)
         if new is None:
             if old is not None:
                 self._take_out(old)
@@ -334,6 +339,11 @@ def may_repeat(entry: Entry) -> bool:
     """Whether a task may be done again without asking: not where its sender said that this is unsafe."""
     declared = entry.task.idempotency
     return declared is None or declared.duplicate_safety != "unsafe"
+
+
+def size_of(document: A2ATask | A2ATaskResult) -> int:
+    """The bytes of a task or a result as JSON."""
+    return len(document.model_dump_json().encode())
 
 
 def failure(task_id: str, message: str) -> A2ATaskResult:

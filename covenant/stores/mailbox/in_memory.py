@@ -121,9 +121,9 @@ class InMemoryMailbox:
         mine = (entry for entry in self._book.newest_of(pubkey) if entry.task.sender.pubkey == pubkey)
         return sorted((one for one in mine if one.state is State.RESULT_PENDING), key=lambda entry: entry.turn)
 
-    def count(self) -> int:
-        """How many tasks are kept."""
-        return len(self._book.entries)
+    def fullness(self) -> float:
+        """How much of what it may hold it holds."""
+        return max(len(self._book.entries) / self.limits.entries, self._book.size / self.limits.size)
 
     def next_due_ms(self) -> int | None:
         """When ``expire`` next has something to do."""

@@ -57,7 +57,8 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A task and what became of it. ``attempt`` counts its leases, ``requeues`` those that a retry took back."""
+    """A task and what became of it. ``attempt`` counts its leases, ``requeues`` those that a retry took back, and
+    ``size`` the bytes of the task and its result."""
 
     task: A2ATask
     state: State
@@ -68,6 +69,7 @@ class Entry:
     lease: Lease | None = None
     result: A2ATaskResult | None = None
     ended_at_ms: int | None = None
+    size: int = 0
 
     @property
     def open(self) -> bool:
@@ -101,6 +103,7 @@ class Limits:
     max_attempts: int = 5
     open_per_recipient: int = 10_000
     entries: int = 100_000
+    size: int = 256 * 1024 * 1024
     cached: int = 10_000
     cached_ms: int = 30 * 24 * 3600 * 1000
     unfetched_ms: int = 7 * 24 * 3600 * 1000
@@ -169,6 +172,7 @@ class Mailbox(Protocol):
 
         Raises:
             errors.NoTaskError, errors.TaskStateError, errors.LeaseMismatchError, errors.TaskInvalidError
+            errors.MailboxFullError: there is no room for it; it can be posted again.
         """
         ...
 
@@ -235,8 +239,8 @@ class Mailbox(Protocol):
         """The answers that wait for the sender, oldest first."""
         ...
 
-    def count(self) -> int:
-        """How many tasks are kept, whatever became of them."""
+    def fullness(self) -> float:
+        """How much of what it may hold it holds, tasks or bytes: from 0 to 1."""
         ...
 
     def next_due_ms(self) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Container
 from functools import partial
 
 from covenant.stores.mailbox import events
-from covenant.stores.mailbox.book import Book, Key, may_repeat
+from covenant.stores.mailbox.book import Book, Key, may_repeat, size_of
 from covenant.stores.mailbox.interface import (
     ATTEMPTS_EXHAUSTED,
     DEADLINE_EXCEEDED,
@@ -48,7 +48,8 @@ def send(book: Book, task: A2ATask, now_ms: int) -> Sent:
     _check_task(task)
     limits = book.limits
     recipient = task.recipient.pubkey
-    if len(book.entries) >= limits.entries or book.open_of(recipient) >= limits.open_per_recipient:
+    full = len(book.entries) >= limits.entries or book.size + size_of(task) > limits.size
+    if full or book.open_of(recipient) >= limits.open_per_recipient:
         raise errors.MailboxFullError(
             f"as many tasks wait for `{task.recipient.display}` as may",
             hint="let it take some, or run `covenant a2a compact`",
@@ -83,13 +84,17 @@ def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None
         errors.NoTaskError, errors.LeaseMismatchError: as the interface says.
         errors.TaskStateError: it has its result, or was given to nobody.
         errors.TaskInvalidError: the result is too large.
+        errors.MailboxFullError: there is no room for it.
     """
     entry = _open(book, result.task_id)
     _check_lease(entry, lease_id)
     if entry.attempt == 0:
         raise errors.TaskStateError(f"task `{result.task_id}` was given to nobody yet", hint="receive it first")
-    if len(result.model_dump_json().encode()) > MAX_RESULT_BYTES:
+    size = size_of(result)
+    if size > MAX_RESULT_BYTES:
         raise errors.TaskInvalidError(f"a result may have {MAX_RESULT_BYTES} bytes", where="result")
+    if book.size + size > book.limits.size:
+        raise errors.MailboxFullError("the mailbox has no room for this result", hint="run `covenant a2a compact`")
     answered = book.emit(events.ResultPosted(result=result, at_ms=now_ms))
     assert answered is not None
     key = Key.of(entry.task)
@@ -267,7 +272,7 @@ def _check_task(task: A2ATask) -> None:
         raise errors.TaskInvalidError(f"a task's id has 1 to {_MAX_ID} characters", where="task.id")
     if not task.intent_text:
         raise errors.TaskInvalidError("the task has no text", where="task.intent_text")
-    if len(task.model_dump_json().encode()) > MAX_TASK_BYTES:
+    if size_of(task) > MAX_TASK_BYTES:
         raise errors.TaskInvalidError(f"a task may have {MAX_TASK_BYTES} bytes", where="task")
 
 

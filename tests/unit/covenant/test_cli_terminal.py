@@ -160,6 +160,18 @@ def test_completion_of_verbs_imports_nothing_heavy() -> None:
     assert "heavy []" in done.stderr
 
 
+def test_what_asks_the_daemon_is_light() -> None:
+    """No verb of the daemon loads an event loop or models before it asks."""
+    verbs = ("a2a", "agents", "audit_daemon", "basics", "capabilities", "intents", "memory", "peers", "settlement")
+    modules = ", ".join(["covenant.wire.client", *(f"covenant.cli.{name}" for name in verbs)])
+    code = f"import sys, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert "covenant.cli.a2a_mail" in loaded, done.stderr
+    heavy = {"anyio", "asyncio", "pydantic", "cryptography", "aiohttp", "numpy", "subprocess", "tempfile", "tomllib"}
+    assert sorted(loaded & heavy) == []
+
+
 def test_completion_below_a_group() -> None:
     assert complete("covenant", "a2a", "re").stdout.split() == [
         "plain,recv",

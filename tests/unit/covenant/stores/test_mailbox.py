@@ -133,6 +133,25 @@ async def test_the_oldest_goes_first_and_limits_hold(box: Mailbox) -> None:
     assert (await box.send(task("to-ada", sender=BOB, recipient=ADA))).outcome == "queued"
 
 
+async def test_its_bytes_are_bounded(kind: Kind) -> None:
+    async with kind.open(Limits(size=2000)) as box:
+        for name in ("t1", "t2"):
+            await box.send(task(name, intent_text="x" * 500))
+        assert 0.5 < box.fullness() < 1
+        with pytest.raises(errors.MailboxFullError):
+            await box.send(task("t3", intent_text="x" * 500))
+        await leased(box)
+        with pytest.raises(errors.MailboxFullError):
+            await box.post(result("t1", text="y" * 1000))
+        # it is still to be answered, and once there is room it is
+        await box.cancel("t2", reason="room")
+        assert await box.compact() == 1
+        assert (await box.post(result("t1", text="y" * 500))).state is State.RESULT_PENDING
+        await box.take_result(ADA.pubkey)
+        await box.compact()
+        assert box.fullness() == 0
+
+
 async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
     await box.send(task())
     assert (await box.send(task())).outcome == "known"

@@ -129,7 +129,16 @@ async def test_a_new_process_finds_it_as_it_was(home: Path) -> None:
 
 
 def without_turn(entry: Entry) -> tuple[Any, ...]:
-    return (entry.task, entry.state, entry.sent_at_ms, entry.attempt, entry.requeues, entry.lease, entry.result)
+    return (
+        entry.task,
+        entry.state,
+        entry.sent_at_ms,
+        entry.attempt,
+        entry.requeues,
+        entry.lease,
+        entry.result,
+        entry.size,
+    )
 
 
 async def test_rows_of_version_1(home: Path) -> None:
