@@ -67,13 +67,13 @@ def provide(machine: Machine) -> None:
     # hatchling is in the lock: the project itself is built without an index.
     local = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(machine.clone)]
     console.run([*pip, *local], env={"PYTHONDONTWRITEBYTECODE": "1"})
-    for name in ("covenant", "covenant-supervisor"):
+    for name in ("covenant", "covenant-supervisor", "covenantd"):
         _isolate(venv / "bin" / name)
     stamp.write_text(wanted)
 
 
 def _isolate(script: pathlib.Path) -> None:
-    """Both run as root: what it imports may not hang on PYTHONPATH, PYTHONHOME or the caller's directory."""
+    """They run as root, or hold every key of a home: what it imports may not hang on PYTHONPATH, PYTHONHOME or the caller's directory."""
     first, rest = script.read_text().split("\n", 1)
     if not first.startswith("#!") or " " in first:
         raise SetupError(f"the first line of `{script}` is not as pip writes it: `{first}`", "report this as a bug")

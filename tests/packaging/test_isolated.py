@@ -10,7 +10,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("program", ["covenant", "covenant-supervisor"])
+@pytest.mark.parametrize("program", ["covenant", "covenant-supervisor", "covenantd"])
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "cwd"])
 def test_a_planted_module_is_not_imported(
     clone: pathlib.Path, tmp_path: pathlib.Path, variable: str, program: str

@@ -58,6 +58,7 @@ def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:
     assert dict(scripts["console_scripts"]) == {
         "covenant": "covenant.cli.main:entry",
         "covenant-supervisor": "sandbox.serve.main:entry",
+        "covenantd": "covenant.daemon:entry",
     }
     assert "Name: covenant-supervisor\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata
