@@ -73,7 +73,8 @@ def provide(machine: Machine) -> None:
 
 
 def _isolate(script: pathlib.Path) -> None:
-    """They run as root, or hold every key of a home: what it imports may not hang on PYTHONPATH, PYTHONHOME or the caller's directory."""
+    """They run as root, or hold a home's keys: what they import may not hang on PYTHONPATH, PYTHONHOME or where they
+    were called."""
     first, rest = script.read_text().split("\n", 1)
     if not first.startswith("#!") or " " in first:
         raise SetupError(f"the first line of `{script}` is not as pip writes it: `{first}`", "report this as a bug")
