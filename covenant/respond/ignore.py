@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import itertools
 import logging
 import os
 import re
@@ -66,6 +67,8 @@ _HEADER: Final = """\
 # NAME_MAX and PATH_MAX of Linux: no name or path is longer.
 _NAME: Final = 255
 _PATH: Final = 4096
+# A text in which a rule finds as many is ignored, whatever a `!` after it would take back of them.
+MOST_PLACES: Final = 250_000
 _WORD: Final = re.compile(r"""[^\s"'`<>(){}\[\]|;,=:]+""")
 _LITERAL: Final = re.compile(r"[^*?\[\]\\!/]+")
 
@@ -88,8 +91,25 @@ class Rule:
         """The places that the rule finds, by where they end."""
         found = set(self._anywhere(text))
         if self.path is not None and self.literal is not None and self.literal in text:
-            found |= set(self._paths(text, self.path, self.literal))
+            found |= set(itertools.islice(self._paths(text, self.path, self.literal), MOST_PLACES))
         return sorted(found, key=lambda span: (span[1], span[0]))
+
+    def finds(self, text: str) -> bool:
+        """Whether it finds any place: no more of the text is looked at than up to the first."""
+        if self.pieces:
+            at: re.Match[str] | None = None
+            for number, piece in enumerate(self.pieces):
+                start = at.end() if at else 0
+                at = piece.match(text) if self.anchored and not number else piece.search(text, start)
+                if at is None:
+                    break
+            if at is not None:
+                return True
+        elif text:
+            return True
+        if self.path is None or self.literal is None or self.literal not in text:
+            return False
+        return any(True for _ in self._paths(text, self.path, self.literal))
 
     def _anywhere(self, text: str) -> list[Span]:
         if not self.pieces:
@@ -98,9 +118,9 @@ class Rule:
         if self.anchored:
             chains = [m.span()] if (m := first.match(text)) else []
         else:
-            chains = [m.span() for m in first.finditer(text)]
+            chains = [m.span() for m in itertools.islice(first.finditer(text), MOST_PLACES)]
         for piece in self.pieces[1:]:
-            chains = list(_followed(chains, piece, text)) if chains else []
+            chains = list(itertools.islice(_followed(chains, piece, text), MOST_PLACES)) if chains else []
         return chains
 
     @staticmethod
@@ -169,14 +189,22 @@ def _as_path(body: str) -> tuple[re.Pattern[str] | None, str | None]:
 
 def matched(rules: Sequence[Rule], text: str) -> str | None:
     """The pattern of the last rule that still has a place in the text, None when the text may pass."""
+    # What comes after the last `!` is taken back by nothing: there any place will do, and whoever sends a long text
+    # full of places does not keep others waiting while they are counted.
+    last = next((number for number in range(len(rules), 0, -1) if rules[number - 1].negated), 0)
+    for rule in reversed(rules[last:]):
+        if rule.finds(text):
+            return rule.pattern
     places: list[tuple[Span, str]] = []
-    for rule in rules:
+    for rule in rules[:last]:
         if rule.negated and not places:
             continue
         spans = rule.spans(text)
         if rule.negated:
             taken = _joined(spans)
             places = [(place, pattern) for place, pattern in places if not _meets(place, taken)]
+        elif len(spans) >= MOST_PLACES:
+            return rule.pattern
         else:
             places += [(span, rule.pattern) for span in spans]
     return places[-1][1] if places else None

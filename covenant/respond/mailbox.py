@@ -108,7 +108,8 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
     # (1) before the check of capabilities, which would need to know whom to answer
     entry = server.mailbox.get(result.task_id)
     if entry is None or entry.task.recipient.pubkey != caller.agent.pubkey:
-        await _reject(server, caller, result, "unknown task" if entry is None else "not the recipient")
+        # One word for both, in the caller's own feed as well: whether others have such a task is theirs to know.
+        await _reject(server, caller, result, "unknown task")
         raise _no_task(result.task_id)
     if not entry.open:
         await _reject(server, caller, result, "answered already")

@@ -14,6 +14,7 @@ from typing import Final
 
 import anyio
 import watchfiles
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from covenant.runtime import packages
 from covenant.runtime.packages import Card, Listed
@@ -26,6 +27,8 @@ DIRECTORY: Final = "agents"
 _SETTLE_MS: Final = 100
 # And at the latest after this long, however long they go on changing.
 _AT_LATEST_MS: Final = 2_000
+# How long after a watch that a name ended the next begins.
+_AGAIN_SECONDS: Final = 1.0
 # How long a watch without news is left alone.
 _IDLE_MS: Final = 5_000
 
@@ -118,7 +121,18 @@ class Agents:
         nothing can be watched, and says so in the log: then ``covenant agents reload`` is what looks."""
         try:
             await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
-            looked = False
+            while not await self._watched(noted, stop):
+                # Whoever laid a name there that the watcher cannot read has us look now and then instead.
+                await anyio.sleep(_AGAIN_SECONDS)
+                await self._look(noted)
+        except* (OSError, RuntimeError) as e:
+            # RuntimeError is the watcher's own: no more inotify watches, or a directory that went away.
+            _LOG.warning("agents are not watched for changes (%r): ask with `covenant agents reload`", e.exceptions[0])
+
+    async def _watched(self, noted: Noted, stop: anyio.Event | None) -> bool:
+        """Watch until ``stop``; False where the watcher met a name that is no UTF-8, which ends it and not us."""
+        looked, over = False, True
+        try:
             async for changes in watchfiles.awatch(
                 self.place,
                 watch_filter=self._concerns,
@@ -133,9 +147,10 @@ class Agents:
                 if changes or not looked:
                     await self._look(noted)
                     looked = True
-        except (OSError, RuntimeError) as e:
-            # RuntimeError is the watcher's own: no more inotify watches, or a directory that went away.
-            _LOG.warning("agents are not watched for changes (%s): ask with `covenant agents reload`", e)
+        except* WatchfilesRustInternalError as e:
+            over = False
+            _LOG.warning("agents: the watch begins anew: %r", e.exceptions[0])
+        return over
 
     def _concerns(self, change: watchfiles.Change, path: str) -> bool:
         """A package's directory or its manifest. What else lies in a package is read when it is run."""
