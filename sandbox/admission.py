@@ -23,6 +23,9 @@ from policy.signing import trust
 from policy.signing.root import Signer
 from sandbox import bundle, registry
 
+# The field of a label that says for whom the first of a line of runs was started.
+CALLER = "caller"
+
 
 @dataclass(frozen=True, slots=True)
 class Above:
@@ -122,7 +125,11 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one run asks of the machine and of those above it. ``effective`` is what it gets if it is admitted."""
+    """What one run asks of the machine and of those above it. ``effective`` is what it gets if it is admitted.
+
+    ``caller`` is whoever asked for it, or for the first of those above it; of one that is bounded (``bounded``) so many
+    runs may live at once as ``most`` says, those among them that outlive whoever started them.
+    """
 
     manifest: Manifest
     trusted: trust.TrustedPackage | Unsigned
@@ -131,6 +138,8 @@ class Claim:
     capacity_mb: int
     overcommit: float = 1.0
     lineage: Lineage | None = None
+    caller: str = ""
+    most: int = 0
 
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
@@ -154,6 +163,7 @@ class Claim:
             "parent": self.lineage.parent.run_id if self.lineage else "",
             "ancestors": " ".join(one.run_id for one in self.lineage.parent.line) if self.lineage else "",
             "on_parent_exit": spawning.on_parent_exit,
+            CALLER: self.caller,
             **{name: str(value) for name, value in numbers.items()},
             **issuer,
         }
@@ -174,7 +184,13 @@ class Claim:
             errors.RuleViolation: rule 8: another package has the agent id; rule 5: an ancestor has no place left; rule
                 6: this machine has promised too much already.
             errors.ParentEndedError: the run that asked for it has ended.
+            errors.BusyError: as many runs of the caller live as may.
         """
+        if self.lineage is None and bounded(self.caller) and roots(entries, self.caller) >= self.most:
+            raise errors.BusyError(
+                f"{self.most} runs of this user live, and no more may: who outlives its parent is one of them",
+                hint="covenant ps shows them, covenant kill ends one",
+            )
         agent_id = self.manifest.agent.id
         nine.refuse_other_owners(
             owners(entries).get(agent_id, ()),
@@ -200,6 +216,25 @@ class Claim:
     @property
     def _payload_digest(self) -> str:
         return self.trusted.payload_digest if isinstance(self.trusted, trust.TrustedPackage) else ""
+
+
+def caller(runs: Path, issuer: Mapping[str, str], lineage: Lineage | None) -> str:
+    """Whoever asked for the first of the runs in a line; empty when its parent is gone."""
+    if lineage is None:
+        return issuer["display"]
+    return (bundle.label_of(runs / lineage.parent.run_id) or {}).get(CALLER, "")
+
+
+def bounded(caller: str) -> bool:
+    """Whether this is somebody whose runs are counted: root's are not, and what is kept ready is nobody's yet."""
+    return caller.startswith("uid")
+
+
+def roots(entries: Iterable[registry.Entry], caller: str) -> int:
+    """How many runs of a caller live that no other live run holds: those that they asked for, and orphans of these."""
+    live = {one.run_id: one for one in entries}
+    mine = (one for one in live.values() if one.label.get(CALLER) == caller and not one.self_test)
+    return sum(live.keys().isdisjoint(one.ancestors) for one in mine)
 
 
 def owners(entries: Iterable[registry.Entry]) -> dict[str, list[Owner]]:

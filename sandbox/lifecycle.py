@@ -337,6 +337,8 @@ class Run:
             host.capacity_mb(),
             config.overcommit,
             self._lineage,
+            admission.caller(self._means.path / "runs", self._request.issuer, self._lineage),
+            config.caller_requests,
         )
         claim.check(registry.live(self._means.path / "runs"))
         return claim

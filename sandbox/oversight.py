@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from policy import errors
 from policy.lifecycle import State
-from sandbox import archive, control, metrics, registry, unended
+from sandbox import admission, archive, control, metrics, registry, unended
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
@@ -231,7 +231,14 @@ def _seen(state: Path, asker: Asker) -> list[Entry]:
     return [
         entry
         for entry in entries
-        if asker.may([entry.issuer["display"], *(displays.get(one, "") for one in entry.ancestors)])
+        # Whoever outlives its parent is still for whom the first of its line was started.
+        if asker.may(
+            [
+                entry.issuer["display"],
+                entry.label.get(admission.CALLER, ""),
+                *(displays.get(one, "") for one in entry.ancestors),
+            ]
+        )
     ]
 
 

@@ -199,7 +199,9 @@ class Instance(lifecycle.Run):
             self._request, self._line, self.intent_id = request, line, intent_id
             manifest = self._decision.manifest
             deadline = self._deadline(trusted, manifest)
-            place = dataclasses.replace(self._place, trusted=trusted, package_name=request.package_name)
+            place = dataclasses.replace(
+                self._place, trusted=trusted, package_name=request.package_name, caller=request.issuer["display"]
+            )
             label, claim = self._claim(place)
             bundle.relabel(started.directory, label, claim)
             self._rows.asked_by(request.issuer)

@@ -73,6 +73,36 @@ def test_what_outlives_its_parent_ends_with_the_supervisor_where_runs_do(warm: P
         assert leftovers(world) == []
 
 
+def test_what_outlives_its_parent_counts_among_its_callers_runs_and_is_theirs_to_end(warm: Path) -> None:
+    with serving.open_place() as base, Served(World(base, warm=warm), caller_requests=2) as served:
+        world = served.world
+        member(world, "slow", "import time\ntime.sleep(600)", more=spawn(1, 1, "adopt"), **SMALL)
+        top = member(world, "top", "answer = ask(kind='spawn', agent='slow', text='')", more=spawn(fate="adopt"), **BIG)
+
+        def orphans() -> list[str]:
+            return [one.run_id for one in registry.live(world.state / "runs") if one.agent_id == "slow"]
+
+        def asked(*words: str, uid: int = CALLER) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(serving.covenant(*words, "--json", served=served, uid=uid).stdout)
+            return found
+
+        for _ in range(2):
+            assert "text" in asked("run", str(top), "hi")
+        assert len(orphans()) == 2
+        assert asked("run", str(top), "hi")["code"] == "too_many_requests"
+        assert {one["run_id"] for one in asked("ps")["runs"]} == set(orphans())
+        # Nobody else is held up by them, and each that ends makes room for another.
+        assert "text" in asked("run", str(top), "hi", uid=0)
+        assert asked("run", str(top), "hi")["code"] == "too_many_requests"
+        first = asked("ps")["runs"][0]["run_id"]
+        assert "code" not in asked("kill", first)
+        assert "text" in asked("run", str(top), "hi")
+        for run_id in orphans():
+            asked("kill", run_id, uid=0)
+        served.quiet()
+        assert leftovers(world) == []
+
+
 def _ends(world: World) -> list[dict[str, Any]]:
     return [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
 
