@@ -4,6 +4,7 @@
     import      a Python that imports what the daemon imports, and ends: what no start can be without
     empty       from exec to READY=1, in a home where it ran before
     full        the same with 100 packages below agents/ and 100,000 rows in the log
+    processor   of a full start: what it takes on a machine that does nothing else
     idle        resident memory (VmRSS) two seconds after it was ready, and its private part
 
 Goals of the project: a full start of at most 1.5 s, idle memory of at most 120 MiB.
@@ -55,8 +56,8 @@ async def fill(home: Path, count: int) -> None:
     await log.close()
 
 
-def start(home: Path) -> tuple[float, int, int]:
-    """Seconds from exec to ready; resident and private memory in KiB, idle."""
+def start(home: Path) -> tuple[float, float, int, int]:
+    """Seconds from exec to ready, and of the processor; resident and private memory in KiB, idle."""
     place = str(home.parent / "notify")
     Path(place).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
@@ -68,12 +69,14 @@ def start(home: Path) -> tuple[float, int, int]:
             while told.recv(4096) != b"READY=1":
                 pass
             seconds = time.perf_counter() - began
+            fields = Path(f"/proc/{popen.pid}/stat").read_text().rpartition(")")[2].split()
+            used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             time.sleep(2)
             status = Path(f"/proc/{popen.pid}/smaps_rollup").read_text()
             popen.terminate()
             popen.wait(60)
     found = {name: int(kib) for name, kib in re.findall(r"(?m)^(\w+): +(\d+) kB", status)}
-    return seconds, found["Rss"], found["Private_Dirty"] + found["Private_Clean"]
+    return seconds, used, found["Rss"], found["Private_Dirty"] + found["Private_Clean"]
 
 
 def main() -> None:
@@ -86,20 +89,21 @@ def main() -> None:
             start(home)
         packages(full, count)
         anyio.run(fill, full, rows)
-        found: dict[str, list[float]] = {"import": [], "empty": [], "full": []}
+        found: dict[str, list[float]] = {"import": [], "empty": [], "full": [], "processor": []}
         memory = []
         for _ in range(rounds):
             began = time.perf_counter()
             subprocess.run([sys.executable, "-c", "import covenant.daemon"], cwd=ROOT, check=True)
             found["import"].append(time.perf_counter() - began)
             found["empty"].append(start(empty)[0])
-            seconds, *held = start(full)
+            seconds, used, *held = start(full)
             found["full"].append(seconds)
+            found["processor"].append(used)
             memory.append(held)
         for name, values in found.items():
-            print(f"{name:8} {statistics.median(values):6.2f} s   ({min(values):.2f} to {max(values):.2f})")
+            print(f"{name:9} {statistics.median(values):6.2f} s   ({min(values):.2f} to {max(values):.2f})")
         resident, private = (statistics.median(each) / 1024 for each in zip(*memory, strict=True))
-        print(f"idle     {resident:6.1f} MiB resident, {private:.1f} MiB private")
+        print(f"idle      {resident:6.1f} MiB resident, {private:.1f} MiB private")
 
 
 if __name__ == "__main__":
