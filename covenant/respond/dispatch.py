@@ -16,6 +16,7 @@ whoever goes away, and a daemon that stops, leave rows that say so.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import uuid
@@ -46,6 +47,12 @@ _WRITING_SECONDS: Final = 60.0
 _UNSEEN: Final = (errors.KilledError, errors.ServiceError, errors.InternalError)
 # Whose intent waits: in the state of its checkpoint, where a copy of the name would decide nothing.
 SUBMITTER: Final = "submitter_pubkey"
+# The key that it was asked under, behind a word, so that none looks like a path of this machine.
+KEY: Final = "idempotency"
+KEY_WORD: Final = "key:"
+# What of one submitter's may wait: checkpoints are held in memory, and nothing ends them but a resumption.
+_MOST_WAITING: Final = 1_000
+_MOST_WAITING_BYTES: Final = 16 * 1024 * 1024
 
 _ROUTER: Final = Router()
 
@@ -60,6 +67,7 @@ class Dispatch:
     agent: str | None = None
     priority: Priority | None = None
     resumes: BudgetPauseCheckpoint | None = None
+    key: str | None = None
     intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _stage: str = "router"
     _payer: AgentId | None = None
@@ -182,7 +190,8 @@ class Dispatch:
             await accounting.release(self.server, self.caller, self._payer, self.intent_id)
         if card is not None and isinstance(error, errors.PreemptedError):
             tokens = self.server.budget.tokens(accounting.budget_of(card.id)) or 0
-            await self._pause(card, "projected_overshoot", tokens, 0)
+            with contextlib.suppress(errors.BusyError):
+                await self._pause(card, "projected_overshoot", tokens, 0)
         failed = {
             "matched_agent": agent_id,
             "run_id": None if took is None else took.run_id,
@@ -194,7 +203,7 @@ class Dispatch:
 
     async def _pause(self, card: Card, reason: Any, tokens: int, eta_ms: int) -> None:
         """Keep the intent for when there are credits; durable before anybody is told."""
-        agent = accounting.budget_of(card.id)
+        agent, submitter = accounting.budget_of(card.id), self.caller.agent.pubkey
         checkpoint = BudgetPauseCheckpoint(
             intent_id=self.intent_id,
             agent=agent,
@@ -204,14 +213,19 @@ class Dispatch:
             refill_eta_ms=eta_ms,
             saved_at_ms=self.server.now_ms(),
             resume_state={
-                SUBMITTER: self.caller.agent.pubkey,
+                SUBMITTER: submitter,
                 "intent_text": self.text,
                 "agent_id": card.id,
                 "priority": str(self.priority or card.manifest.settlement.priority),
+                **({} if self.key is None else {KEY: KEY_WORD + self.key}),
             },
         )
-        if any(one.intent_id == self.intent_id for one in self.server.checkpoints.active()):
+        mine = [one for one in self.server.checkpoints.active() if one.resume_state.get(SUBMITTER) == submitter]
+        if any(one.intent_id == self.intent_id for one in mine):
             return  # asked again under the same key, while it waits
+        held = sum(len(one.resume_state.get("intent_text", "")) for one in mine)
+        if len(mine) >= _MOST_WAITING or held + len(self.text) > _MOST_WAITING_BYTES:
+            raise errors.BusyError("as many intents of yours wait for credits as may", hint="resume some of them")
         await self.server.checkpoints.save(checkpoint)
         if reason == "budget_exhausted":
             await self._append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import anyio
 
 from covenant.respond import accounting
 from covenant.respond.caller import Caller
-from covenant.respond.dispatch import SUBMITTER, Dispatch
+from covenant.respond.dispatch import KEY, KEY_WORD, SUBMITTER, Dispatch
 from covenant.respond.server import Handler, Server
 from covenant.stores.audit.interface import Entry
 from covenant.wire import parts, requests, responses
@@ -28,14 +29,15 @@ _MOST_RECEIPTS: Final = 100_000
 
 async def submit_intent(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
     """Do what the text says; see ``covenant.respond.dispatch``."""
-    one = Dispatch(server, caller, asked.text, agent=asked.agent, priority=asked.priority)
-    if asked.idempotency_key is None:
-        return await one.go()
-    return await _once(one, asked.idempotency_key)
+    key = asked.idempotency_key
+    one = Dispatch(server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key)
+    return await one.go() if key is None else await _once(one, key)
 
 
 async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIntent) -> responses.IntentResult:
     """Start an intent again that waited for credits, under a new id: whoever submitted it may, and once.
+
+    One that was asked under a key is asked under it again, so that it is done once whichever way it is asked.
 
     Raises:
         errors.NoCheckpointError: none of the caller's waits under this id.
@@ -60,7 +62,15 @@ async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIn
         priority=Priority(state["priority"]),
         resumes=found,
     )
-    return await one.go()
+    kept = state.get(KEY)
+    if not isinstance(kept, str):
+        return await one.go()
+    one.key = kept.removeprefix(KEY_WORD)
+    result = await _once(one, one.key)
+    with contextlib.suppress(errors.NoCheckpointError):
+        # It had been done meanwhile: nothing of it waits any more.
+        await server.checkpoints.claim(found.intent_id, found.agent)
+    return result
 
 
 async def _once(one: Dispatch, key: str) -> responses.IntentResult:

@@ -21,6 +21,8 @@ from policy import errors
 
 _AGENT: Final = "@agent"
 _AUTHORITY: Final = "a2a"
+_SHOWN_ID: Final = 256
+_MOST_REASON: Final = 4096
 
 
 def local_agent(recipient: AgentId) -> str | None:
@@ -64,6 +66,8 @@ async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2A
 
 async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.CancelA2ATask) -> responses.A2ACancelled:
     """Take back a task that the caller sent; one that is answered already stays as it is."""
+    if len(asked.reason) > _MOST_REASON:
+        raise errors.TaskInvalidError(f"a reason has at most {_MOST_REASON} characters", where="reason")
     entry = _seen(server, caller, asked.task_id)
     if entry.task.sender.pubkey != caller.agent.pubkey:
         raise errors.NotSenderError(f"only `{entry.task.sender.display}` may take task `{asked.task_id}` back")
@@ -157,8 +161,10 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
 async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.RepairA2ATask) -> responses.A2ARepaired:
     """Put a leased task back, or end one: its sender or its recipient, with a reason."""
     order, command = asked.request, asked.request.command
-    if not order.reason.strip():
-        raise errors.TaskInvalidError("a repair has a reason", where="request.reason")
+    if not order.reason.strip() or len(order.reason) > _MOST_REASON:
+        raise errors.TaskInvalidError(
+            f"a repair has a reason, of at most {_MOST_REASON} characters", where="request.reason"
+        )
     entry = _seen(server, caller, order.task_id)
     other = entry.task.recipient if entry.task.sender.pubkey == caller.agent.pubkey else entry.task.sender
     risk = command.duplicate_risk.replace("_", "-") if isinstance(command, parts.Requeue) else None
@@ -337,7 +343,8 @@ def _no_task(task_id: str) -> errors.NoTaskError:
 
 
 async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason: str) -> None:
-    row = {"task_id": result.task_id, "reason": reason}
+    # Anybody may name a task that is none, in as many words as a frame takes.
+    row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:_MOST_REASON]}
     await server.audit.append("a2_a_result_rejected", row, caller.agent)
 
 

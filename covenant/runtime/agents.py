@@ -19,6 +19,7 @@ from watchfiles._rust_notify import WatchfilesRustInternalError
 from covenant.runtime import packages
 from covenant.runtime.packages import Card, Listed
 from policy import decide, errors
+from policy.signing import strict_json
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ class Agents:
         if card is not None:
             return card
         taken = next((one.error for one in self._listing if one.id == agent_id and one.error is not None), None)
-        raise taken or errors.NoAgentError(f"no agent has the id `{agent_id}`", hint="covenant agents lists them")
+        raise taken or errors.NoAgentError(
+            f"no agent has the id `{strict_json.shown(agent_id)}`", hint="covenant agents lists them"
+        )
 
     def required(self) -> frozenset[str]:
         """The actions that some agent requires of its caller: what ``bootstrap`` grants."""

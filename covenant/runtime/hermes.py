@@ -33,6 +33,11 @@ _OVER: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
 _DENY, _ONCE = "deny", "once"
 # What a run says of itself is kept for the caller up to so many events.
 _MOST_EVENTS: Final = 256
+# Each has its durable row, and each approval a place in what the operator is shown: an API that says more is no run's.
+_MOST_ROWS: Final = 10_000
+_MOST_WAITING: Final = 64
+# A count of theirs that is more than this is none.
+_MOST_RESOLVED: Final = 2**31
 
 
 class Log(Protocol):
@@ -62,6 +67,7 @@ class _Run:
     files: list[dict[str, Any]] = field(default_factory=list)
     # Choices that we posted and whose echo has not come yet.
     posted: list[str] = field(default_factory=list)
+    rows: int = 0
     waiting: dict[str, tuple[Approval, str | None]] = field(default_factory=dict)
 
     def end(self, reason: errors.CovenantError) -> None:
@@ -234,8 +240,13 @@ class Hermes:
             "approval.responded": self._approval_responded,
             "file.written": self._file_written,
         }.get(shown(event.get("event")))
-        if act is not None:
-            await act(run, event)
+        if act is None:
+            return
+        run.rows += 1
+        if run.rows > _MOST_ROWS:
+            run.end(errors.HermesError(f"a run said more than {_MOST_ROWS} things that are written down"))
+            return
+        await act(run, event)
 
     async def _tool_started(self, run: _Run, event: Mapping[str, Any]) -> None:
         tool = shown(event.get("tool"))
@@ -279,6 +290,9 @@ class Hermes:
         if policy != "operator-prompt":
             await self._answer(run, _ONCE if policy == "auto-once" else _DENY, asked)
             return
+        if len(run.waiting) >= _MOST_WAITING:
+            run.end(errors.HermesError(f"a run asks for more than {_MOST_WAITING} approvals at once"))
+            return
         approval = Approval(
             id=str(uuid.uuid4()),
             intent_id=run.intent_id,
@@ -299,7 +313,7 @@ class Hermes:
         # Somebody else answered at the API itself.
         run.waiting.clear()
         resolved = event.get("resolved")
-        count = resolved if type(resolved) is int and resolved >= 0 else 1
+        count = resolved if type(resolved) is int and 0 <= resolved < _MOST_RESOLVED else 1
         await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": count})
         if run.card.manifest.hermes.approval_policy != "operator-prompt" and choice != _DENY:
             run.end(errors.ToolRefusedError("somebody else approved what the run's policy is to answer"))
@@ -308,7 +322,7 @@ class Hermes:
         """Post a choice. The log has it before, with nothing resolved yet, and again with what it resolved."""
         await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": 0}, issuer)
         run.posted.append(choice)
-        resolved = await self._configured().approve(run.run_id, choice, request_id)
+        resolved = min(await self._configured().approve(run.run_id, choice, request_id), _MOST_RESOLVED)
         await self._row(run, "hermes_approval_resolved", {"choice": choice, "resolved": resolved}, issuer)
         return resolved
 
