@@ -10,11 +10,13 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 from covenant.stores.mailbox import events
 from covenant.stores.mailbox.interface import Entry, Lease, Limits, State
 from covenant.wire.types import A2ATask, A2ATaskResult
+
+K = TypeVar("K")
 
 
 class Key(NamedTuple):
@@ -55,7 +57,8 @@ class Book:
         self._turn = 0
         self._waiting: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._unfetched: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        self._open: defaultdict[str, int] = defaultdict(int)
+        self._open: dict[str, int] = {}
+        self._busy: dict[Key, int] = {}
         self._peers: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._same: defaultdict[Key, dict[str, None]] = defaultdict(dict)
         self._due: list[tuple[int, str]] = []
@@ -246,53 +249,55 @@ class Book:
         if old is None:
             self._peers[task.sender.pubkey][name] = None
             self._peers[task.recipient.pubkey][name] = None
-        if new.open and not (old is not None and old.open):
-            self._opened(task)
-        elif old is not None and old.open and not new.open:
-            self._closed(task)
+        self._count(task, old, new)
         if (moment := self._moment(new)) is not None:
             heapq.heappush(self._due, (moment, name))
-        if new.state is State.QUEUED and self._leads(task):
-            heapq.heappush(self._waiting[task.recipient.pubkey], (new.turn, name))
-        elif new.state is State.RESULT_PENDING:
+        if new.state is State.RESULT_PENDING:
             heapq.heappush(self._unfetched[task.sender.pubkey], (new.turn, name))
+        elif new.state is State.QUEUED:
+            self._offer(new)
 
     def _take_out(self, old: Entry) -> None:
         task = old.task
         del self.entries[task.id]
-        if old.open:
-            self._closed(task)
+        self._count(task, old, None)
         for pubkey in (task.sender.pubkey, task.recipient.pubkey):
             self._peers[pubkey].pop(task.id, None)
             if not self._peers[pubkey]:
                 del self._peers[pubkey]
 
-    def _opened(self, task: A2ATask) -> None:
-        self._open[task.recipient.pubkey] += 1
-        key = Key.of(task)
-        if key is not None:
-            self._same[key][task.id] = None
-
-    def _closed(self, task: A2ATask) -> None:
-        recipient = task.recipient.pubkey
-        self._open[recipient] -= 1
-        if not self._open[recipient]:
-            del self._open[recipient]
+    def _count(self, task: A2ATask, old: Entry | None, new: Entry | None) -> None:
+        """Keep the numbers of what is open and in flight, and let whoever waited for the same go next."""
+        was, now = old is not None and old.open, new is not None and new.open
+        _add(self._open, task.recipient.pubkey, now - was)
         key = Key.of(task)
         if key is None:
             return
-        self._same[key].pop(task.id, None)
-        if not self._same[key]:
-            del self._same[key]
-            return
-        following = self.entries[next(iter(self._same[key]))]
-        if following.state is State.QUEUED:
-            heapq.heappush(self._waiting[recipient], (following.turn, following.task.id))
+        _add(self._busy, key, _in_flight(new) - _in_flight(old))
+        if now:
+            self._same[key][task.id] = None
+        elif was:
+            self._same[key].pop(task.id, None)
+            if not self._same[key]:
+                del self._same[key]
+        first = self._first_of(key)
+        if first is not None:
+            self._offer(first)
 
-    def _leads(self, task: A2ATask) -> bool:
-        """Whether a task may be given out: of those that are the same, the first one that is open."""
-        key = Key.of(task)
-        return key is None or next(iter(self._same[key]), None) == task.id
+    def _first_of(self, key: Key) -> Entry | None:
+        """The first open task of those that are the same."""
+        name = next(iter(self._same.get(key, ())), None)
+        return None if name is None else self.entries.get(name)
+
+    def _offer(self, entry: Entry) -> None:
+        """Let a task that waits be given out, if it may."""
+        if entry.state is State.QUEUED and self._may_go(entry):
+            heapq.heappush(self._waiting[entry.task.recipient.pubkey], (entry.turn, entry.task.id))
+
+    def _may_go(self, entry: Entry) -> bool:
+        """Of those that are the same the first goes, and only while none of them is in flight."""
+        key = Key.of(entry.task)
+        return key is None or (key not in self._busy and self._first_of(key) is entry)
 
     def _moment(self, entry: Entry) -> int | None:
         """When something is to be done about an entry: its deadline has passed, or its lease may be taken back."""
@@ -309,7 +314,9 @@ class Book:
         while heap:
             turn, name = heap[0]
             entry = self.entries.get(name)
-            if entry is not None and entry.state is state and entry.turn == turn:
+            is_it = entry is not None and entry.state is state and entry.turn == turn
+            # One that may not go now is offered again when what it waits for has changed.
+            if entry is not None and is_it and (state is State.RESULT_PENDING or self._may_go(entry)):
                 return entry
             heapq.heappop(heap)
         heaps.pop(pubkey, None)
@@ -333,6 +340,19 @@ class Book:
     def _stray(self) -> Entry | None:
         self.strays += 1
         return None
+
+
+def _add(numbers: dict[K, int], key: K, by: int) -> None:
+    """Change a number; what is 0 is not there."""
+    number = numbers.get(key, 0) + by
+    if number:
+        numbers[key] = number
+    else:
+        numbers.pop(key, None)
+
+
+def _in_flight(entry: Entry | None) -> int:
+    return int(entry is not None and entry.state is State.IN_FLIGHT)
 
 
 def may_repeat(entry: Entry) -> bool:

@@ -4,7 +4,7 @@ lease, answered once, and its answer is given once; a restart or a compaction ch
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,20 @@ class Known:
     ends_at: int = 0
     answer: A2ATaskResult | None = None
     fetched: bool = False
+
+
+class Full:
+    """A journal whose disk takes nothing."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    async def append_all(self, lines: Any) -> None:
+        if lines:
+            raise errors.StoreFullError("no room")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kept, name)
 
 
 class Mailbox(RuleBasedStateMachine):
@@ -234,6 +248,37 @@ class Mailbox(RuleBasedStateMachine):
         self.do(self.box.close())
         self.box = self.do(self.opened())
         assert self.box.recovered == []
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), peer=st.sampled_from(PEERS), act=st.sampled_from(["lease", "take", "post", "cancel", "send"]))
+    def full_disk(self, data: st.DataObject, peer: AgentId, act: str) -> None:
+        """An act that the disk does not take has not been."""
+        self.look()
+        before = {name: self.box.get(name) for name in self.known}, self.box.open_entries(), self.box.fullness()
+        name = data.draw(st.sampled_from(sorted(self.known)))
+        same = Idempotency(duplicate_safety="idempotent", key="k")
+        acts: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "lease": lambda: self.box.lease(peer.pubkey),
+            "take": lambda: self.box.take_result(peer.pubkey),
+            "post": lambda: self.box.post(A2ATaskResult(task_id=name, status="ok")),
+            "cancel": lambda: self.box.cancel(name, reason="r"),
+            "send": lambda: self.box.send(
+                A2ATask(id="new", sender=peer, recipient=peer, intent_text="x", idempotency=same)
+            ),
+        }
+        kept = self.box._journal
+        self.box._journal = Full(kept)  # type: ignore[assignment]
+        try:
+            answer = self.do(acts[act]())
+        except errors.CovenantError:
+            pass
+        else:
+            assert answer is None
+        finally:
+            self.box._journal = kept
+        after = {name: self.box.get(name) for name in self.known}, self.box.open_entries(), self.box.fullness()
+        assert after == before
+        assert self.box.get("new") is None
 
     @invariant()
     def nothing_is_lost_and_nothing_is_answered_twice(self) -> None:
