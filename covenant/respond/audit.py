@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 MOST_ROWS: Final = 10_000
 # Half of what a frame takes: the rest is for whatever an adapter writes around it.
 MOST_BYTES: Final = 4 * 1024 * 1024
+# A row may be as long as an intent. So a few are read before many: who has thousands of long ones and asks for all
+# of them has the daemon hold what fits, and not all.
+AT_FIRST: Final = 64
 
 
 async def recent_audit(server: Server, caller: Caller, asked: requests.RecentAudit) -> responses.AuditEvents:
     """The caller's own rows, newest first; as many as one answer takes."""
     limit = min(asked.limit, MOST_ROWS)
-    rows = await server.audit.recent(limit, since_ms=asked.since_ms, issuer_pubkey=caller.agent.pubkey)
-    return responses.AuditEvents(events=tuple(_that_fit(rows)))
+    count = min(limit, AT_FIRST)
+    while True:
+        rows = await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=caller.agent.pubkey)
+        shown = _that_fit(rows)
+        if len(shown) < len(rows) or len(rows) < count or count >= limit:
+            return responses.AuditEvents(events=tuple(shown))
+        count = min(limit, 4 * count)
 
 
 async def verify_audit_integrity(

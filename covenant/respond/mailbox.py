@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from covenant.respond import accounting, authority
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.stores.mailbox.interface import Entry, RetryRules
 from covenant.wire import parts, requests, responses
-from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
+from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Wire
 from policy import errors
 
 _AGENT: Final = "@agent"
 _AUTHORITY: Final = "a2a"
+# A queue's answer has two lists.
+_HALF_OF_A_FRAME: Final = 4_000_000
+_Value = TypeVar("_Value", bound=Wire)
 _SHOWN_ID: Final = 256
 _MOST_REASON: Final = 4096
 
@@ -137,7 +140,7 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
 async def recent_a2_a_tasks(server: Server, caller: Caller, asked: requests.RecentA2ATasks) -> responses.A2ATasks:
     """The newest tasks that the caller sent or is to receive, newest first."""
     entries = server.mailbox.recent(caller.agent.pubkey, asked.limit)
-    return responses.A2ATasks(tasks=tuple(entry.task for entry in entries))
+    return responses.A2ATasks(tasks=_that_fit(entry.task for entry in entries))
 
 
 async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.RecentA2AResults) -> responses.A2AResults:
@@ -152,7 +155,7 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
     entries = (one for one in server.mailbox.open_entries(pubkey) if _concerns(caller, one))
     found = [one.to_wire() for one in entries if _matches(one, asked, now_ms)]
     waiting = server.mailbox.unfetched(caller.agent.pubkey)
-    return responses.A2AQueue(tasks=tuple(found[: asked.limit]), results=_results(waiting[: asked.limit]))
+    return responses.A2AQueue(tasks=_that_fit(found[: asked.limit]), results=_results(waiting[: asked.limit]))
 
 
 # Repairing --------------------------------------------------------------------------------------------------------
@@ -360,7 +363,19 @@ def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:
 
 
 def _results(entries: Iterable[Entry]) -> tuple[A2ATaskResult, ...]:
-    return tuple(entry.result for entry in entries if entry.result is not None)
+    return _that_fit(entry.result for entry in entries if entry.result is not None)
+
+
+def _that_fit(values: Iterable[_Value]) -> tuple[_Value, ...]:
+    """The first of them, as many as fit half of a frame: what does not would be written out and thrown away."""
+    fitting: list[_Value] = []
+    size = 0
+    for value in values:
+        size += len(value.model_dump_json())
+        if fitting and size > _HALF_OF_A_FRAME:
+            break
+        fitting.append(value)
+    return tuple(fitting)
 
 
 def _hash(text: str) -> str:

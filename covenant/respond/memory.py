@@ -45,6 +45,8 @@ MAX_REASON: Final = 4096
 _IDS_IN_A_ROW: Final = 20_000
 # How many records are looked at for a grant that admits only some.
 _MOST_LOOKED_AT: Final = 16 * MAX_RECORDS
+# So many are read before more are: what fits is held, and not a thousand of the longest.
+_AT_FIRST: Final = 32
 
 Find = Callable[[int], Awaitable[Sequence[MemoryRecord]]]
 
@@ -100,21 +102,24 @@ async def _may_read(server: Server, caller: Caller, tier: Tier | None) -> Signed
 async def _shown(signed: SignedCapability, find: Find, limit: int) -> tuple[MemoryRecord, ...]:
     """The first of what is found that the grant admits, as many as fit."""
     wanted = min(limit, MAX_RECORDS)
-    count = wanted
+    count = min(wanted, _AT_FIRST)
     while True:
         found = await find(count)
-        admitted = [record for record in found if _admits(signed, record)]
-        if len(admitted) >= wanted or len(found) < count or count >= _MOST_LOOKED_AT:
-            break
+        admitted = [record for record in found if _admits(signed, record)][:wanted]
+        shown = _that_fit(admitted)
+        over = len(shown) < len(admitted) or len(admitted) >= wanted
+        if over or len(found) < count or count >= _MOST_LOOKED_AT:
+            return shown
         count *= 4
-    shown: list[MemoryRecord] = []
+
+
+def _that_fit(records: Sequence[MemoryRecord]) -> tuple[MemoryRecord, ...]:
     size = 0
-    for record in admitted[:wanted]:
+    for number, record in enumerate(records):
         size += len(record.model_dump_json())
-        if shown and size > MAX_ANSWER_BYTES:
-            break
-        shown.append(record)
-    return tuple(shown)
+        if number and size > MAX_ANSWER_BYTES:
+            return tuple(records[:number])
+    return tuple(records)
 
 
 def _admits(signed: SignedCapability, record: MemoryRecord) -> bool:

@@ -1,0 +1,90 @@
+"""How much one peer can have the daemon hold at once by asking for much of what is long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.respond import audit, mailbox, memory
+from covenant.wire import async_client
+from tests import daemon_kit
+from tests.capability_kit import ADA, BOB
+
+pytestmark = pytest.mark.anyio
+
+LONG = 1_000_000
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, store: Any) -> list[int]:
+    """How many each look at the store brought."""
+    brought: list[int] = []
+    recent = store.recent
+
+    async def counting(*args: Any, **more: Any) -> Any:
+        found = await recent(*args, **more)
+        brought.append(len(found))
+        return found
+
+    monkeypatch.setattr(store, "recent", counting)
+    return brought
+
+
+async def test_many_long_rows_are_not_read_at_once(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "AT_FIRST", 8)
+    async with daemon_kit.running(covenant_home) as daemon:
+        made = await daemon.ask("enroll_peer", display="eve@local", actions=[])
+        async with async_client.connected(covenant_home, token=made["token_b58"]) as eve:
+            # No grant is needed for a row that has the whole of an intent's text.
+            for _ in range(20):
+                assert (await eve.ask("submit_intent", text="/.env " + "x" * LONG))["status"] == "ignored"
+            brought = _counted(monkeypatch, daemon.server.audit)
+            shown = (await eve.ask("recent_audit", limit=10_000))["events"]
+            assert 1 <= len(shown) < 8
+            assert brought == [8]
+
+
+async def test_many_short_rows_are_all_there(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "AT_FIRST", 2)
+    async with daemon_kit.running(covenant_home) as daemon:
+        for number in range(11):
+            await daemon.ask("submit_intent", text=f"/.env {number}")
+        for limit in (1, 2, 3, 8, 11):
+            rows = (await daemon.ask("recent_audit", limit=limit))["events"]
+            assert [row["kind"]["intent_text"] for row in rows] == [f"/.env {10 - n}" for n in range(limit)]
+
+
+async def test_many_long_records_are_not_read_at_once(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_AT_FIRST", 8)
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.read", "memory.write")
+        for number in range(20):
+            await daemon.ask("put_memory", tier="working", text=f"{number} " + "x" * LONG)
+        brought = _counted(monkeypatch, daemon.server.memory)
+        shown = (await daemon.ask("recent_memory", limit=1000))["records"]
+        assert [one["text"][:2] for one in shown] == ["19", "18", "17", "16", "15", "14", "13"][: len(shown)]
+        assert brought == [8]
+        assert len((await daemon.ask("search_memory", query="19", limit=1000))["records"]) <= 8
+
+
+async def test_a_mailbox_of_long_tasks_is_shown_as_far_as_an_answer_goes(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        tokens = {}
+        for one, action in ((ADA, f"a2a.send.{BOB.display}"), (BOB, f"a2a.recv.{ADA.display}")):
+            made = await daemon.ask("enroll_peer", display=one.display, pubkey=one.pubkey, actions=[action])
+            tokens[one.display] = made["token_b58"]
+        ends = {"sender": ADA.model_dump(), "recipient": BOB.model_dump()}
+        async with async_client.connected(covenant_home, token=tokens[ADA.display]) as ada:
+            for number in range(12):
+                task = {"id": f"t{number}", **ends, "intent_text": "x" * LONG}
+                await ada.ask("send_a2_a_task", task=task)
+        async with async_client.connected(covenant_home, token=tokens[BOB.display]) as bob:
+            shown = (await bob.ask("recent_a2_a_tasks", limit=1000))["tasks"]
+            assert [one["id"] for one in shown] == ["t11", "t10", "t9"]
+            assert len((await bob.ask("a2_a_queue", limit=1000))["tasks"]) == mailbox._HALF_OF_A_FRAME // LONG - 1
