@@ -67,6 +67,12 @@ def bind(d: Documents, place: str, *options: str, source: str = "") -> None:
     )
 
 
+def secret_files(d: Documents) -> None:
+    """The folder of secrets, and the variable that names it."""
+    bind(d, "/run/credentials", *READ, source="credentials")
+    process(d)["env"].insert(1, "CREDENTIALS_DIRECTORY=/run/credentials")
+
+
 def limit(d: Documents, name: str, value: int) -> None:
     for one in d["config.json"]["process"]["rlimits"]:
         if one["type"] == name:
@@ -256,20 +262,8 @@ PROCESS: dict[str, tuple[str, Fault]] = {
         "least",
         lambda d: d["runtime.json"]["flags"].update({"--network": "host"}),
     ),
-    "secrets as files that nobody asked for": (
-        "rest",
-        lambda d: (
-            bind(d, "/run/credentials", *READ, source="credentials"),
-            process(d)["env"].insert(1, "CREDENTIALS_DIRECTORY=/run/credentials"),
-        ),
-    ),
-    "secrets as files of an agent that has none": (
-        "least",
-        lambda d: (
-            bind(d, "/run/credentials", *READ, source="credentials"),
-            process(d)["env"].insert(1, "CREDENTIALS_DIRECTORY=/run/credentials"),
-        ),
-    ),
+    "secrets as files that nobody asked for": ("rest", secret_files),
+    "secrets as files of an agent that has none": ("least", secret_files),
     "files of secrets that the environment does not name": (
         "secret files",
         lambda d: process(d)["env"].remove("CREDENTIALS_DIRECTORY=/run/credentials"),
