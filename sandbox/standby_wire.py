@@ -145,11 +145,21 @@ def ready(runs: Path, package: Package) -> int:
     return sum(os.path.lexists(runs / run_id / name) for run_id in os.listdir(runs) if run_id != ".gate")
 
 
-def end(runs: Path, run_id: str, reason: str) -> None:
-    """Ask an instance to end, and wait for nothing: one that was given an intent at the same moment goes on."""
+def end(runs: Path, run_id: str, reason: str) -> bool:
+    """Ask an instance to end, and wait for nothing: one that was given an intent at the same moment goes on.
+
+    Whether it was asked, or is gone: one that has too many at its door already must be asked again.
+    """
+    asked = True
     for name in _sockets(runs / run_id):
-        with contextlib.suppress(GoneError, OSError), _connected(runs / run_id, name) as connection:
-            send(connection, {"op": "end", "reason": reason})
+        try:
+            with _connected(runs / run_id, name, seconds=0.0) as connection:
+                send(connection, {"op": "end", "reason": reason})
+        except BlockingIOError:
+            asked = False
+        except (GoneError, OSError):
+            continue
+    return asked
 
 
 def give_way(runs: Path) -> bool:
@@ -208,10 +218,10 @@ def _ready(runs: Path, package: Package) -> Iterator[socket.socket]:
                     yield _connected(runs / run_id, name)
 
 
-def _connected(directory: Path, name: str) -> socket.socket:
+def _connected(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(_TAKE_SECONDS)
+        connection.settimeout(seconds)
         with _within(directory, name) as place:
             connection.connect(place)
     except OSError:

@@ -59,7 +59,7 @@ def serve(state: Path) -> None:
         supervisor.keeps_standby = True
         check_callers(supervisor.config)
         stack.enter_context(only_one(state))
-        listener = stack.enter_context(listening(supervisor))
+        listener, given = stack.enter_context(listening(supervisor))
         numbers = stack.enter_context(watcher.listening(supervisor.config))
         warm.up(supervisor)
         network = hardening.apply()
@@ -70,7 +70,7 @@ def serve(state: Path) -> None:
         version = supervisor.state.root_version()
         root = f"trust root version {version}" if version else "no trust root"
         sys.stderr.write(f"covenant-supervisor: serves {state} ({root})\n")
-        Server(supervisor, listener, network, numbers).serve()
+        Server(supervisor, listener, network, numbers, goes_on=given).serve()
 
 
 @contextlib.contextmanager
@@ -92,8 +92,8 @@ def only_one(state: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def listening(supervisor: Supervisor) -> Iterator[socket.socket]:
-    """The socket that systemd gave, or one of our own, which goes with us.
+def listening(supervisor: Supervisor) -> Iterator[tuple[socket.socket, bool]]:
+    """The socket that systemd gave, or one of our own, which goes with us; and whether it was given.
 
     Raises:
         errors.ConfigError: the place is not one where only root could have put it.
@@ -104,7 +104,7 @@ def listening(supervisor: Supervisor) -> Iterator[socket.socket]:
         raise errors.ConfigError(f"the socket of the unit cannot be used: {e}") from e
     if given is not None:
         with given:
-            yield given
+            yield given, True
         return
     place = supervisor.config.socket or Path(places.socket_of(str(supervisor.path)))
     # Below /run the directory goes with each boot.
@@ -125,7 +125,7 @@ def listening(supervisor: Supervisor) -> Iterator[socket.socket]:
             os.chmod(address, 0o666 if supervisor.config.callers else 0o600)
             sock.listen(_BACKLOG)
             own = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
-            yield sock
+            yield sock, False
             with contextlib.suppress(FileNotFoundError):
                 now = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
                 if (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino):

@@ -169,8 +169,8 @@ class Pool:
     def _end(self, one: _Made) -> None:
         """Ask it; one that was given an intent at the same moment goes on. What is being made ends when it is ready."""
         if one.run_id:
-            one.asked_to_end = True
-            standby_wire.end(self.supervisor.path / "runs", one.run_id, "the pool has no room for it")
+            runs = self.supervisor.path / "runs"
+            one.asked_to_end = standby_wire.end(runs, one.run_id, "the pool has no room for it")
 
     def _ended(self, number: int, status: int) -> None:
         one = self._made.pop(number)

@@ -50,14 +50,16 @@ _END_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 5.0
 # So many refused connections are closed together, and none waits longer for that.
 _TOGETHER, _TOGETHER_SECONDS = 64, 0.05
-# So often a watcher that ended is replaced.
+# So often on end a watcher that ended is replaced; one that lasted for so long begins the count anew.
 _WATCHERS: Final = 5
+_WATCHED_SECONDS: Final = 60.0
 _NOT_A_CALLER: Final = frames.encode(
     errors.CallerError("this user may not ask the supervisor", hint="callers in config.toml").to_json()
 )
 _BUSY: Final = frames.encode(
     errors.BusyError("too many requests of this user", hint="let some end, then ask again").to_json()
 )
+_ENDING: Final = frames.encode(errors.ServiceError("the supervisor is ending", hint="ask again").to_json())
 _SLOW: Final = frames.encode(errors.RequestError("the request is refused: it did not come in time").to_json())
 
 
@@ -81,17 +83,20 @@ class _Waiting:
 @dataclass
 class Server:
     """Serves one listening socket. ``host_network`` is a descriptor of the network namespace that a keeper returns to
-    when the operator named an uplink, -1 where it is in it already."""
+    when the operator named an uplink, -1 where it is in it already. ``goes_on`` says that somebody else holds the
+    socket and has it served again (systemd): whoever waits in its queue is the next one's."""
 
     supervisor: Supervisor
     listener: socket.socket
     host_network: int = -1
     numbers: socket.socket | None = None
+    goes_on: bool = False
     _accounts: dict[int, _Account] = field(default_factory=dict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _keepers: dict[int, tuple[Keeper, Callable[[int], None]]] = field(default_factory=dict)
     _stopping: bool = False
     _watchers: int = 0
+    _watched_since: float = 0.0
     _recovering: bool = False
     _again: bool = False
     _paused_until: float = 0.0
@@ -120,7 +125,7 @@ class Server:
             while not self._stopping:
                 self._turn(watchdog)
             notify.say("STOPPING=1")
-            self._close_waiting()
+            self._dismiss()
             self._let_go()
             if self.supervisor.config.on_supervisor_exit == "end":
                 self._end_keepers()
@@ -217,9 +222,15 @@ class Server:
         self._selector.unregister(fd)
         del self._waiting[fd]
 
-    def _close_waiting(self) -> None:
+    def _dismiss(self) -> None:
+        """Tell whoever has said nothing yet, and whoever waits to be accepted; nobody comes after that."""
         for fd in list(self._waiting):
-            self._drop(fd, b"")
+            self._drop(fd, _ENDING)
+        if not self.goes_on:
+            self.listener.shutdown(socket.SHUT_RD)
+            with contextlib.suppress(OSError):  # the queue is empty
+                while True:
+                    self._refuse(self.listener.accept()[0], _ENDING)
 
     def _pause(self) -> None:
         if not self._paused_until:
@@ -287,11 +298,13 @@ class Server:
         if not config.journal and listener < 0:
             return
         work = functools.partial(watcher.keep, self.supervisor.path, config, listener, self._alive)
+        self._watched_since = time.monotonic()
         with contextlib.suppress(errors.KernelError):
             self._fork(work, (2, self._alive, *((listener,) if listener >= 0 else ())), self._watched)
 
     def _watched(self, status: int) -> None:
-        self._watchers += 1
+        lasted = time.monotonic() - self._watched_since >= _WATCHED_SECONDS
+        self._watchers = 1 if lasted else self._watchers + 1
         if not self._stopping and self._watchers < _WATCHERS:
             self._watch()
         elif not self._stopping:

@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,9 +25,9 @@ _LINGER_SECONDS = 600
 
 
 @contextlib.contextmanager
-def serving(place: Path, listener: socket.socket) -> Iterator[int]:
+def serving(place: Path, listener: socket.socket, *, goes_on: bool = False) -> Iterator[int]:
     supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False)))
-    child = keeper.fork(server.Server(supervisor, listener).serve, keep=[2, listener.fileno()])
+    child = keeper.fork(server.Server(supervisor, listener, goes_on=goes_on).serve, keep=[2, listener.fileno()])
     try:
         yield child.pid
     finally:
@@ -76,6 +76,72 @@ def test_descriptors_that_nobody_took_hold_up_nobody(tmp_path: Path, monkeypatch
             while _sockets(pid) > 1 and time.monotonic() < until:
                 time.sleep(0.01)
             assert _sockets(pid) == 1
+
+
+@pytest.mark.parametrize("waits", ["accepted", "queued"])
+def test_whoever_waits_when_it_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str) -> None:
+    if waits == "queued":
+        monkeypatch.setattr(server, "_ACCEPTS", 0)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(16)
+        with serving(tmp_path, listener) as pid:
+            clients = [stack.enter_context(asking(tmp_path)) for _ in range(3)]
+            _until(lambda: _serves(pid) and _sockets(pid) == (1 if waits == "queued" else 4))
+        for client in clients:
+            raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=None)
+            assert raw is not None
+            assert json.loads(raw)["code"] == "supervisor_silent"
+        # Nobody hangs in a queue that nobody reads any more.
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(str(tmp_path / "s"))
+
+
+def test_whoever_waits_at_a_socket_of_another_is_left_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_ACCEPTS", 0)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(16)
+        client = stack.enter_context(asking(tmp_path))
+        with serving(tmp_path, listener, goes_on=True) as pid:
+            _until(lambda: _serves(pid))
+        listener.setblocking(True)
+        served = stack.enter_context(listener.accept()[0])
+        client.sendall(b"x")
+        assert served.recv(1) == b"x"
+
+
+def test_a_watcher_that_lasted_is_replaced_however_many_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    one = server.Server(cast("Any", None), cast("Any", None))
+    monkeypatch.setattr(server.Server, "_watch", lambda self: made.append(1))
+    lasted = time.monotonic() - server._WATCHED_SECONDS
+    for _ in range(3 * server._WATCHERS):
+        one._watched_since = lasted
+        one._watched(1)
+    assert len(made) == 3 * server._WATCHERS
+    # The control: one that ends as soon as it is made is given up.
+    one._watched_since = time.monotonic() + 3600
+    for _ in range(2 * server._WATCHERS):
+        one._watched(1)
+    assert len(made) == 4 * server._WATCHERS - 2
+
+
+def _until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _serves(pid: int) -> bool:
+    """Whether it listens to its signals: the last thing before its first turn."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGCHLD - 1) & 1)
 
 
 def _sockets(pid: int) -> int:

@@ -74,8 +74,9 @@ def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Pool:
     class Own:
         path = tmp_path
 
-    monkeypatch.setattr(standby_wire, "end", lambda runs, run_id, reason: ended.append(run_id))
+    monkeypatch.setattr(standby_wire, "end", _end)
     ended.clear()
+    deaf.clear()
     _want(tmp_path, "a", 2)
     made = Pool(cast("Supervisor", Own()), loop, alive=0, machine=lambda: AMPLE)
     made.look()
@@ -83,6 +84,12 @@ def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Pool:
 
 
 ended: list[str] = []
+deaf: list[str] = []
+
+
+def _end(runs: Path, run_id: str, reason: str) -> bool:
+    ended.append(run_id)
+    return run_id not in deaf
 
 
 def _want(state: Path, agent_id: str, count: int, envelope: bytes = b"e") -> None:
@@ -181,6 +188,18 @@ def test_a_short_machine_makes_none_and_gives_back(pool: Pool, loop: Loop) -> No
     # Told once; whoever was given an intent at that moment goes on.
     pool.tick(1e9)
     assert len(ended) == 1
+
+
+def test_one_that_could_not_be_asked_is_asked_again(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    loop.say(0, _ready(0))
+    pool.machine = lambda: SHORT
+    deaf.append(f"{0:036d}")
+    pool.tick(0.0)
+    deaf.clear()
+    pool.tick(1e9)
+    pool.tick(2e9)
+    assert ended == [f"{0:036d}"] * 2
 
 
 def test_no_process_is_a_failure_like_any_other(pool: Pool, loop: Loop) -> None:

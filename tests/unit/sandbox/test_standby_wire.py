@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -185,3 +186,20 @@ def test_a_record_is_one_for_each_agent_id_and_another_for_another_envelope(tmp_
     assert [one.agent_id for one in standby_records.wanted(tmp_path)] == ["b"]
     next((tmp_path / "standby").glob("*.json")).write_text("{}")
     assert standby_records.wanted(tmp_path) == []
+
+
+def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs: Path) -> None:
+    (runs / "r").mkdir()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(standby_wire.listening(runs / "r", PACKAGE))
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(
+                    stack.enter_context(standby_wire._connected(runs / "r", standby_wire._name(PACKAGE), seconds=0.0))
+                )
+        assert standby_wire.end(runs, "r", "too many") is False
+        for one in waiting:
+            one.close()
+        while standby_wire.end(runs, "r", "too many") is False:
+            standby_wire.accept(listener)
