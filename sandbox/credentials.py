@@ -145,16 +145,19 @@ class Credentials:
             self.scope.agent_id, NO_NAME if cause else name, lambda found: self._found(call, name, cause, found)
         )
 
-    def put_all(self, put: Callable[[str, memoryview], None]) -> None:
-        """Give each granted secret that is there to ``put``, before the agent is started.
+    def put_all(self, put: Callable[[str, memoryview], None], *, seconds: float) -> None:
+        """Give each granted secret that is there to ``put``, before the agent is started; of a run that is being ended
+        no more than it has.
 
         Raises:
-            errors.VaultError: the vault does not answer.
-            errors.RunRevokedError: the run is being ended.
+            errors.VaultError: the vault does not answer, or has taken longer than ``seconds`` for all.
         """
+        until = self.clock() + seconds
         for name in sorted(self.scope.names):
             if self.tell.revoked():
-                return  # whoever ends the run does so in the next moment
+                return  # it is not started (sandbox.gvisor)
+            if self.clock() >= until:
+                raise errors.VaultError(f"the vault has not given every secret within {seconds:g} s")
             said: list[errors.VaultError | None] = []
             self.source.ask(self.scope.agent_id, name, functools.partial(self._put, name, put, said))
             self.source.settle()

@@ -102,12 +102,15 @@ class Fetcher:
                 then(Opened(version, value))
 
     def settle(self) -> None:
-        """Wait for every answer that is due, each at most as long as the first one may take."""
+        """Wait for every answer that is due, each at most as long as the first one may take. One that does not come in
+        time is the end: what came late would be taken for the answer to another question."""
         while self._waiting:
-            if not select.select([self._own], [], [], self._seconds)[0]:
-                self._waiting.popleft()(errors.VaultError("the vault does not answer"))
+            if select.select([self._own], [], [], self._seconds)[0]:
+                self.serve()
                 continue
-            self.serve()
+            self._own.shutdown(socket.SHUT_RDWR)
+            while self._waiting:
+                self._waiting.popleft()(errors.VaultError("the vault does not answer"))
 
     def _receive(self) -> tuple[int, int, str] | None:
         try:

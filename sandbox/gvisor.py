@@ -139,6 +139,9 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             "--pod-init-config": str(started.config),
             **(sentry_log.flags(directory.trace, _traced(job)) if calls else {}),
         }
+        # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
+        if (revoked := revocation.verdict(directory.path)) is not None:
+            raise revoked
         child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate, broker)))
         # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
         stack.callback(leaf.kill)

@@ -394,7 +394,8 @@ class Run:
             scope = credentials.Scope.of(decision, deadline)
             tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
             served = credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
-            self._secrets = None if served is None else served.put_all
+            if served is not None:
+                self._secrets = functools.partial(served.put_all, seconds=means.config.start_deadline_seconds)
         return made
 
     def _is_revoked(self) -> bool:

@@ -219,6 +219,31 @@ def test_a_run_that_is_revoked_gets_no_more(run: Run) -> None:
     assert run.denied == [("db", "revoked")]
 
 
+def test_a_vault_that_takes_its_time_for_each_secret_does_not_keep_a_start_for_all_of_them(run: Run) -> None:
+    class Slow:
+        name = "slow"
+        asked = 0
+
+        def ask(self, agent_id: str, name: str, then: Callable[[credentials.Found], None]) -> None:
+            self.asked += 1
+            run.clock.now += 5
+            then(None)
+
+        def settle(self) -> None:
+            """It has answered."""
+
+    def given(names: int) -> Slow:
+        source = Slow()
+        tell = Tellers(lambda *_: None, lambda *_, **__: None, lambda: False)
+        scope = Scope("probe", {f"n{number}" for number in range(names)}, 60)
+        Credentials(scope, source, tell, clock=run.clock).put_all(lambda *_: None, seconds=12)
+        return source
+
+    assert given(3).asked == 3  # the control: what has begun in time is waited for
+    with pytest.raises(errors.VaultError, match="within 12 s"):
+        given(4)
+
+
 def test_rotation_and_removal_hold_at_the_next_request(run: Run, vault: FileVault) -> None:
     token = run.token()
     vault.rotate("probe", "db", value("newer"), before=nothing)
@@ -288,6 +313,9 @@ def test_what_is_absent_takes_what_is_not_granted_takes(run: Run) -> None:
         def ask(self, agent_id: str, name: str, then: Callable[[credentials.Found], None]) -> None:
             asked.append((agent_id, name))
             source.ask(agent_id, name, then)
+
+        def settle(self) -> None:
+            source.settle()
 
     run.served.source = Counting()
     for name in ("missing", "other", "nothing-like-it", "db\0"):

@@ -1,0 +1,103 @@
+"""Attacks on secrets as files and on where they come from: a revocation in between, a vault that is late, full size."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from policy import errors
+from policy.signing import envelope as envelopes
+from sandbox.fetcher import Fetcher
+from sandbox.kernel import process, secret_files
+from sandbox.kernel.locked import Locked
+from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
+from tests.kernel.test_credential_files import FILES, _with_vault
+from tests.kernel.test_credentials import vault
+from tests.kernel.test_revocation_races import ANSWERS, LEAKS, Revoking
+from tests.kernel.world import World
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def keyed(world: World) -> World:
+    _with_vault(world)
+    vault(world, "init")
+    vault(world, "put", "probe", "db", secret="a secret")
+    return world
+
+
+def test_what_is_revoked_while_the_vault_is_asked_is_not_started(keyed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever revokes waits some seconds for keepers that are about to start their runs; a vault may take longer."""
+    package = keyed.sign(keyed.package({"main.py": ANSWERS}, more=FILES))
+    signed = envelopes.decode((package / "agent.dsse.json").read_bytes())
+    operator = Revoking(keyed, hashlib.sha256(signed.payload).hexdigest())
+    seal = secret_files.SecretFiles.seal
+
+    def revoke_then_seal(self: secret_files.SecretFiles) -> None:
+        operator.begun()
+        seal(self)
+
+    monkeypatch.setattr(secret_files.SecretFiles, "seal", revoke_then_seal)
+    monkeypatch.setattr(process, "spawn", lambda launch: pytest.fail("it was started"))
+    with pytest.raises(errors.RunRevokedError, match=LEAKS):
+        keyed.run(package)
+    operator.join()
+    assert operator.enforced.failed == ()
+
+
+def test_nobody_revokes_it_and_it_runs(keyed: World) -> None:
+    """The control."""
+    answer = keyed.run(keyed.sign(keyed.package({"main.py": ANSWERS}, more=FILES)))
+    assert answer.error is None
+    assert answer.result is not None
+
+
+class Late:
+    """Answers with the name that it was asked for; ``slow`` in its own time."""
+
+    name = "late"
+
+    @contextlib.contextmanager
+    def opened(self, agent_id: str, name: str) -> Iterator[Opened | None]:
+        if not name:
+            yield None
+            return
+        if name == "slow":
+            time.sleep(2)
+        with Locked(len(name)) as value:
+            value.view[:] = name.encode()
+            yield Opened(1, value)
+
+
+def test_a_late_answer_is_no_answer_to_the_next_question() -> None:
+    said: list[str] = []
+
+    def heard(found: Opened | errors.VaultError | None) -> None:
+        said.append(bytes(found.value.view).decode() if isinstance(found, Opened) else type(found).__name__)
+
+    with Fetcher(lambda: cast("Backend", Late()), "a", seconds=1) as fetcher:
+        fetcher.ask("a", "fast", heard)
+        fetcher.settle()
+        assert said == ["fast"]  # the control
+        fetcher.ask("a", "slow", heard)
+        fetcher.settle()
+        time.sleep(1.5)  # its answer has come by now
+        fetcher.ask("a", "other", heard)
+        fetcher.settle()
+    assert said == ["fast", "VaultError", "VaultError"]
+
+
+def test_as_many_and_as_large_as_a_manifest_can_grant_fit() -> None:
+    value = memoryview(bytes(MAX_VALUE_BYTES))
+    with secret_files.SecretFiles(64_321) as made:
+        for number in range(256):
+            made.put(f"{number:0128d}", value)
+        made.seal()
+        assert len(list(Path(f"/proc/self/fd/{made.fd}").iterdir())) == 256
