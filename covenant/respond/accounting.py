@@ -92,8 +92,8 @@ async def settle_memory(server: Server, caller: Caller, record_id: str, text: st
     return receipt
 
 
-def receipt_row(receipt: SettlementReceipt, intent_id: str) -> Entry:
-    """The row of a receipt of this intent."""
+def receipt_row(receipt: SettlementReceipt, intent_id: str | None) -> Entry:
+    """The row of a receipt, of this intent where there is one."""
     about = {"receipt_id": receipt.id, "resource": receipt.resource, "credits": receipt.credits_consumed}
     return Entry("receipt_written", {**about, "intent_id": intent_id}, receipt.payer)
 

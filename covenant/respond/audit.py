@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from covenant.respond import authority
+from covenant.respond import authority, fitting
 from covenant.respond.authority import Facts
 from covenant.wire import parts, requests, responses
 from policy import audit
@@ -32,9 +32,9 @@ async def recent_audit(server: Server, caller: Caller, asked: requests.RecentAud
     count = min(limit, AT_FIRST)
     while True:
         rows = await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=caller.agent.pubkey)
-        shown = _that_fit(rows)
+        shown = fitting.that_fit(rows, MOST_BYTES)
         if len(shown) < len(rows) or len(rows) < count or count >= limit:
-            return responses.AuditEvents(events=tuple(shown))
+            return responses.AuditEvents(events=shown)
         count = min(limit, 4 * count)
 
 
@@ -90,16 +90,6 @@ def report(found: audit.Report) -> parts.AuditReport:
 
 def _failure(one: audit.Failure) -> str:
     return f"{one.kind}: {one.message}" + (f" (event {one.event_id})" if one.event_id else "")
-
-
-def _that_fit(rows: list[parts.AuditEvent]) -> list[parts.AuditEvent]:
-    room = MOST_BYTES
-    for count, row in enumerate(rows):
-        room -= len(row.model_dump_json())
-        # One row fits in any case: none is longer than a frame.
-        if room < 0 and count:
-            return rows[:count]
-    return rows
 
 
 def _on_the_wire(proof: Proof) -> parts.InclusionProof:

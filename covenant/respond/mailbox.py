@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
-from covenant.respond import accounting, authority
+from covenant.respond import accounting, authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.stores.mailbox.interface import Entry, RetryRules
@@ -367,15 +367,7 @@ def _results(entries: Iterable[Entry]) -> tuple[A2ATaskResult, ...]:
 
 
 def _that_fit(values: Iterable[_Value]) -> tuple[_Value, ...]:
-    """The first of them, as many as fit half of a frame: what does not would be written out and thrown away."""
-    fitting: list[_Value] = []
-    size = 0
-    for value in values:
-        size += len(value.model_dump_json())
-        if fitting and size > _HALF_OF_A_FRAME:
-            break
-        fitting.append(value)
-    return tuple(fitting)
+    return fitting.that_fit(values, _HALF_OF_A_FRAME)
 
 
 def _hash(text: str) -> str:

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.respond import accounting, authority
+from covenant.respond import accounting, authority, fitting
 from covenant.respond.authority import Facts
 from covenant.stores.audit.interface import Entry
 from covenant.stores.memory import interface as stores
@@ -106,20 +106,11 @@ async def _shown(signed: SignedCapability, find: Find, limit: int) -> tuple[Memo
     while True:
         found = await find(count)
         admitted = [record for record in found if _admits(signed, record)][:wanted]
-        shown = _that_fit(admitted)
+        shown = fitting.that_fit(admitted, MAX_ANSWER_BYTES)
         over = len(shown) < len(admitted) or len(admitted) >= wanted
         if over or len(found) < count or count >= _MOST_LOOKED_AT:
             return shown
         count *= 4
-
-
-def _that_fit(records: Sequence[MemoryRecord]) -> tuple[MemoryRecord, ...]:
-    size = 0
-    for number, record in enumerate(records):
-        size += len(record.model_dump_json())
-        if number and size > MAX_ANSWER_BYTES:
-            return tuple(records[:number])
-    return tuple(records)
 
 
 def _admits(signed: SignedCapability, record: MemoryRecord) -> bool:
@@ -160,13 +151,8 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
     receipt = await accounting.settle_memory(server, caller, record.id, record.text)
     digest = hashlib.sha256(record.text.encode()).hexdigest()
     written = {"memory_id": record.id, "tier": str(record.tier), "reason": "client", "text_hash_hex": digest}
-    paid = {"receipt_id": receipt.id, "resource": receipt.resource, "credits": receipt.credits_consumed}
-    await server.audit.append_all(
-        [
-            Entry("memory_written", written, caller.agent),
-            Entry("receipt_written", {**paid, "intent_id": None}, caller.agent),
-        ]
-    )
+    rows = [Entry("memory_written", written, caller.agent), accounting.receipt_row(receipt, None)]
+    await server.audit.append_all(rows)
     server.feed.publish("memory", record)
     return responses.MemoryStored(record=record)
 
