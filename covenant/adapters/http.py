@@ -184,6 +184,7 @@ class Gateway:
 
     async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
         caller = await self._admitted(request)
+        self._listener.known(request.transport)
         if own := self._own.get(route.path):
             return await own(request, caller)
         asked, on = await self._asked(route, request), _follow(route, request)

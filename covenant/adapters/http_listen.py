@@ -75,6 +75,8 @@ class Listener:
         )
         self._connections = connections
         self.open = 0
+        # Those over which no token came yet, in the order in which they came.
+        self._strangers: dict[_Connection, None] = {}
         self._listening: asyncio.Server | None = None
 
     async def listen(self, sock: socket.socket) -> None:
@@ -96,13 +98,31 @@ class Listener:
     def _connection(self) -> asyncio.Protocol:
         return _Connection(self)
 
-    def admit(self) -> asyncio.Protocol | None:
-        """aiohttp's side of one connection more, or None where there are as many as there may be."""
+    def admit(self, one: _Connection) -> asyncio.Protocol | None:
+        """aiohttp's side of one connection more, or None where there are as many as there may be.
+
+        The oldest stranger makes room: whoever can reach the port holds no place against who has a token.
+        """
         server = self._runner.server
+        if server is not None and self.open >= self._connections and self._strangers:
+            next(iter(self._strangers)).end()
         if server is None or self.open >= self._connections:
             return None
         self.open += 1
+        self._strangers[one] = None
         return server()
+
+    def known(self, transport: asyncio.BaseTransport | None) -> None:
+        """A token came over this connection that lets somebody in."""
+        for one in self._strangers:
+            if one.transport is transport:
+                del self._strangers[one]
+                return
+
+    def forget(self, one: _Connection) -> None:
+        """It has gone, or is to go."""
+        self.open -= 1
+        self._strangers.pop(one, None)
 
 
 class _Connection(asyncio.Protocol):
@@ -114,11 +134,26 @@ class _Connection(asyncio.Protocol):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._inner: asyncio.Protocol | None = None
+        self._counted = False
+        self.transport: asyncio.BaseTransport | None = None
+
+    def end(self) -> None:
+        """Make room for another; its place is free at once."""
+        self._gone()
+        assert isinstance(self.transport, asyncio.Transport)
+        self.transport.abort()
+
+    def _gone(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._listener.forget(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio.BaseProtocol."""
-        self._inner = self._listener.admit()
+        self.transport = transport
+        self._inner = self._listener.admit(self)
         if self._inner is not None:
+            self._counted = True
             self._inner.connection_made(transport)
             return
         # Gone before it says anything: there is nothing to hold for it.
@@ -128,7 +163,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio.BaseProtocol."""
         if self._inner is not None:
-            self._listener.open -= 1
+            self._gone()
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

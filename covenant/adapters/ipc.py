@@ -39,12 +39,14 @@ class Bounds:
     """What clients may hold of the daemon.
 
     ``strangers`` have not authenticated yet: of more, the oldest goes. One peer has at most ``of_one_peer``
-    connections, and of its frames above ``small_bytes`` at most ``large_frames`` are on their way at once. A frame
-    that has begun is whole, and an answer read, within ``frame_seconds``.
+    connections, and all but the operator at most ``of_others``, so that it gets in. Of a peer's frames above
+    ``small_bytes`` at most ``large_frames`` are on their way at once. A frame that has begun is whole, and an answer
+    read, within ``frame_seconds``.
     """
 
     connections: int = 512
     of_one_peer: int = 256
+    of_others: int = 384
     strangers: int = 64
     handshake_seconds: float = 10.0
     handshake_bytes: int = 64 * 1024
@@ -63,6 +65,8 @@ class Gateway:
         self.connections: set[Connection] = set()
         # In the order in which they came.
         self.strangers: dict[Connection, None] = {}
+        # Connections of whoever is not the operator.
+        self.others = 0
         self.stopping = False
         self.group = group
         self._listening: anyio.CancelScope | None = None
@@ -113,13 +117,17 @@ class Gateway:
         """It has said who it is.
 
         Raises:
-            errors.BusyError: this peer has as many connections as one may.
+            errors.BusyError: this peer has as many connections as one may, or all of them have.
         """
+        if not caller.operator and self.others >= self.bounds.of_others:
+            raise errors.BusyError("there are as many connections as peers may have", hint="try again")
         peer = self.peers.setdefault(caller.agent.pubkey, Peer(self.bounds.large_frames))
         if peer.connections >= self.bounds.of_one_peer:
             raise errors.BusyError("this peer has as many connections as one may have", hint="end some")
         peer.connections += 1
-        del self.strangers[one]
+        self.others += not caller.operator
+        # It may have made room for another just now: then it is ended at its next wait.
+        self.strangers.pop(one, None)
         return peer
 
     def forget(self, one: Connection, peer: Peer | None, caller: Caller | None) -> None:
@@ -128,6 +136,7 @@ class Gateway:
         self.strangers.pop(one, None)
         if peer is not None and caller is not None:
             peer.connections -= 1
+            self.others -= not caller.operator
             if not peer.connections:
                 self.peers.pop(caller.agent.pubkey, None)
         if self.stopping and not self.connections:

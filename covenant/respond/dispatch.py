@@ -283,7 +283,8 @@ class Dispatch:
 
     async def _remember(self, card: Card | None, ran: RunResult, rows: list[Entry]) -> SettlementReceipt | None:
         """Keep the answer in working memory; the receipt of that, None where it was not kept, which has its row."""
-        pattern = self.server.ignore.match(ran.text)
+        # What it names as its sources is kept beside it.
+        pattern = self.server.ignore.match(ran.text) or self.server.ignore.match("\n".join(ran.sources))
         if pattern is not None:
             ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
             rows.append(Entry("memory_write_ignored", ignored, self.caller.agent))

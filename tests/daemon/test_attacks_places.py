@@ -1,0 +1,107 @@
+"""Who holds places so that others get none: strangers at the port, peers at the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from covenant.respond import intent
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult
+from covenant.wire import async_client, requests
+from policy import errors
+from tests import daemon_kit, http_kit, intents_kit, runtime_kit, server_kit
+from tests.daemon_kit import Daemon
+from tests.intents_kit import ALICE, rows
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_strangers_at_the_port_hold_no_place_against_who_has_a_token(tmp_path: Path) -> None:
+    server = server_kit.make(
+        home=tmp_path, identity=http_kit.Identity(), peers=http_kit.Peers(), handlers=http_kit.Echo()
+    )
+    async with http_kit.serving(server, connections=4) as gateway, contextlib.AsyncExitStack() as stack:
+        mine = await stack.enter_async_context(http_kit.client(gateway))
+        async with mine.get("/tools") as first:
+            assert first.status == 200
+        strangers = []
+        for _ in range(12):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            stack.callback(writer.close)
+            writer.write(b"GET /tools HTTP/1.1\r\n")
+            strangers.append(reader)
+        # Those that came first are gone; whoever has a token comes in, and its open connection was left alone.
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert await strangers[0].read() == b""
+        async with mine.get("/tools") as again:
+            assert again.status == 200
+        other = await stack.enter_async_context(http_kit.client(gateway))
+        async with other.get("/tools") as second:
+            assert second.status == 200
+
+
+async def test_known_connections_are_not_ended_for_others(tmp_path: Path) -> None:
+    server = server_kit.make(
+        home=tmp_path, identity=http_kit.Identity(), peers=http_kit.Peers(), handlers=http_kit.Echo()
+    )
+    async with http_kit.serving(server, connections=2) as gateway, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(http_kit.client(gateway)) for _ in range(2)]
+        for _ in range(3):
+            for one in clients:
+                async with one.get("/tools") as answer:
+                    assert answer.status == 200
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
+
+
+async def _enrolled(daemon: Daemon, display: str) -> str:
+    token: str = (await daemon.ask("enroll_peer", display=display))["token_b58"]
+    return token
+
+
+async def test_peers_together_do_not_keep_the_operator_out(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon, contextlib.AsyncExitStack() as stack:
+        gateway = daemon.running.socket
+        gateway.bounds = dataclasses.replace(gateway.bounds, connections=8, of_one_peer=4, of_others=5, strangers=2)
+        tokens = [await _enrolled(daemon, f"peer{number}@local") for number in range(3)]
+        let_in = 0
+        for token in tokens * 4:
+            with contextlib.suppress(errors.CovenantError):
+                await stack.enter_async_context(async_client.connected(covenant_home, token=token))
+                let_in += 1
+        assert let_in == 5
+        async with async_client.connected(covenant_home) as operator:
+            assert (await operator.ask("ping"))["kind"] == "pong"
+        # A place that is given back is somebody's again.
+        await stack.aclose()
+        async with asyncio.timeout(10), async_client.connected(covenant_home, token=tokens[2]) as peer:
+            assert (await peer.ask("ping"))["kind"] == "pong"
+
+
+async def test_sources_that_are_ignored_are_not_kept(tmp_path: Path) -> None:
+    async def named(card: Card, asked: Intent) -> RunResult:
+        return RunResult(text="done", sources=("notes.md", "/home/u/secrets.toml"))
+
+    runtime_kit.package(tmp_path, "a")
+    server = intents_kit.make(tmp_path, acts=runtime_kit.Acts(named))
+    await server.agents.reload()
+    await intents_kit.granted(server, ALICE, "memory.write")
+    result = await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))
+    assert result.sources == ("notes.md", "/home/u/secrets.toml")
+    assert await server.memory.recent(None, 10) == []
+    (row,) = await rows(server, "memory_write_ignored")
+    assert row["matched_pattern"] == intents_kit.SECRET
