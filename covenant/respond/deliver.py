@@ -137,7 +137,12 @@ class Delivery:
         while self._waiting and len(self._runs) < self._most:
             agent, pubkey = next(iter(self._waiting.items()))
             del self._waiting[agent]
-            entry = await self._server.mailbox.lease(pubkey, lease_ms=self._lease_ms(agent))
+            try:
+                entry = await self._server.mailbox.lease(pubkey, lease_ms=self._lease_ms(agent))
+            except errors.CovenantError:
+                # Nothing was leased: its tasks wait on, and nobody else says so again.
+                self._waiting[agent] = pubkey
+                raise
             if entry is None:
                 continue
             # Behind the others: it may have more.

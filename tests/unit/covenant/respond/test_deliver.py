@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from covenant.respond import deliver
 from covenant.respond.deliver import Delivery, retry_on_schedule
 from covenant.runtime.running import RunResult
 from covenant.stores.mailbox.durable import DurableMailbox
@@ -97,6 +98,25 @@ async def test_what_waited_before_is_done_too(world: World) -> None:
     async with delivering(world):
         assert [(await answer(world, me)).status for _ in range(3)] == ["ok"] * 3
     assert len(world.runs.asked) == 3
+
+
+async def test_a_disk_that_was_full_once_leaves_no_task_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliver, "_AFTER_A_FAILURE", 0.0)
+    monkeypatch.setattr(deliver, "_LONGEST_WAIT", 0.01)
+    me, hello = await ready(world)
+    lease, refused = world.server.mailbox.lease, list[str]()
+
+    async def full_once(pubkey: str, **more: Any) -> Any:
+        if not refused:
+            refused.append(pubkey)
+            raise errors.StoreFullError("no space left")
+        return await lease(pubkey, **more)
+
+    monkeypatch.setattr(world.server.mailbox, "lease", full_once)
+    async with delivering(world):
+        await world.send(me, hello)
+        assert (await answer(world, me)).status == "ok"
+    assert refused == [hello.pubkey]
 
 
 async def test_the_senders_grants_decide(world: World) -> None:
