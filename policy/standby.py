@@ -18,8 +18,9 @@ RESERVE_SHARE, RESERVE_MB = 0.1, 512
 # Above this share of the last ten seconds in which something waited for memory, none is made; above the other, the
 # instances give way (the lines `some` and `full` of /proc/pressure/memory, in percent).
 STALLED_SOME, STALLED_FULL = 10.0, 5.0
-# The wait after a failure to make one, in seconds: doubled each time, up to the longest.
-FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0
+# The wait after a failure to make one, in seconds: doubled each time, up to the longest; up to a day where its agent
+# ran and did not come to wait for its intent, since each try lets it run with what it was granted and nothing to do.
+FIRST_WAIT, LONGEST_WAIT, LONGEST_RESTLESS = 1.0, 300.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,11 @@ def plan(
     return Plan(min(lacking, key=lambda key: (have[key] / wanted[key], key), default=None), tuple(ends))
 
 
-def wait_after(failures: int) -> float:
-    """How long none of a kind is made after so many failures on end, in seconds."""
-    return 0.0 if failures <= 0 else min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(failures - 1, 16))
+def wait_after(failures: int, *, restless: bool = False) -> float:
+    """How long none of a kind is made after so many failures on end, in seconds; ``restless`` says that in the last its
+    agent ran."""
+    longest = LONGEST_RESTLESS if restless else LONGEST_WAIT
+    return 0.0 if failures <= 0 else min(longest, FIRST_WAIT * 2.0 ** min(failures - 1, 32))
 
 
 def _surplus(wanted: Mapping[str, int], there: Iterable[Instance]) -> Iterable[int]:

@@ -36,8 +36,9 @@ from sandbox.request import Answer, Means, Request
 from sandbox.runner import Finished, Given, Outcome, Round
 from sandbox.standby_wire import GoneError
 
-# What an instance tells whoever made it: it is ready (and its run id), it has an intent, none is to be made again.
-READY, TAKEN, HOPELESS = b"r", b"t", b"x"
+# What an instance tells whoever made it: it is ready (and its run id), it has an intent, none is to be made again, its
+# agent ran and did not come to wait for an intent.
+READY, TAKEN, HOPELESS, RESTLESS = b"r", b"t", b"x", b"n"
 # How often what an instance is made of is looked at: what costs little, and every file of its root directory.
 LOOK_SECONDS, FILES_SECONDS = 5.0, 60.0
 # A frozen agent is attested so many times less often than one that runs: nothing inside can change anything.
@@ -319,8 +320,10 @@ def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], 
     one = Instance(means, request, alive=alive, tell=tell)
     try:
         one.answer({"answer": standby_wire.answer_document(one.go())})
-    except UnusedError:
-        return
+    except UnusedError as e:
+        # What of ours ended it says nothing of its agent.
+        if not isinstance(e.__cause__, errors.KilledError | errors.RevokedError | None):
+            tell(RESTLESS)
     except BaseException as e:
         if isinstance(e, errors.CovenantError):
             one.answer({"error": e.to_json()})

@@ -20,7 +20,7 @@ from typing import Protocol
 from policy import errors, standby
 from sandbox import standby_records, standby_wire
 from sandbox.serve import connection
-from sandbox.standby import HOPELESS, READY, TAKEN
+from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.standby_records import Wanted
 from sandbox.supervisor import Supervisor
 
@@ -69,6 +69,7 @@ class _Made:
     run_id: str = ""
     taken: bool = False
     asked_to_end: bool = False
+    restless: bool = False
 
 
 @dataclass
@@ -158,6 +159,8 @@ class Pool:
         if said.startswith(READY):
             one.run_id, one.since = said[1:37].decode("ascii", "replace"), time.monotonic()
             said = said[37:]
+        if RESTLESS in said:
+            one.restless = True
         if TAKEN in said:
             one.taken = True
             self._failures.pop(one.key, None)
@@ -186,15 +189,19 @@ class Pool:
             if one.run_id and now - one.since >= _LASTED_SECONDS:
                 self._failures.pop(one.key, None)
             else:
-                self._failed(one.key, now)
+                self._failed(one.key, now, restless=one.agent_id if one.restless else "")
         if status:
             self.loop.recover()
         self._due = 0.0
 
-    def _failed(self, key: str, now: float) -> None:
+    def _failed(self, key: str, now: float, *, restless: str = "") -> None:
         failures = self._failures.setdefault(key, _Failures())
         failures.count += 1
-        failures.until = now + standby.wait_after(failures.count)
+        wait = standby.wait_after(failures.count, restless=bool(restless))
+        failures.until = now + wait
+        if restless:
+            words = f"`{restless}` asks for standby and did not wait for its intent, the next try is in {wait:.0f} s"
+            os.write(2, f"covenant-supervisor: {words}\n".encode())
 
 
 def _keep(supervisor: Supervisor, one: Wanted, alive: int, tell: int, host_network: int) -> None:

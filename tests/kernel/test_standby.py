@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, host, registry, standby_wire
+from sandbox import bundle, host, registry, standby_records, standby_wire
 from sandbox import package as packages
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
@@ -282,6 +282,22 @@ late.start()
     assert answer.run_id == instance.run_id
     # Its word is on the pipe before the intent is, or beside the answer: no way round comes to a result.
     assert isinstance(answer.error, errors.EarlyOutputError | errors.MalformedOutputError), answer
+
+
+def test_one_that_never_waits_for_its_intent_is_tried_ever_more_seldom(served: Served) -> None:
+    """Cold it has its intent long before it says anything, so that nobody sees that it never reads it."""
+    code = 'import time\ntime.sleep(2)\nprint(\'{"text": "x"}\')\n'
+    path = _package(served.world, "restless", code)
+    try:
+        assert served.run(path, "first").error is None
+        says = "`restless` asks for standby and did not wait for its intent, the next try is in {} s"
+        _until(lambda: says.format(4) in served.log(), served)
+        assert [wait for wait in (1, 2, 4) if says.format(wait) in served.log()] == [1, 2, 4]
+        assert served.run(path, "cold").error is None
+        states = [row["kind"] for row in served.world.rows() if row["kind"].get("state") == "Terminated"]
+        assert any(kind["reason"].startswith("early_output") for kind in states)
+    finally:
+        standby_records.drop(served.world.state, "restless")
 
 
 def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_nothing(served: Served) -> None:

@@ -81,3 +81,11 @@ def test_what_is_made_is_not_given_back_at_once(wanted: dict[str, int], machine:
 def test_the_wait_grows_and_has_a_bound(failures: int) -> None:
     assert standby.wait_after(failures) <= standby.wait_after(failures + 1) <= standby.LONGEST_WAIT
     assert (standby.wait_after(failures) == 0) == (failures == 0)
+    assert standby.wait_after(failures, restless=True) >= standby.wait_after(failures)
+    assert standby.wait_after(failures, restless=True) <= standby.wait_after(failures + 1, restless=True) <= 86_400
+
+
+def test_whose_agent_does_not_wait_runs_no_more_than_once_a_day_in_the_end() -> None:
+    waits = [standby.wait_after(failures, restless=True) for failures in range(1, 40)]
+    assert waits[:3] == [1.0, 2.0, 4.0]
+    assert waits[-1] == 86_400

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +15,7 @@ from policy import errors, standby
 from policy.package import Package
 from sandbox import standby_records, standby_wire
 from sandbox.serve.pool import Pool, memory
-from sandbox.standby import HOPELESS, READY, TAKEN
+from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.supervisor import Supervisor
 
 AMPLE = standby.Machine(24_000, 20_000)
@@ -152,6 +154,27 @@ def test_one_that_was_killed_may_leave_its_pipe_with_what_it_had_just_forked(poo
     # The loop may have seen the pipe ready in the turn in which it saw the end.
     act()
     os.close(tell)
+
+
+def test_whose_agent_does_not_wait_is_tried_ever_more_seldom_and_it_is_said(
+    pool: Pool, loop: Loop, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tries: list[float] = []
+    while now < 10 * 86_400:
+        pool.tick(now)
+        if len(loop.made) > len(tries):
+            tries.append(now)
+            loop.say(len(tries) - 1, RESTLESS)
+            loop.ends(len(tries) - 1)
+        now = (pool.due() or now) + 0.001 if (pool.due() or now) > now else now + 5.0
+    gaps = [round(later - one) for one, later in itertools.pairwise(tries)]
+    assert gaps[0] <= 6
+    assert 86_400 <= gaps[-1] <= 86_410
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == len(tries)
+    assert "`a` asks for standby and did not wait for its intent, the next try is in 86400 s" in said[-1]
 
 
 def test_what_is_refused_is_not_asked_for_again_until_a_run_succeeds(pool: Pool, loop: Loop, tmp_path: Path) -> None:
