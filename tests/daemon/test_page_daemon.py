@@ -71,7 +71,7 @@ def test_its_defaults_are_those_of_the_code() -> None:
 def test_its_bounds_are_those_of_the_code() -> None:
     bounds = ipc.Bounds()
     for text in (
-        f"| {bounds.connections}, {bounds.of_one_peer} |",
+        f"| {bounds.connections}, {bounds.of_one_peer}, {bounds.of_others} |",
         f"| {bounds.strangers}; of more",
         f"| {bounds.handshake_seconds:.0f}, {bounds.handshake_bytes // 1024} KiB |",
         f"frames of more than {bounds.small_bytes // 1024} KiB on their way, of one peer | {bounds.large_frames} |",
