@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         _limits()
         settings = daemon_config.read(os.environ)
         for name in settings.unused:
-            _LOG.warning("%s is set, and nothing here reads it", name)
+            _LOG.warning("%s is set, and has no effect here", name)
         anyio.run(_until_signal, settings)
     except (errors.CovenantError, BaseExceptionGroup) as e:
         first = _first(e)

@@ -1,6 +1,6 @@
 """What the daemon is told by its environment (Covenant version 1, section 3): read once, refused when it is wrong.
 
-A value that cannot be used ends the start with its name. What version 1 knows and nobody reads here is listed in
+A value that cannot be used ends the start with its name. What version 1 knows and is without effect here is listed in
 ``Settings.unused``, so that the log says so and nobody waits for its effect.
 """
 
@@ -23,8 +23,15 @@ HTTP_ORIGINS: Final = ("http://localhost:3000",)
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
-# The supervisor finds its own tools, by its own configuration; payments and other hosts are not served here.
-_ELSEWHERE: Final = ("COVENANT_GVISOR_ROOTFS", "COVENANT_RUNSC", "COVENANT_GVISOR_SCRATCH")
+# The supervisor finds its own tools, by its own configuration; a package says its backend; agents of other hosts,
+# which version 1 delivered to, and payments are not served here.
+_ELSEWHERE: Final = (
+    "COVENANT_A2A_DELIVER_TIMEOUT_MS",
+    "COVENANT_GVISOR_ROOTFS",
+    "COVENANT_GVISOR_SCRATCH",
+    "COVENANT_RUNSC",
+    "COVENANT_RUNTIME_BACKEND",
+)
 _ELSEWHERE_PREFIXES: Final = ("COVENANT_X402_", "COVENANT_ACEDATA_", "COVENANT_HYRE_", "COVENANT_SAP_")
 
 
@@ -56,8 +63,8 @@ class Settings:
     """What was told, or version 1's defaults.
 
     ``http_port`` is None where there is to be no HTTP, 0 where any free port will do. ``state`` and ``socket`` are
-    COVENANT_STATE and COVENANT_SOCKET, by which the supervisor is found. ``unused`` are variables that are set and that
-    nothing here reads.
+    COVENANT_STATE and COVENANT_SOCKET, by which the supervisor is found. ``unused`` are variables that are set and have
+    no effect here.
     """
 
     home: Path

@@ -61,9 +61,11 @@ def test_http_can_be_off_or_anywhere_on_the_loopback(covenant_home: Path) -> Non
     assert read(covenant_home, COVENANT_HTTP_BIND_ADDR="::1").http_bind == "::1"
 
 
-def test_what_nobody_reads_is_said(covenant_home: Path) -> None:
+def test_what_has_no_effect_is_said(covenant_home: Path) -> None:
     settings = read(covenant_home, COVENANT_RUNSC="/x", COVENANT_SAP_RPC="y", COVENANT_X402_KEY="z")
     assert settings.unused == ("COVENANT_RUNSC", "COVENANT_SAP_RPC", "COVENANT_X402_KEY")
+    checked = {"COVENANT_A2A_DELIVER_TIMEOUT_MS": "5000", "COVENANT_RUNTIME_BACKEND": "linux-gvisor"}
+    assert read(covenant_home, **checked).unused == tuple(checked)
 
 
 def test_a_key_does_not_come_into_a_log(covenant_home: Path) -> None:
