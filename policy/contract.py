@@ -6,6 +6,7 @@ Limits are those of decisions.md, section Results.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,13 +58,18 @@ class Intent:
 class Usage:
     """What a run was measured to use, from its intent to its end; None where this machine does not count it.
 
-    ``cpu_ms`` is the processor time of the whole sandbox, ``memory_peak_bytes`` the most that it held at one time, its
-    start included, ``wall_ms`` the time by the clock. A run that was never given its intent has used nothing.
+    ``cpu_ms`` is the processor time of the whole sandbox and of the runs that it started and that ended before it or
+    with it, ``memory_peak_bytes`` the most that the sandbox held at one time, its start included, ``wall_ms`` the time
+    by the clock. A run that was never given its intent has used nothing.
     """
 
     cpu_ms: int | None = 0
     memory_peak_bytes: int | None = 0
     wall_ms: int = 0
+
+    def with_below(self, cpu_ms: int) -> Usage:
+        """The same with the processor time of those that it started."""
+        return self if self.cpu_ms is None else dataclasses.replace(self, cpu_ms=self.cpu_ms + cpu_ms)
 
 
 NOTHING_USED = Usage()

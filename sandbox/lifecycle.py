@@ -89,6 +89,7 @@ class Run:
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._denials = Denials(self._rows.denied)
         self._secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
+        self._below_ms: list[int] = []
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
 
@@ -151,7 +152,7 @@ class Run:
         return {
             **above,
             "now_ms": self._now_ms,
-            "identities": admission.owners(entries),
+            "identities": admission.owners(entries, admission.shown_to(self._request.issuer["display"], lineage)),
             "package_name": self._request.package_name,
             "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
         }
@@ -382,6 +383,7 @@ class Run:
             runs=means.path / "runs",
             deadline=deadline,
             denied=self._denials.told,
+            used=self._below_ms.append,
             grace_seconds=means.config.grace_seconds,
             start=None if start is None else functools.partial(start, request),
             keep=(*means.below, *(() if request.children is None else (request.children,))),
@@ -482,7 +484,7 @@ class Run:
             unknown_sections=manifest.unknown_sections,
             denials=self._denials.totals,
             timings={**self._timings, **timings},
-            usage=finished.usage,
+            usage=finished.usage.with_below(sum(self._below_ms)),
         )
 
     def _lap(self, name: str) -> None:

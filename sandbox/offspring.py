@@ -56,6 +56,7 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
             if not isinstance(e, errors.CovenantError):
                 raise
             return
+    say({"used": answer.usage.cpu_ms or 0})
     say(_outcome(answer))
 
 

@@ -80,7 +80,9 @@ class Spawner:
     """Starts the children of one run. ``member`` is that run; ``start`` does (3) and (4) in the child's keeper, and
     ``keep`` are descriptors that it needs; ``use`` says what the run takes itself just now.
 
-    ``denied`` is told of every child that was refused. While the run is ``ending`` it starts no more.
+    ``denied`` is told of every child that was refused, ``used`` the milliseconds of processor time of every one that
+    has ended, with those below it: else whoever is to be billed would leave its work to its children. While the run is
+    ``ending`` it starts no more.
     """
 
     def __init__(
@@ -90,12 +92,13 @@ class Spawner:
         start: Callable[[Errand, Say], None],
         use: Callable[[], Drawn],
         denied: denials.Told,
+        used: Callable[[int], None],
         grace_seconds: float,
         keep: Collection[int] = (),
         ending: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._member, self._start, self._use, self._denied = member, start, use, denied
+        self._member, self._start, self._use, self._denied, self._used = member, start, use, denied, used
         self._grace, self._keep, self._ending, self._clock = grace_seconds, tuple(keep), ending, clock
         self._rate = Tokens(PER_SECOND, BURST, clock())
         self._broker: Broker | None = None
@@ -262,6 +265,8 @@ class Spawner:
             if child.call is not None:
                 child.call.answer({"run": child.run_id})
                 child.call = None
+        elif "used" in said:
+            self._used(said["used"])
         elif child.call is not None:
             self._refused(child.agent_id, said["error"]["code"])
             _tell(child.call, said)

@@ -13,7 +13,7 @@ import pytest
 
 from policy import errors
 from sandbox.serve import client
-from tests.kernel import serving
+from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened
 from tests.kernel.test_serve import eventually
 from tests.kernel.world import World
@@ -132,3 +132,23 @@ def _ask(served: Served, kind: str, **fields: object) -> dict[str, Any]:
 def _run_of(served: Served, intent_id: str) -> str | None:
     """The run that is named by the asker's own name for its intent."""
     return next((one["run_id"] for one in _ask(served, "ps")["runs"] if one["intent_id"] == intent_id), None)
+
+
+def test_what_is_left_to_a_child_is_billed_all_the_same(served: Served) -> None:
+    """An agent that lets others compute pays for them, and for theirs; the control is the same with nothing to do."""
+    small = {**families.SMALL, "resources": "pids_max = 16\ncpu_millis = 500\n"}
+    middle = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 1000\n"}
+    families.member(served.world, "works", "import time\n" + _BURN + "answer = 1", **small)
+    families.member(served.world, "rests", "answer = 1", **small)
+    families.member(served.world, "hands", "answer = child(intent['text'])", more=families.spawn(2, 2), **middle)
+    code = "answer = child('hands', intent['text'])"
+    top = families.member(served.world, "leaves", code, more=families.spawn(), **families.BIG)
+    used = {}
+    for text in ("works", "rests"):
+        answer = served.run(top, text)
+        assert answer.error is None, (answer.error, answer.stderr)
+        assert answer.result is not None
+        assert "error" not in answer.result.text
+        assert answer.usage.cpu_ms is not None
+        used[text] = answer.usage.cpu_ms
+    assert used["works"] - used["rests"] >= 250
