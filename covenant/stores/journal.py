@@ -117,6 +117,18 @@ class Journal:
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self.lines()
 
+    async def replay(self, take: Callable[[bytes, str], object]) -> None:
+        """Give each line to ``take``, with the place where it stands; when it refuses one, the file is let go of."""
+        number = 0
+        try:
+            async for line in self.lines():
+                number += 1
+                take(line, f"{self._path}:{number}")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            raise
+
     @property
     def size_bytes(self) -> int:
         """How much of the file is acknowledged."""

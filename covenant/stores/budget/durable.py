@@ -34,15 +34,7 @@ class DurableBudgetLedger(in_memory.InMemoryBudgetLedger):
         """
         journal = await Journal.open(path)
         ledger = cls(journal, path, now_ms)
-        number = 0
-        try:
-            async for line in journal.lines():
-                number += 1
-                ledger._state.apply(rows.ledger_row(line, f"{path}:{number}"))
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await journal.close()
-            raise
+        await journal.replay(lambda line, where: ledger._state.apply(rows.ledger_row(line, where)))
         return ledger
 
     @property
@@ -95,15 +87,7 @@ class DurableCheckpoints(in_memory.InMemoryCheckpoints):
         """
         journal = await Journal.open(path)
         found = cls(journal, path, now_ms)
-        number = 0
-        try:
-            async for line in journal.lines():
-                number += 1
-                found._replay(rows.checkpoint_row(line, f"{path}:{number}"))
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await journal.close()
-            raise
+        await journal.replay(lambda line, where: found._replay(rows.checkpoint_row(line, where)))
         return found
 
     @property

@@ -32,15 +32,7 @@ class DurableReceipts(in_memory.InMemoryReceipts):
         """
         journal = await Journal.open(path)
         receipts = cls(journal, path)
-        number = 0
-        try:
-            async for line in journal.lines():
-                number += 1
-                receipts._restore(line, f"{path}:{number}")
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await journal.close()
-            raise
+        await journal.replay(receipts._restore)
         return receipts
 
     @property

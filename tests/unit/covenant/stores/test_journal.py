@@ -68,6 +68,26 @@ async def test_what_was_appended_is_there_in_order(path: Path) -> None:
     assert await lines_of(path) == [b"one", b"two", b"three"]
 
 
+async def test_a_replay_gives_each_line_its_place_and_lets_go_when_one_is_refused(path: Path) -> None:
+    async with await journal.Journal.open(path) as opened:
+        await opened.append_all([b"one", b"two"])
+        told: list[tuple[bytes, str]] = []
+        await opened.replay(lambda line, where: told.append((line, where)))
+        assert told == [(b"one", f"{path}:1"), (b"two", f"{path}:2")]
+        await opened.append(b"three")
+
+    def refuse(line: bytes, where: str) -> None:
+        raise errors.StoreError("no row", where=where)
+
+    opened = await journal.Journal.open(path)
+    with pytest.raises(errors.StoreError) as caught:
+        await opened.replay(refuse)
+    assert caught.value.where == f"{path}:1"
+    with pytest.raises(errors.StoreError):
+        await opened.append(b"four")
+    assert await lines_of(path) == [b"one", b"two", b"three"]
+
+
 async def test_many_at_once_share_a_sync_and_keep_their_own_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs = []
     real = os.fdatasync
