@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.audit_append import grown  # noqa: E402
-from covenant.stores.audit import durable, files, places  # noqa: E402
+from covenant.stores.audit import checking, files, places  # noqa: E402
 from policy import audit, ledger  # noqa: E402
 
 
@@ -66,10 +66,10 @@ def main(rows: int, rounds: int) -> None:
         actions: dict[str, Callable[[], object]] = {
             "bare": lambda: bare(lines),
             "verify": lambda: audit.verify(events, chain, head, key),
-            "daemon": lambda: durable._verify(opened),  # noqa: SLF001
+            "daemon": lambda: checking.verify(opened),
         }
         assert audit.verify(events, chain, head, key).root_hash_hex == bare(lines)
-        assert durable._verify(opened).valid  # noqa: SLF001
+        assert checking.verify(opened).valid
         results: dict[str, list[float]] = {name: [] for name in actions}
         for _ in range(rounds):
             for name, action in actions.items():

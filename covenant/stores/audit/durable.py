@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import mmap
 import os
@@ -17,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from covenant.stores import journal, turns
-from covenant.stores.audit import cutting, files, interface, notary, places, proving, rows
+from covenant.stores.audit import checking, cutting, files, interface, notary, places, proving, rows, shared
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import audit, errors, events, ledger, note
@@ -25,7 +24,6 @@ from policy import audit, errors, events, ledger, note
 T = TypeVar("T")
 
 _MOST_AT_ONCE: Final = 1024
-_BATCH: Final = 4096
 
 
 class _Line(NamedTuple):
@@ -121,7 +119,7 @@ class DurableAudit:
     ) -> list[parts.AuditEvent]:
         """As the interface says."""
 
-        return await self._reading(lambda: list(newest(self._back(issuer_pubkey), limit, since_ms)))
+        return await self._reading(lambda: list(shared.newest(self._back(issuer_pubkey), limit, since_ms)))
 
     async def scan(
         self,
@@ -132,11 +130,11 @@ class DurableAudit:
         issuer_pubkey: str | None = None,
     ) -> interface.Scan:
         """As the interface says."""
-        return await self._reading(lambda: scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
+        return await self._reading(lambda: shared.scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
 
     async def verify(self) -> audit.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
-        return await self._reading(lambda: _verify(self._files))
+        return await self._reading(lambda: checking.verify(self._files))
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
@@ -159,7 +157,7 @@ class DurableAudit:
             await self._kept.append(notary.line(merged))
             self._notes.keep(merged)
         checkpoint = note.Checkpoint.parse(merged.text)
-        await self.append_all([cosigned_entry(checkpoint, one) for one in found])
+        await self.append_all([shared.cosigned_entry(checkpoint, one) for one in found])
         return merged
 
     async def consistency(self, old: int, size: int) -> list[bytes]:
@@ -183,8 +181,8 @@ class DurableAudit:
 
     def _line(self, entry: interface.Entry) -> _Line:
         issuer = entry.issuer or self._issuer
-        kind = events.kind_text(entry.kind, completed(entry.kind, entry.fields))
-        return _Line(kind, issuer_text(issuer.display, issuer.pubkey), issuer.pubkey)
+        kind = events.kind_text(entry.kind, shared.completed(entry.kind, entry.fields))
+        return _Line(kind, shared.issuer_text(issuer.display, issuer.pubkey), issuer.pubkey)
 
     async def _append(self, lines: tuple[_Line, ...]) -> list[str]:
         written = await self._turns.submit(lines)
@@ -217,7 +215,7 @@ class DurableAudit:
                 self._notes.keep(one)
         for one in made:
             checkpoint = note.Checkpoint.parse(one.text)
-            await self.append("audit_checkpoint", checkpoint_fields(checkpoint))
+            await self.append("audit_checkpoint", shared.checkpoint_fields(checkpoint))
         return found
 
     # --- in the writer's thread -------------------------------------------------------------------------
@@ -263,7 +261,7 @@ class DurableAudit:
 
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
-        issuer = issuer_text(self._issuer.display, self._issuer.pubkey)
+        issuer = shared.issuer_text(self._issuer.display, self._issuer.pubkey)
         with self._shape.changed():
             try:
                 now = self._last_ms = max(self._now_ms(), self._last_ms)
@@ -351,60 +349,6 @@ def _event_ids(count: int) -> list[str]:
     ]
 
 
-def completed(kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields, with null for ``run_id`` and ``operator`` where the kind has them and they were left out."""
-    table = events.KINDS.get(kind, {})
-    missing = {name: None for name in ("run_id", "operator") if table.get(name) == "text?" and name not in fields}
-    return {**fields, **missing} if missing else fields
-
-
-@functools.lru_cache(maxsize=4096)
-def issuer_text(display: str, pubkey: str) -> str:
-    """The issuer as it stands in a line."""
-    return events.issuer_text({"display": display, "pubkey": pubkey})
-
-
-def newest(lines: Iterator[bytes], limit: int, since_ms: int | None) -> Iterator[parts.AuditEvent]:
-    """The first ``limit`` rows of lines that come newest first, none older than ``since_ms``."""
-    for line in lines:
-        if limit <= 0:
-            return
-        row = rows.event(line)
-        if row is None:
-            continue
-        if since_ms is not None and row.timestamp_ms < since_ms:
-            return
-        yield row
-        limit -= 1
-
-
-def scanned(
-    lines: Iterator[bytes], wanted: Callable[[parts.AuditEvent], bool], limit: int, since_ms: int | None
-) -> interface.Scan:
-    """The first ``limit`` rows that are wanted, of lines that come newest first."""
-    found: list[parts.AuditEvent] = []
-    looked = 0
-    for line in lines:
-        row = rows.event(line)
-        if len(found) >= limit or (row and since_ms is not None and row.timestamp_ms < since_ms):
-            break
-        looked += 1
-        if row is not None and wanted(row):
-            found.append(row)
-    return interface.Scan(tuple(found), looked)
-
-
-def checkpoint_fields(checkpoint: note.Checkpoint) -> dict[str, Any]:
-    """The fields of ``audit_checkpoint``."""
-    return {"origin": checkpoint.origin, "tree_size": checkpoint.size, "root_hash_hex": checkpoint.root.hex()}
-
-
-def cosigned_entry(checkpoint: note.Checkpoint, one: note.Verified) -> interface.Entry:
-    """The row of a cosignature."""
-    about = {"origin": checkpoint.origin, "tree_size": checkpoint.size, "timestamp_s": one.time_s or 0}
-    return interface.Entry("audit_checkpoint_cosigned", {**about, "witness": one.verifier.text})
-
-
 def _open(home: Path) -> files.Files:
     at = places.Places.open(home)
     try:
@@ -415,39 +359,3 @@ def _open(home: Path) -> files.Files:
     except BaseException:
         at.close()
         raise
-
-
-def _verify(of: files.Files) -> audit.Report:
-    key = of.key.public_key()
-    now = of.snapshot()
-    head = now.head
-    as_long = (now.events_bytes, now.chain_bytes) == (head.events_bytes, head.chain_bytes)
-    if as_long and ledger.read_head(now.shown, key) == head and _holds(of, head):
-        return audit.Report(head.count, head.count, True, head.chain_hash_hex, ())
-    log, chain = os.pread(of.events, now.events_bytes, 0), os.pread(of.chain, now.chain_bytes, 0)
-    return audit.verify(log, chain, now.shown, key)
-
-
-def _holds(of: files.Files, head: ledger.Head) -> bool:
-    """Whether the events make the chain file, byte for byte, up to the head that is acknowledged."""
-    index, previous, offset = 0, ledger.GENESIS, 0
-    for lines in _batched(line for _, line in of.lines(0, head.events_bytes)):
-        made = audit.follow(lines, index, previous)
-        if made is None or audit.rebase_failures(lines if not index else [b"", *lines], of.key.public_key()):
-            return False
-        entries, index, previous = made
-        if os.pread(of.chain, len(entries), offset) != entries:
-            return False
-        offset += len(entries)
-    return (index, previous, offset) == (head.count, head.chain_hash_hex, head.chain_bytes)
-
-
-def _batched(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant.stores.audit import durable, interface, notary, proving, rows
+from covenant.stores.audit import interface, notary, proving, rows, shared
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import audit, events, ledger, merkle, note, rebase
@@ -61,14 +61,14 @@ class InMemoryAudit:
     async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
         """As the interface says."""
         made = [
-            (entry.issuer or self._issuer, events.kind_text(entry.kind, durable.completed(entry.kind, entry.fields)))
+            (entry.issuer or self._issuer, events.kind_text(entry.kind, shared.completed(entry.kind, entry.fields)))
             for entry in entries
         ]
         now = self._tick()
         written = []
         for issuer, kind in made:
             event_id = str(uuid.uuid4())
-            text = durable.issuer_text(issuer.display, issuer.pubkey)
+            text = shared.issuer_text(issuer.display, issuer.pubkey)
             written.append(ledger.Row(events.assembled(event_id, now, text, kind), event_id, now))
         self._write(written)
         for row in written:
@@ -83,7 +83,7 @@ class InMemoryAudit:
     ) -> list[parts.AuditEvent]:
         """As the interface says."""
         lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
-        return list(durable.newest(lines, limit, since_ms))
+        return list(shared.newest(lines, limit, since_ms))
 
     async def scan(
         self,
@@ -95,7 +95,7 @@ class InMemoryAudit:
     ) -> interface.Scan:
         """As the interface says."""
         lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
-        return durable.scanned(lines, wanted, limit, since_ms)
+        return shared.scanned(lines, wanted, limit, since_ms)
 
     async def verify(self) -> audit.Report:
         """As the interface says."""
@@ -122,7 +122,7 @@ class InMemoryAudit:
         previous = ledger.event_hash(self._lines[0]) if first else None
         cut = rebase.Cut(stay - first, there[first], there[stay - 1], root, whole, tree, previous)
         now, event_id = self._tick(), str(uuid.uuid4())
-        issuer = durable.issuer_text(self._issuer.display, self._issuer.pubkey)
+        issuer = shared.issuer_text(self._issuer.display, self._issuer.pubkey)
         line = events.assembled(event_id, now, issuer, events.kind_text(rebase.KIND, rebase.fields(cut, self._key)))
         self._lines, self._chain, self._before, self._head = [], b"", ledger.Head(), ledger.Head()
         self._write([ledger.Row(line, event_id, now), *there[stay:]])
@@ -148,7 +148,7 @@ class InMemoryAudit:
         merged, found = self._notes.merged(cosigned, witnesses)
         self._notes.keep(merged)
         checkpoint = note.Checkpoint.parse(merged.text)
-        await self.append_all([durable.cosigned_entry(checkpoint, one) for one in found])
+        await self.append_all([shared.cosigned_entry(checkpoint, one) for one in found])
         return merged
 
     async def consistency(self, old: int, size: int) -> list[bytes]:
@@ -173,7 +173,7 @@ class InMemoryAudit:
     async def _told(self, made: Sequence[note.Note]) -> None:
         for one in made:
             self._notes.keep(one)
-            await self.append("audit_checkpoint", durable.checkpoint_fields(note.Checkpoint.parse(one.text)))
+            await self.append("audit_checkpoint", shared.checkpoint_fields(note.Checkpoint.parse(one.text)))
 
     def _write(self, written: Sequence[ledger.Row]) -> None:
         entries, before, head = ledger.extend(self._head, written)

@@ -1,0 +1,49 @@
+"""Whether the files of a log hold together, read a part at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from covenant.stores.audit import files
+from policy import audit, ledger
+
+_BATCH: Final = 4096
+
+
+def verify(of: files.Files) -> audit.Report:
+    """What verifying the files finds. Where the log holds, none of them is read whole at once."""
+    key = of.key.public_key()
+    now = of.snapshot()
+    head = now.head
+    as_long = (now.events_bytes, now.chain_bytes) == (head.events_bytes, head.chain_bytes)
+    if as_long and ledger.read_head(now.shown, key) == head and _holds(of, head):
+        return audit.Report(head.count, head.count, True, head.chain_hash_hex, ())
+    log, chain = os.pread(of.events, now.events_bytes, 0), os.pread(of.chain, now.chain_bytes, 0)
+    return audit.verify(log, chain, now.shown, key)
+
+
+def _holds(of: files.Files, head: ledger.Head) -> bool:
+    """Whether the events make the chain file, byte for byte, up to the head that is acknowledged."""
+    index, previous, offset = 0, ledger.GENESIS, 0
+    for lines in _batched(line for _, line in of.lines(0, head.events_bytes)):
+        made = audit.follow(lines, index, previous)
+        if made is None or audit.rebase_failures(lines if not index else [b"", *lines], of.key.public_key()):
+            return False
+        entries, index, previous = made
+        if os.pread(of.chain, len(entries), offset) != entries:
+            return False
+        offset += len(entries)
+    return (index, previous, offset) == (head.count, head.chain_hash_hex, head.chain_bytes)
+
+
+def _batched(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,65 @@
+"""What every log does alike: how entries are completed, and which rows are asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from covenant.stores.audit import interface, rows
+from covenant.wire import parts
+from policy import events, note
+
+
+def completed(kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields, with null for ``run_id`` and ``operator`` where the kind has them and they were left out."""
+    table = events.KINDS.get(kind, {})
+    missing = {name: None for name in ("run_id", "operator") if table.get(name) == "text?" and name not in fields}
+    return {**fields, **missing} if missing else fields
+
+
+@functools.lru_cache(maxsize=4096)
+def issuer_text(display: str, pubkey: str) -> str:
+    """The issuer as it stands in a line."""
+    return events.issuer_text({"display": display, "pubkey": pubkey})
+
+
+def newest(lines: Iterator[bytes], limit: int, since_ms: int | None) -> Iterator[parts.AuditEvent]:
+    """The first ``limit`` rows of lines that come newest first, none older than ``since_ms``."""
+    for line in lines:
+        if limit <= 0:
+            return
+        row = rows.event(line)
+        if row is None:
+            continue
+        if since_ms is not None and row.timestamp_ms < since_ms:
+            return
+        yield row
+        limit -= 1
+
+
+def scanned(
+    lines: Iterator[bytes], wanted: Callable[[parts.AuditEvent], bool], limit: int, since_ms: int | None
+) -> interface.Scan:
+    """The first ``limit`` rows that are wanted, of lines that come newest first."""
+    found: list[parts.AuditEvent] = []
+    looked = 0
+    for line in lines:
+        row = rows.event(line)
+        if len(found) >= limit or (row and since_ms is not None and row.timestamp_ms < since_ms):
+            break
+        looked += 1
+        if row is not None and wanted(row):
+            found.append(row)
+    return interface.Scan(tuple(found), looked)
+
+
+def checkpoint_fields(checkpoint: note.Checkpoint) -> dict[str, Any]:
+    """The fields of ``audit_checkpoint``."""
+    return {"origin": checkpoint.origin, "tree_size": checkpoint.size, "root_hash_hex": checkpoint.root.hex()}
+
+
+def cosigned_entry(checkpoint: note.Checkpoint, one: note.Verified) -> interface.Entry:
+    """The row of a cosignature."""
+    about = {"origin": checkpoint.origin, "tree_size": checkpoint.size, "timestamp_s": one.time_s or 0}
+    return interface.Entry("audit_checkpoint_cosigned", {**about, "witness": one.verifier.text})
