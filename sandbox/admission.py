@@ -7,7 +7,7 @@ on others is asked once more when the gate is held and no other label can appear
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,9 +191,9 @@ class Claim:
                 f"{self.most} runs of this user live, and no more may: who outlives its parent is one of them",
                 hint="covenant ps shows them, covenant kill ends one",
             )
-        agent_id = self.manifest.agent.id
+        agent_id, shown = self.manifest.agent.id, shown_to(self.caller, self.lineage)
         nine.refuse_other_owners(
-            owners(entries).get(agent_id, ()),
+            owners(entries, shown).get(agent_id, ()),
             agent_id,
             payload_digest=self._payload_digest,
             package_name=self.package_name,
@@ -204,7 +204,7 @@ class Claim:
         budget.within_host(
             self._host_memory_mb,
             int(self.capacity_mb * self.overcommit),
-            [budget.Promised(one.run_id, one.agent_id, one.host_memory_mb) for one in entries],
+            [budget.Promised(one.run_id, one.agent_id, one.host_memory_mb, shown(one)) for one in entries],
             self.manifest.where,
             share="" if self.overcommit == 1.0 else f" (overcommit {self.overcommit:g})",
         )
@@ -237,10 +237,17 @@ def roots(entries: Iterable[registry.Entry], caller: str) -> int:
     return sum(live.keys().isdisjoint(one.ancestors) for one in mine)
 
 
-def owners(entries: Iterable[registry.Entry]) -> dict[str, list[Owner]]:
-    """Which packages hold which agent ids in live runs (rule 8)."""
+def shown_to(caller: str, lineage: Lineage | None) -> Callable[[registry.Entry], bool]:
+    """Of which live runs a refusal may tell: root of all, another caller of their own, and an agent of none."""
+    if lineage is not None:
+        return lambda one: False
+    return lambda one: not bounded(caller) or one.label.get(CALLER) == caller
+
+
+def owners(entries: Iterable[registry.Entry], shown: Callable[[registry.Entry], bool]) -> dict[str, list[Owner]]:
+    """Which packages hold which agent ids in live runs (rule 8), and of which a refusal may tell."""
     found: dict[str, list[Owner]] = {}
     # What waits for its intent gives way to another package: it is never told anything once that was accepted.
     for entry in (one for one in entries if bundle.STANDBY not in one.label):
-        found.setdefault(entry.agent_id, []).append(Owner(entry.package, entry.payload_digest))
+        found.setdefault(entry.agent_id, []).append(Owner(entry.package, entry.payload_digest, shown(entry)))
     return found

@@ -88,11 +88,13 @@ def resource_availability(case: Case) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """What a live run may take of this machine's memory, in MiB, whether it does or not."""
+    """What a live run may take of this machine's memory, in MiB, whether it does or not. ``shown`` says that whoever is
+    told of a refusal may know of the run; of the others they learn the sum."""
 
     run_id: str
     agent_id: str
     memory_mb: int
+    shown: bool = True
 
 
 def within_host(
@@ -108,14 +110,16 @@ def within_host(
     held = sum(one.memory_mb for one in promised)
     if held + wanted_mb <= capacity_mb:
         return
-    most = sorted(promised, key=lambda one: -one.memory_mb)
+    most = sorted((one for one in promised if one.shown), key=lambda one: -one.memory_mb)
     named = ", ".join(f"`{one.agent_id}` {one.memory_mb} MiB (run {one.run_id[:8]})" for one in most[:_NAMED])
-    others = f" and {len(most) - _NAMED} more" if len(most) > _NAMED else ""
+    more = f" and {len(most) - _NAMED} more" if len(most) > _NAMED else ""
+    hidden = sum(one.memory_mb for one in promised if not one.shown)
+    holders = ", ".join(filter(None, (f"{named}{more}", f"{hidden} MiB by runs of others" if hidden else "")))
     raise errors.ResourceViolation(
         f"memory_mb needs {wanted_mb} MiB, and {max(capacity_mb - held, 0)} of the {capacity_mb} that this host"
         f" may promise{share} are left",
         grant="resources.memory_mb",
-        hint=f"held by {named}{others}: wait for one of them, or raise overcommit" if promised else "ask for less",
+        hint=f"held by {holders}: wait for one of them, or raise overcommit" if promised else "ask for less",
         where=where("resources.memory_mb"),
         missing_mb=held + wanted_mb - capacity_mb,
     )

@@ -28,11 +28,13 @@ class Unsigned:
 class Owner:
     """A package that holds an agent id on this host: in the agents directory, in the store, or in a live run.
 
-    ``package`` is where it lies, as the operator knows it; ``payload_digest`` that of its signed statement.
+    ``package`` is where it lies, as the operator knows it; ``payload_digest`` that of its signed statement. ``shown``
+    says that whoever is told of a refusal may know where that is.
     """
 
     package: str
     payload_digest: str
+    shown: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def refuse_other_owners(
         # The same place may hold a newer payload, and a copy elsewhere is the same package.
         if owner.payload_digest != payload_digest and owner.package != package_name:
             raise errors.IdentityViolation(
-                f"agent id `{agent_id}` belongs to {text.quote(owner.package)}",
+                f"agent id `{agent_id}` belongs to {text.quote(owner.package) if owner.shown else 'another package'}",
                 grant="agent.id",
                 hint="give one of the two another id",
                 where=where,

@@ -37,13 +37,14 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
         # Its children lie beside it; who may not look there has none.
         with in_their_name(talk, own):
             children = stack.enter_context(packages.beside(directory))
+            name = name_of(directory, talk)
         request = Request(
             package=package,
             text=asked.text,
             issuer=issuer,
             timeout_ms=asked.timeout_ms,
             user=asked.user,
-            package_name=_name(directory),
+            package_name=name,
             intent_id=asked.intent_id or "",
             priority=asked.priority,
             children=children,
@@ -114,6 +115,19 @@ def document(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _name(directory: int) -> str:
-    """Where the package lies, as the kernel says it: the client's word for it would be the client's."""
-    return os.readlink(f"/proc/self/fd/{directory}").encode(errors="surrogateescape").decode(errors="backslashreplace")
+def name_of(directory: int, talk: Conversation) -> str:
+    """Where the package lies, as the kernel says it, with what is not printed escaped.
+
+    Rule 8 takes one place for one package, and so believes this name: it is that of a place here, where the very
+    directory is found again. What the kernel says of another is text that its author may have chosen (a mount
+    namespace of theirs), and has their name before it, so that it is never the name of a place. Asked with the rights
+    of whoever asks, and within their time.
+    """
+    place = os.readlink(f"/proc/self/fd/{directory}")
+    shown = "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in place)
+    try:
+        found, given = os.stat(place, follow_symlinks=False), os.fstat(directory)
+    except OSError:
+        return f"{talk.caller.display}:{shown}"
+    here = (found.st_dev, found.st_ino) == (given.st_dev, given.st_ino)
+    return shown if here else f"{talk.caller.display}:{shown}"

@@ -25,7 +25,7 @@ from policy.manifest import parse
 from policy.package import Package
 from policy.rules.case import Unsigned
 from policy.rules.parent import Drawn
-from sandbox import bundle, host, registry
+from sandbox import admission, bundle, host, registry
 from sandbox.admission import Above, Claim, Lineage, Member
 
 MANIFEST = b"""\
@@ -219,3 +219,43 @@ def test_a_refusal_says_what_is_missing_and_who_holds_the_rest(tmp_path: Path) -
 def test_the_machines_capacity_is_no_more_than_what_it_has() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
     assert 0 < host.capacity_mb() <= total
+
+
+def test_a_refusal_tells_a_caller_of_their_own_runs_and_of_others_the_sum(tmp_path: Path) -> None:
+    """Rules 6 and 8; root is told of all, and an agent that asks for a child of none."""
+
+    def asks(caller: str, capacity_mb: int = 1 << 30) -> Claim:
+        return replace(claim(None, capacity_mb=capacity_mb), caller=caller, most=9)
+
+    with admitted(tmp_path, "mine-1234", asks("uid7@local")), admitted(tmp_path, "other-567", asks("uid8@local")):
+        entries = registry.live(tmp_path)
+
+        def told(caller: str) -> str:
+            with pytest.raises(errors.ResourceViolation) as refusal:
+                asks(caller, capacity_mb=1).check(entries)
+            return refusal.value.hint or ""
+
+        each = entries[0].host_memory_mb
+        one, other = f"`child` {each} MiB (run mine-123)", f"`child` {each} MiB (run other-56)"
+        assert told("operator@local").startswith(f"held by {one}, {other}: wait")
+        assert told("uid7@local").startswith(f"held by {one}, {each} MiB by runs of others: wait")
+        assert told("uid9@local").startswith(f"held by {2 * each} MiB by runs of others: wait")
+
+        def shown(caller: str, parent: Lineage | None = None) -> list[bool]:
+            return [one.shown for one in admission.owners(entries, admission.shown_to(caller, parent))["child"]]
+
+        assert shown("operator@local") == [True, True]
+        assert shown("uid7@local") == [True, False]
+        parent = Lineage(member("r", Above("r", "r", 0, Spawning())), time.monotonic(), Drawn(), "reject")
+        assert shown("operator@local", parent) == [False, False]
+
+
+def test_who_is_bounded_may_have_so_many_runs_and_orphans_among_them(tmp_path: Path) -> None:
+    one = replace(claim(None), caller="uid7@local", most=2)
+    with admitted(tmp_path, "first", one):
+        one.check(registry.live(tmp_path))
+        with admitted(tmp_path, "second", one):
+            with pytest.raises(errors.BusyError):
+                one.check(registry.live(tmp_path))
+            for other in ("uid8@local", "operator@local"):
+                replace(one, caller=other).check(registry.live(tmp_path))

@@ -150,6 +150,38 @@ def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Pat
     assert _child(look) == ["too_many_requests", "bad_request", "bad_request"]
 
 
+def _named(path: Path, uid: int = 1000) -> str:
+    talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display=f"uid{uid}@local")))
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return runs.name_of(fd, talk)
+    finally:
+        os.close(fd)
+
+
+def test_a_package_has_the_name_of_its_place_and_what_is_not_printed_in_it_is_escaped(tmp_path: Path) -> None:
+    assert _named(tmp_path) == str(tmp_path)
+    hostile = tmp_path / os.fsdecode(b"a\x1b[2J\nrun_ended \xff\xe2\x80\xaeb\\n")
+    hostile.mkdir()
+    name = _named(hostile)
+    assert name == f"{tmp_path}/a\\x1b[2J\\nrun_ended \\udcff\\u202eb\\\\n"
+    assert name.isprintable()
+
+
+def test_a_name_that_is_not_that_of_the_directory_here_is_nobody_elses(tmp_path: Path) -> None:
+    """Of a directory elsewhere the kernel may say what its author likes: a place that is another's here."""
+    (tmp_path / "gone").mkdir()
+    fd = os.open(tmp_path / "gone", os.O_RDONLY | os.O_DIRECTORY)
+    (tmp_path / "gone").rmdir()
+    try:
+        for path in ("gone", "gone (deleted)"):  # the control: something else lies under either name
+            (tmp_path / path).mkdir(exist_ok=True)
+        talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display="uid7@local")))
+        assert runs.name_of(fd, talk) == f"uid7@local:{tmp_path}/gone (deleted)"
+    finally:
+        os.close(fd)
+
+
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_the_filter_refuses_the_deny_list_but_what_is_needed(arch: str) -> None:
     program = hardening.program(arch)
