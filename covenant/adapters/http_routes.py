@@ -30,7 +30,6 @@ class Route:
         lenient: query fields whose unknown values count as not given (version 1).
         inside: the one field that the body may also stand for by itself.
         stream: what is followed with ``Accept: text/event-stream``.
-        chunk: the schema of one streamed chunk (version 1, section 4).
         open: needs no token.
     """
 
@@ -44,7 +43,6 @@ class Route:
     lenient: frozenset[str] = frozenset()
     inside: str = ""
     stream: Topic | None = None
-    chunk: str = ""
     open: bool = False
 
     @property
@@ -64,7 +62,6 @@ class Route:
         return "_".join([self.method.lower(), *filter(None, words)])
 
 
-_CHUNK: Final = "covenant.ipc.v2.chunk"
 _TWENTY: Final = {"limit": 20}
 
 
@@ -85,7 +82,6 @@ VERSION_1: Final = (
         "intent_result",
         "Do this; as a stream, its result when it is there.",
         stream="intent",
-        chunk=f"{_CHUNK}.agent-result.v1",
     ),
     _post("/intents/resume", "resume_intent", "intent_result", "Go on with an intent that waited."),
     _get("/intents/{intent_id}/result", "get_intent_result", "intent_result", "What came of an intent."),
@@ -96,7 +92,6 @@ VERSION_1: Final = (
         "memories",
         "The newest records; as a stream, also those to come.",
         stream="memory",
-        chunk=f"{_CHUNK}.memory-record.v1",
     ),
     _get("/memory/search", "search_memory", "memories", "By meaning and words.", renamed={"query": "q"}),
     _post("/memory/purge", "purge_memory", "memory_purged", "Take out what is older."),
@@ -124,7 +119,6 @@ VERSION_1: Final = (
         "The caller's newest rows; as a stream, also those to come.",
         defaults=_TWENTY,
         stream="audit",
-        chunk=f"{_CHUNK}.audit-event.v1",
     ),
     _get("/audit/verify", "verify_audit_integrity", "audit_integrity", "Hold the rows against their chain."),
     _post("/audit/purge", "purge_audit", "audit_purged", "Take out what is older."),

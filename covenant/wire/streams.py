@@ -1,8 +1,9 @@
 """Version 2 of the protocol: an answer in parts, to whoever asks for it with ``prefer_stream``.
 
 ``stream_begin``, any number of ``stream_chunk`` counted from 0, then ``stream_end`` or ``stream_error``. A chunk is a
-memory record, an audit event, or an agent's text with its sources. An error before the first part is an answer of
-version 1 (``error``). The numbers of streams are the connection's own.
+memory record, an audit event, or an agent's text with its sources: what version 1 published as
+``covenant.ipc.v2.chunk.memory-record.v1``, ``audit-event.v1`` and ``agent-result.v1``. An error before the first part
+is an answer of version 1 (``error``). The numbers of streams are the connection's own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,6 @@ from typing import Any, Final, Literal
 
 from covenant.wire import requests, responses
 from covenant.wire.types import U64, Wire
-
-# The names under which version 1 published the shapes of chunks, by the response's kind.
-CHUNK_SCHEMAS: Final = {
-    "memories": "covenant.ipc.v2.chunk.memory-record.v1",
-    "audit_events": "covenant.ipc.v2.chunk.audit-event.v1",
-    "intent_result": "covenant.ipc.v2.chunk.agent-result.v1",
-}
 
 
 class Envelope(Wire):
