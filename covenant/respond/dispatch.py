@@ -223,8 +223,8 @@ class Dispatch:
         mine = [one for one in self.server.checkpoints.active() if one.resume_state.get(SUBMITTER) == submitter]
         if any(one.intent_id == self.intent_id for one in mine):
             return  # asked again under the same key, while it waits
-        held = sum(len(one.resume_state.get("intent_text", "")) for one in mine)
-        if len(mine) >= _MOST_WAITING or held + len(self.text) > _MOST_WAITING_BYTES:
+        texts = [self.text, *(one.resume_state.get("intent_text", "") for one in mine)]
+        if len(mine) >= _MOST_WAITING or sum(len(text.encode()) for text in texts) > _MOST_WAITING_BYTES:
             raise errors.BusyError("as many intents of yours wait for credits as may", hint="resume some of them")
         await self.server.checkpoints.save(checkpoint)
         if reason == "budget_exhausted":
