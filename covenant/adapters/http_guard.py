@@ -18,7 +18,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from policy import errors
 
 BODY_BYTES: Final = 8 * 1024 * 1024
-DEFAULT_ORIGINS: Final = "http://localhost:3000"
 # By these names, and no others, a client can mean this machine. RFC 9110, section 7.2: Host is what it asked for.
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
@@ -52,7 +51,7 @@ class Guard:
     """
 
     port: int
-    origins: frozenset[str] = frozenset({DEFAULT_ORIGINS})
+    origins: frozenset[str]
 
     def check(self, head: Head) -> None:
         """Raise unless the request may come to where tokens count.
