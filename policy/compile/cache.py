@@ -83,7 +83,7 @@ def _facts(effective: Effective, manifest: Manifest, host: HostFacts) -> Hashabl
     programs = tuple((path, _closure(host.executables.get(path))) for path in effective.executables.paths)
     paths = (*effective.filesystem.read, *effective.filesystem.write)
     granted = tuple((path, host.granted.get(path)) for path in paths)
-    return host.arch, host.runsc, _closure(runtime), programs, granted
+    return host.arch, host.runsc, host.network.stack, _closure(runtime), programs, granted
 
 
 def _closure(closure: Closure | None) -> Hashable:

@@ -160,11 +160,13 @@ def _limits(value: list[Any], where: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Runsc:
-    """The runsc binary that the policy is bound to; ``sha256`` is hex, ``flags`` are the names of its flags."""
+    """The runsc binary that the policy is bound to; ``sha256`` is hex, ``flags`` are the names of its flags.
+    ``stack`` is whose network stack it gives the agent; empty where it gives none."""
 
     version: str
     sha256: str
     flags: tuple[str, ...] = tuple(FLAGS)
+    stack: str = ""
 
 
 def runtime(files: Files, *, stack: str, broker: bool = False) -> Runsc:
@@ -181,7 +183,7 @@ def runtime(files: Files, *, stack: str, broker: bool = False) -> Runsc:
     for name, value in wanted.items():
         fixed(flags[name], f"{RUNTIME}:{name}", value)
     runsc = closed(whole["runsc"], f"{RUNTIME}:runsc", {"sha256": str, "version": str})
-    return Runsc(runsc["version"], digest(runsc["sha256"], f"{RUNTIME}:runsc"), tuple(wanted))
+    return Runsc(runsc["version"], digest(runsc["sha256"], f"{RUNTIME}:runsc"), tuple(wanted), stack)
 
 
 def digest(value: str, where: str) -> str:

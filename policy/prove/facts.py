@@ -22,6 +22,7 @@ class Facts:
 
     ``closures`` maps the runtime (a word) and each granted program (a path) to its closure; ``kinds`` each granted
     path to ``file`` or ``dir``; ``args`` starts the agent; by ``secret_files`` what is granted of secrets is files.
+    ``stack`` is whose network stack the operator has agents with a network use.
     """
 
     arch: str
@@ -33,6 +34,7 @@ class Facts:
     kinds: Mapping[str, str] = field(default_factory=dict)
     rooms: Mapping[str, int] = field(default_factory=dict)
     secret_files: bool = False
+    stack: str = "sandbox"
 
     @classmethod
     def of(cls, manifest: Manifest, host: HostFacts, package_digest: str) -> Facts:
@@ -50,6 +52,7 @@ class Facts:
             {path: found.kind for path, found in host.granted.items()},
             {path: found.room_mb for path, found in host.granted.items()},
             manifest.permissions.credentials.files,
+            host.network.stack,
         )
 
 
@@ -66,6 +69,7 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         ("arguments", list(found.args), list(facts.args)),
         ("runtime", seen.runtime.name, facts.runtime),
         ("secrets as files", seen.secrets, facts.secret_files and bool(found.grants.credentials.listing())),
+        ("network stack", found.runsc.stack, facts.stack if found.reached.mode != "off" else ""),
         ("runsc", [found.runsc.version, found.runsc.sha256], None if facts.runsc is None else list(facts.runsc)),
     ]
     for closure in (seen.runtime, *seen.programs):

@@ -291,3 +291,11 @@ def test_a_rate_above_the_kernels_is_held_and_not_left_out() -> None:
     for rate in (17999999999, 18000000001, 1000000000000):
         with pytest.raises(errors.ArtefactError, match="net_bps"):
             case.prove(case.falsified(instead(rate)))
+
+
+@pytest.mark.parametrize(("made", "other"), [("network", "host stack"), ("host stack", "network")])
+def test_a_policy_of_the_network_stack_that_the_operator_has_not_chosen_is_not_proved(made: str, other: str) -> None:
+    """The same manifest twice: each is proved for its own machine alone."""
+    compiled(made).prove()
+    with pytest.raises(errors.ProofError, match="network stack"):
+        compiled(other).prove(compiled(made).artefacts)

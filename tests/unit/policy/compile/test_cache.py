@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,7 +13,7 @@ from policy.compile import plan
 from policy.compile.artefacts import Artefacts
 from policy.compile.cache import Cache
 from policy.grants.effective import Effective
-from policy.host import GrantedPath, HostFacts, RunscFacts
+from policy.host import GrantedPath, HostFacts, NetworkFacts, RunscFacts
 from policy.manifest.agent import Manifest
 from policy.rules import nine
 from tests.unit.policy.compile import sample
@@ -113,6 +113,16 @@ def test_a_change_of_what_it_hangs_on_is_compiled_anew(change: str, compiled: li
     # The older of the two is still there, unless it had the same name: then the newer has taken its place.
     assert cache.compile(**arguments()) == before
     assert len(compiled) == (4 if change == "manifest" else 3)
+
+
+def test_a_policy_of_another_network_stack_is_compiled_anew() -> None:
+    """The operator may change it while the supervisor lives."""
+    cache = Cache(unchecked)
+    found = sample.manifest(network="full", more=MORE)
+    stacks: tuple[Literal["sandbox", "host"], ...] = ("sandbox", "host", "sandbox")
+    for stack in stacks:
+        made = cache.compile(**arguments(found, host=sample.host(network=NetworkFacts("", "", stack))))
+        assert made.json("runtime.json")["flags"]["--network"] == stack
 
 
 def _numbered(number: int) -> Arguments:
