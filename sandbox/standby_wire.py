@@ -28,6 +28,7 @@ from typing import Any
 
 from policy import contract, denials, errors
 from policy.package import Package
+from sandbox import bundle, registry
 from sandbox.network import gateway
 from sandbox.request import Answer, Request
 
@@ -162,15 +163,17 @@ def end(runs: Path, run_id: str, reason: str) -> bool:
     return asked
 
 
-def give_way(runs: Path) -> bool:
-    """Ask every instance to end, and wait until those that did not get an intent meanwhile are gone; False for none."""
-    idle = [run_id for run_id in os.listdir(runs) if run_id != ".gate" and _sockets(runs / run_id)]
-    for run_id in idle:
-        end(runs, run_id, "a run needs what it holds")
-    until = time.monotonic() + _TAKE_SECONDS
-    while any((runs / run_id).exists() for run_id in idle) and time.monotonic() < until:
-        time.sleep(0.005)
-    return bool(idle)
+def giving_way(runs: Path) -> Iterator[int]:
+    """End one idle instance after the other, the largest first, each when the next is asked for: what it may have taken
+    of this machine's memory, in MiB. One that got an intent meanwhile goes on, and is none of them."""
+    idle = [one for one in registry.live(runs) if bundle.STANDBY in one.label and _sockets(one.path)]
+    for one in sorted(idle, key=lambda one: -one.host_memory_mb):
+        end(runs, one.run_id, "a run needs what it holds")
+        until = time.monotonic() + _TAKE_SECONDS
+        while one.path.exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        if not one.path.exists():
+            yield one.host_memory_mb
 
 
 def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer | None:

@@ -145,13 +145,17 @@ class Supervisor:
             ready = standby_wire.dispatch(self.path / "runs", request, watches or {})
             if ready is not None:
                 return ready
-        try:
-            return self._run_cold(request, watches)
-        except errors.ResourceViolation:
-            # Whoever only waits gives way to whoever is asked.
-            if not (self.keeps_standby and standby_wire.give_way(self.path / "runs")):
-                raise
-            return self._run_cold(request, watches)
+        idle = standby_wire.giving_way(self.path / "runs") if self.keeps_standby else iter(())
+        while True:
+            try:
+                return self._run_cold(request, watches)
+            except errors.ResourceViolation as e:
+                # Whoever only waits gives way to whoever is asked: as few as make up for what is missing.
+                freed, missing = 0, e.details.get("missing_mb", 1)
+                while freed < missing and (held := next(idle, 0)):
+                    freed += held
+                if not freed:
+                    raise
 
     def _run_cold(self, request: Request, watches: gateway.Watches | None) -> Answer:
         with contextlib.ExitStack() as stack:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,9 +60,15 @@ def served(warm: Path) -> Iterator[Served]:
 
 
 def _package(
-    world: World, name: str, code: str = ECHO, *, standby: int = 1, resources: str = "", more: str = ""
+    world: World,
+    name: str,
+    code: str = ECHO,
+    *,
+    standby: int = 1,
+    memory_mb: int = 64,
+    **fields: Any,
 ) -> Path:
-    package = world.package({"main.py": code}, name=name, id=name, memory_mb=64, resources=resources, more=more)
+    package = world.package({"main.py": code}, name=name, id=name, memory_mb=memory_mb, **fields)
     manifest = package / "agent.toml"
     manifest.write_text(manifest.read_text().replace("[sandbox]\n", f"[sandbox]\nstandby = {standby}\n"))
     return world.sign(package)
@@ -336,11 +343,15 @@ def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> 
         world = World(place, warm=warm)
         with Served(world, overcommit=0.05) as one:
             _, (instance,) = _warmed(one, "waits")
-            # All that may be promised but for a little, with what each sandbox costs beside its agent.
-            most = int(host.capacity_mb() * 0.05) - (instance.host_memory_mb - 64) - 10
+            _, (large,) = _warmed(one, "large", memory_mb=256)
+            # All that may be promised but for a little and for the smaller of those that wait, with what each sandbox
+            # costs beside its agent.
+            most = int(host.capacity_mb() * 0.05) - (instance.host_memory_mb - 64) - instance.host_memory_mb - 10
             needs = world.sign(world.package({"main.py": ECHO}, name="needs", id="needs", memory_mb=most))
             assert _said(one.run(needs, "x"))["text"] == "x"
-            assert not instance.path.exists()
+            # As few as make up for what was missing, the largest first.
+            assert not large.path.exists()
+            assert instance.path.exists()
             rows = [row["kind"] for row in world.rows() if row["kind"].get("agent_id") == "needs"]
             assert [row["type"] for row in rows if row["type"] in ("manifest_rejected", "run_started")] == [
                 "manifest_rejected",
