@@ -83,7 +83,7 @@ async def gather(server: Server, caller: Caller, size: int) -> Window:
     moments += [e.timestamp_ms for e in events] + [g.granted_at_ms for g in grants if g.granted_at_ms]
     since = max(min(moments, default=0) - _BEFORE_MS, 0)
     scan = await server.audit.scan(lambda event: event.kind.get("type") in _TELLING, MAX_LOG, since_ms=since)
-    if len(scan.events) == MAX_LOG:
+    if scan.cut or len(scan.events) == MAX_LOG:
         since = scan.events[-1].timestamp_ms + 1
     return Window(
         records=records,

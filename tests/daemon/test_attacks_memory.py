@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from covenant.respond import audit, mailbox, memory
+from covenant.stores.audit import shared
+from covenant.stores.memory import sqlite
 from covenant.wire import async_client
 from tests import daemon_kit
 from tests.capability_kit import ADA, BOB
@@ -88,3 +90,39 @@ async def test_a_mailbox_of_long_tasks_is_shown_as_far_as_an_answer_goes(covenan
             shown = (await bob.ask("recent_a2_a_tasks", limit=1000))["tasks"]
             assert [one["id"] for one in shown] == ["t11", "t10", "t9"]
             assert len((await bob.ask("a2_a_queue", limit=1000))["tasks"]) == mailbox._HALF_OF_A_FRAME // LONG - 1
+
+
+async def test_short_rows_before_long_ones_do_not_have_them_all_held(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "MOST_HELD_BYTES", 4 * LONG)
+    async with daemon_kit.running(covenant_home) as daemon:
+        for number in range(20):
+            await daemon.ask("submit_intent", text=f"/.env {number} " + "x" * LONG)
+        for number in range(70):
+            await daemon.ask("submit_intent", text=f"/.env {number}")
+        log = daemon.server.audit
+        assert 70 + 3 <= len(await log.recent(10_000)) <= 70 + 5
+        found = await log.scan(lambda row: True, 10_000)
+        assert found.cut
+        assert len(found.events) <= 70 + 5
+        assert not (await log.scan(lambda row: True, 70)).cut
+        report = await daemon.ask("verify", window=10_000)
+        assert report["orphans_total"] == 0
+
+
+async def test_short_records_before_long_ones_do_not_have_them_all_held(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "PAGE", 4)
+    monkeypatch.setattr(sqlite, "MOST_HELD_BYTES", 4 * LONG)
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
+        for number in range(12):
+            await daemon.ask("put_memory", tier="working", text=f"word{number} common " + "x" * LONG)
+        for number in range(8):
+            await daemon.ask("put_memory", tier="working", text=f"word{12 + number} common")
+        store = daemon.server.memory
+        assert [one.text[:6] for one in await store.recent(None, 10)] == [f"word{19 - n}" for n in range(10)]
+        assert 8 < len(await store.recent(None, 1000)) <= 8 + 8
+        assert len(await store.search((), "common", None, 1000, None)) <= 8 + 8

@@ -45,10 +45,14 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Rows that were looked for, newest first, and how many were looked at."""
+    """Rows that were looked for, newest first, and how many were looked at.
+
+    ``cut``: what was found is as much as is held at once, and nothing older was looked at.
+    """
 
     events: tuple[parts.AuditEvent, ...]
     scanned: int
+    cut: bool = False
 
 
 class AuditLog(Protocol):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from covenant.stores.audit import interface, rows
 from covenant.wire import parts
 from policy import events, note
+
+# A row may be as long as an intent, and anybody may cause thousands: what is held of them at once has an end.
+MOST_HELD_BYTES: Final = 128 * 1024 * 1024
 
 
 def completed(kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,9 +28,11 @@ def issuer_text(display: str, pubkey: str) -> str:
 
 
 def newest(lines: Iterator[bytes], limit: int, since_ms: int | None) -> Iterator[parts.AuditEvent]:
-    """The first ``limit`` rows of lines that come newest first, none older than ``since_ms``."""
+    """The first ``limit`` rows of lines that come newest first, none older than ``since_ms``, and no more than may be
+    held."""
+    room = MOST_HELD_BYTES
     for line in lines:
-        if limit <= 0:
+        if limit <= 0 or room <= 0:
             return
         row = rows.event(line)
         if row is None:
@@ -36,6 +41,7 @@ def newest(lines: Iterator[bytes], limit: int, since_ms: int | None) -> Iterator
             return
         yield row
         limit -= 1
+        room -= len(line)
 
 
 def scanned(
@@ -43,15 +49,18 @@ def scanned(
 ) -> interface.Scan:
     """The first ``limit`` rows that are wanted, of lines that come newest first."""
     found: list[parts.AuditEvent] = []
-    looked = 0
+    looked, room = 0, MOST_HELD_BYTES
     for line in lines:
+        if room <= 0:
+            break
         row = rows.event(line)
         if len(found) >= limit or (row and since_ms is not None and row.timestamp_ms < since_ms):
             break
         looked += 1
         if row is not None and wanted(row):
             found.append(row)
-    return interface.Scan(tuple(found), looked)
+            room -= len(line)
+    return interface.Scan(tuple(found), looked, cut=room <= 0)
 
 
 def checkpoint_fields(checkpoint: note.Checkpoint) -> dict[str, Any]:

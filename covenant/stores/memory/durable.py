@@ -341,18 +341,19 @@ class DurableMemory:
         return {tier: known.get(tier, 0) for tier in Tier}
 
     async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
-        """The newest first; of the same moment, by id."""
+        """The newest first; of the same moment, by id. Fewer than ``limit`` where they are more than may be held."""
         where, values = sqlite.where(tier=tier, owner=owner)
         found: list[MemoryRecord] = []
         statement = f"{_SELECT} WHERE {where} ORDER BY created_at DESC, id LIMIT ? OFFSET ?"
         with self._guarded():
-            start = 0
+            start, room = 0, sqlite.MOST_HELD_BYTES
             # Bad rows take no good one's place.
-            while len(found) < limit:
-                wanted = min(limit - len(found), sqlite.CHUNK)
+            while len(found) < limit and room > 0:
+                wanted = min(limit - len(found), sqlite.PAGE)
                 page = list(await self._reader.execute_fetchall(statement, (*values, wanted, start)))
                 found += [one for one in await rows.parse_all(page) if isinstance(one, MemoryRecord)]
                 start += len(page)
+                room -= sqlite.held(page)
                 if len(page) < wanted:
                     break
         return found
@@ -380,11 +381,14 @@ class DurableMemory:
             )
             order = ranking.fused(by_cosine, by_words, scores, min_relevance=min_relevance)
             hits: list[Hit] = []
+            room = sqlite.MOST_HELD_BYTES
             # Only what is answered is read whole; what was deleted meanwhile makes room for the next.
-            while order and len(hits) < limit:
-                page, order = order[: limit - len(hits)], order[limit - len(hits) :]
+            while order and len(hits) < limit and room > 0:
+                count = min(limit - len(hits), sqlite.PAGE)
+                page, order = order[:count], order[count:]
                 known = await self._many(record_id for record_id, _ in page)
                 hits += [Hit(known[record_id], score) for record_id, score in page if record_id in known]
+                room -= sum(len(record.text) for record in known.values())
         return hits
 
     async def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> dict[str, int]:

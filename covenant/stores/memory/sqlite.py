@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,9 @@ from policy import errors
 
 # How many rows are read, or ids asked for, at a time.
 CHUNK: Final = 2000
+# Records may be long, and anybody may write thousands: so many whole ones are read at a time, about so much is held.
+PAGE: Final = 64
+MOST_HELD_BYTES: Final = 64 * 1024 * 1024
 _BUSY_MS: Final = 10_000
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -28,6 +31,11 @@ def where(*, tier: Tier | None, owner: str | None, table: str = "memories") -> t
     if owner is not None:
         found.append(("owner_pubkey", owner))
     return " AND ".join([f"{table}.{name} = ?" for name, _ in found] or ["TRUE"]), [value for _, value in found]
+
+
+def held(page: Iterable[Sequence[Any]]) -> int:
+    """About how many bytes these rows are."""
+    return sum(len(value) for row in page for value in row if isinstance(value, str | bytes))
 
 
 def clipped(number: int) -> int:
