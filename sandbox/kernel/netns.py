@@ -6,6 +6,7 @@ A thread enters a namespace, not a process; whoever has to do something in one d
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -58,7 +59,8 @@ def within(namespace: int, call: Callable[[], T]) -> T:
 
 
 def aside(call: Callable[[], T]) -> Callable[[], T]:
-    """Begin ``call`` in a thread of its own; what is returned waits for its value, and raises what it raised."""
+    """Begin ``call`` in a thread of its own; what is returned waits for its value, and raises what it raised, or
+    OSError where there is no thread left."""
     out: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
@@ -68,10 +70,14 @@ def aside(call: Callable[[], T]) -> Callable[[], T]:
             out.append((None, e))
 
     thread = threading.Thread(target=run, name="netns")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as e:  # how Python says EAGAIN
+        out.append((None, OSError(errno.EAGAIN, str(e))))
 
     def wait() -> T:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         value, error = out[0]
         if error is not None:
             raise error
