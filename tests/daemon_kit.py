@@ -74,3 +74,11 @@ async def running(
                 yield Daemon(home, found[0], client)
         finally:
             stop("test")
+
+
+@contextlib.asynccontextmanager
+async def peer(one: Daemon, agent: Any, *actions: str) -> AsyncIterator[AsyncClient]:
+    """Somebody who was let in, connected."""
+    made = await one.ask("enroll_peer", display=agent.display, pubkey=agent.pubkey, actions=list(actions))
+    async with async_client.connected(one.home, token=made["token_b58"]) as client:
+        yield client

@@ -3,9 +3,7 @@ could take two ways, tokens that are no longer good."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from policy import base58, errors
 from policy.capabilities.token import Token
 from tests import daemon_kit
 from tests.capability_kit import ADA, BOB, EVE, signed
-from tests.daemon_kit import Daemon
+from tests.daemon_kit import peer
 
 pytestmark = pytest.mark.anyio
 
@@ -25,14 +23,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@contextlib.asynccontextmanager
-async def peer(daemon: Daemon, agent: Any, *actions: str) -> AsyncIterator[AsyncClient]:
-    """Somebody who was let in, connected."""
-    made = await daemon.ask("enroll_peer", display=agent.display, pubkey=agent.pubkey, actions=list(actions))
-    async with async_client.connected(daemon.home, token=made["token_b58"]) as client:
-        yield client
 
 
 async def refused(client: AsyncClient, kind: str, **fields: Any) -> str:
