@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# Without 0, O, I and l, which look like others.
+ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 
 def encode(data: bytes) -> str:
@@ -11,7 +12,7 @@ def encode(data: bytes) -> str:
     digits = []
     while number:
         number, digit = divmod(number, 58)
-        digits.append(_ALPHABET[digit])
+        digits.append(ALPHABET[digit])
     zeros = len(data) - len(data.lstrip(b"\0"))
     return "1" * zeros + "".join(reversed(digits))
 
@@ -27,7 +28,7 @@ def decode_any(text: str, *, max_length: int) -> bytes:
         raise ValueError("too long")
     number = 0
     for ch in text:
-        number = number * 58 + _ALPHABET.index(ch)
+        number = number * 58 + ALPHABET.index(ch)
     zeros = len(text) - len(text.lstrip("1"))
     data = b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8)
     if len(data) > max_length:
@@ -43,7 +44,7 @@ def decode(text: str, *, length: int) -> bytes:
     """
     number = 0
     for ch in text[: 2 * length]:
-        number = number * 58 + _ALPHABET.index(ch)
+        number = number * 58 + ALPHABET.index(ch)
     zeros = len(text) - len(text.lstrip("1"))
     body = number.to_bytes((number.bit_length() + 7) // 8)
     data = b"\0" * zeros + body

@@ -40,7 +40,7 @@ V1: Final[Mapping[str, Mapping[str, str]]] = {
     "authentication_failed": {"transport": "text", "reason": "text"},
     "a2_a_sender_mismatch": {"peer_display": "text", "claimed_sender_display": "text"},
     "a2_a_recipient_rejected": {"sender_display": "text", "recipient_display": "text", "action": "text"},
-    # `action` is requeue, force_error, auto_requeue, or ours: cancel, expire.
+    # `action` is requeue, force_error or auto_requeue.
     "a2_a_repair_applied": {
         "task_id": "text",
         "action": "text",

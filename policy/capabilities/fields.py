@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from policy import base58
 from policy.capabilities import actions, token
 from policy.capabilities.facts import Facts
 
@@ -21,7 +22,7 @@ _INT_END: Final = 2**53
 _RESOURCES: Final = frozenset({"compute", "memory", "tool", "message", "registration"})
 _RISKS: Final = {"idempotent": "idempotent", "operator-accepted": "accepted", "operator_accepted": "accepted"}
 _TIERS: Final = {tier: tier for tier in actions.TIERS} | {"long-term": "longterm", "long_term": "longterm"}
-_BASE58: Final = frozenset("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz")
+_BASE58: Final = frozenset(base58.ALPHABET)
 
 
 @dataclass(frozen=True, slots=True)
