@@ -66,12 +66,15 @@ def _package(
     *,
     standby: int = 1,
     memory_mb: int = 64,
+    entry: str = "main.py",
+    lifetime_ms: int = 86_400_000,
     **fields: Any,
 ) -> Path:
-    package = world.package({"main.py": code}, name=name, id=name, memory_mb=memory_mb, **fields)
+    about: dict[str, Any] = {"name": name, "id": name, "memory_mb": memory_mb, "entry": entry}
+    package = world.package({entry: code}, **about, **fields)
     manifest = package / "agent.toml"
     manifest.write_text(manifest.read_text().replace("[sandbox]\n", f"[sandbox]\nstandby = {standby}\n"))
-    return world.sign(package)
+    return world.sign(package, lifetime_ms=lifetime_ms)
 
 
 def _ready(served: Served, agent_id: str) -> list[Entry]:
@@ -93,12 +96,12 @@ def _await(served: Served, agent_id: str, count: int = 1) -> list[Entry]:
     return _ready(served, agent_id)
 
 
-def _warmed(served: Served, name: str, **package: object) -> tuple[Path, list[Entry]]:
+def _warmed(served: Served, name: str, code: str = ECHO, **package: Any) -> tuple[Path, list[Entry]]:
     """A package of which instances are ready, after its one cold run."""
-    path = _package(served.world, name, **package)  # type: ignore[arg-type]
+    path = _package(served.world, name, code, **package)
     first = served.run(path, "first")
     assert first.error is None, first
-    return path, _await(served, name, int(package.get("standby", 1)))  # type: ignore[call-overload]
+    return path, _await(served, name, package.get("standby", 1))
 
 
 def _said(answer: client.Answer) -> dict[str, object]:
@@ -336,6 +339,37 @@ def test_instances_are_counted_among_the_live_and_hold_no_agent_id(served: Serve
     other = served.world.base / "packages" / "elsewhere"
     path.rename(other)
     assert _said(served.run(other, "moved"))["text"] == "moved"
+
+
+def test_one_whose_envelope_has_expired_is_gone_and_no_other_is_made(served: Served) -> None:
+    path, (instance,) = _warmed(served, "expires", lifetime_ms=20_000 * SLOWNESS)
+    assert instance.path.exists()
+    _until(lambda: not instance.path.exists(), served)
+    reasons = [
+        row["kind"]["reason"]
+        for row in served.world.rows()
+        if row["kind"].get("run_id") == instance.run_id and row["kind"].get("state") == "Terminated"
+    ]
+    assert reasons == [f"{errors.KilledError.code}: standby: its envelope has expired"]
+    _until(lambda: "expires" not in [one.agent_id for one in standby_records.wanted(served.world.state)], served)
+    with pytest.raises(errors.ExpiredError):
+        served.run(path)
+
+
+def test_an_agent_of_node_waits_as_well_and_is_used_once(served: Served) -> None:
+    code = """
+const lines = require("readline").createInterface({input: process.stdin});
+lines.once("line", (line) => {
+  console.log(JSON.stringify({text: JSON.stringify({text: JSON.parse(line).text, run: process.env.COVENANT_RUN_ID})}));
+  lines.close();
+});
+"""
+    path, (instance,) = _warmed(served, "node", code, runtime="node", entry="main.js", memory_mb=256)
+    for text in ("one", "two"):
+        (instance,) = _await(served, "node")
+        assert _leaf(instance).frozen()
+        assert _said(served.run(path, text)) == {"text": text, "run": instance.run_id}
+        assert not instance.path.exists()
 
 
 def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> None:
