@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import anyio
 
-from covenant.respond import accounting, authority, denials, live
+from covenant.respond import accounting, authority, denials, live, memory
 from covenant.respond.caller import Caller
 from covenant.respond.router import Router
 from covenant.respond.server import Server
@@ -294,7 +294,7 @@ class Dispatch:
             tier=Tier.WORKING,
             owner=self.caller.agent,
             text=ran.text,
-            embedding=await self._embedding(ran.text),
+            embedding=await memory.embedding_of(self.server, ran.text, what=f"the answer of intent {self.intent_id}"),
             metadata={
                 "intent_text": self.text,
                 "agent_id": None if card is None else card.id,
@@ -315,18 +315,8 @@ class Dispatch:
             failed = {"matched_agent": record.metadata["agent_id"], "run_id": ran.run_id, "stage": "memory"}
             rows.append(self._row("intent_failed", {**failed, "code": e.code, "message": e.message}))
             return None
-        text_hash = hashlib.sha256(record.text.encode()).hexdigest()
-        about = {"memory_id": record.id, "tier": str(record.tier), "reason": "intent", "text_hash_hex": text_hash}
-        rows += [Entry("memory_written", about, self.caller.agent), accounting.receipt_row(receipt, self.intent_id)]
+        rows += [memory.written(record, "intent"), accounting.receipt_row(receipt, self.intent_id)]
         return receipt
-
-    async def _embedding(self, text: str) -> tuple[float, ...]:
-        try:
-            embedding: tuple[float, ...] = await self.server.embedder.embed(text)
-        except errors.CovenantError as e:
-            _LOG.warning("the answer of intent %s has no embedding: %s", self.intent_id, e)
-            return ()
-        return embedding
 
     def _used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> Entry:
         usage = took.usage

@@ -56,12 +56,12 @@ def _owner(caller: Caller) -> str | None:
     return None if caller.operator else caller.agent.pubkey
 
 
-async def embedding_of(server: Server, text: str) -> tuple[float, ...]:
-    """The vector of a text, empty when there is none to be had: words are found without it."""
+async def embedding_of(server: Server, text: str, *, what: str) -> tuple[float, ...]:
+    """The vector of a text, empty when there is none to be had: words are found without it. ``what``: for our log."""
     try:
         vector: tuple[float, ...] = await server.embedder.embed(text)
-    except errors.EmbedderError as e:
-        _LOG.warning("no vector was made: %s", e)
+    except errors.CovenantError as e:
+        _LOG.warning("%s has no vector: %s", what, e)
         return ()
     return vector
 
@@ -85,7 +85,7 @@ async def search_memory(server: Server, caller: Caller, asked: requests.SearchMe
     """Records by likeness and words."""
     signed = await _may_read(server, caller, asked.tier)
     owner = _owner(caller)
-    vector = await embedding_of(server, asked.query)
+    vector = await embedding_of(server, asked.query, what="a query")
 
     async def find(count: int) -> Sequence[MemoryRecord]:
         hits = await server.memory.search(vector, asked.query, asked.tier, count, asked.min_relevance, owner=owner)
@@ -142,19 +142,23 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         tier=asked.tier,
         owner=caller.agent,
         text=asked.text,
-        embedding=await embedding_of(server, asked.text),
+        embedding=await embedding_of(server, asked.text, what=f"memory {record_id}"),
         metadata=asked.metadata,
         created_at=now_ms,
         parent=asked.parent,
     )
     await server.memory.put(record)
     receipt = await accounting.settle_memory(server, caller, record.id, record.text)
-    digest = hashlib.sha256(record.text.encode()).hexdigest()
-    written = {"memory_id": record.id, "tier": str(record.tier), "reason": "client", "text_hash_hex": digest}
-    rows = [Entry("memory_written", written, caller.agent), accounting.receipt_row(receipt, None)]
-    await server.audit.append_all(rows)
+    await server.audit.append_all([written(record, "client"), accounting.receipt_row(receipt, None)])
     server.feed.publish("memory", record)
     return responses.MemoryStored(record=record)
+
+
+def written(record: MemoryRecord, reason: str) -> Entry:
+    """The row of a record that was kept; its text is hashed."""
+    digest = hashlib.sha256(record.text.encode()).hexdigest()
+    about = {"memory_id": record.id, "tier": str(record.tier), "reason": reason, "text_hash_hex": digest}
+    return Entry("memory_written", about, record.owner)
 
 
 async def _refuse_ignored(server: Server, caller: Caller, record_id: str, asked: requests.PutMemory) -> None:
