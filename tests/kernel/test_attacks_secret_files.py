@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,13 @@ from sandbox.fetcher import Fetcher
 from sandbox.kernel import process, secret_files
 from sandbox.kernel.locked import Locked
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
+from tests.kernel import serving
+from tests.kernel.families import BIG, SMALL, member, spawn
+from tests.kernel.live_runs import until
 from tests.kernel.test_credential_files import FILES, _with_vault
 from tests.kernel.test_credentials import vault
 from tests.kernel.test_revocation_races import ANSWERS, LEAKS, Revoking
+from tests.kernel.test_spawn_served import _running
 from tests.kernel.world import World
 
 pytestmark = pytest.mark.kernel
@@ -101,3 +106,66 @@ def test_as_many_and_as_large_as_a_manifest_can_grant_fit() -> None:
             made.put(f"{number:0128d}", value)
         made.seal()
         assert len(list(Path(f"/proc/self/fd/{made.fd}").iterdir())) == 256
+
+
+def test_no_child_and_no_process_beside_the_run_holds_what_holds_its_secrets(warm: Path) -> None:
+    """A child's keeper is forked while its parent's holds the file system; a gate would be started beside it."""
+    with serving.open_place() as base:
+        world = World(base, warm=warm)
+        served = serving.Served(world)
+        _with_vault(world)
+        vault(world, "init")
+        vault(world, "put", "holds", "db", secret="a secret")
+        member(world, "slow", "import time\ntime.sleep(600)", **SMALL)
+        path = member(world, "holds", "answer = child('slow')", more=spawn() + FILES, **BIG)
+        with served, serving.asked(served.path, path):
+            live = until(lambda: _running(world, {"holds", "slow"}))
+            ours, childs = live["holds"].keeper, live["slow"].keeper
+            until(lambda: "/run/credentials" in _places(ours))
+            (device,) = {line.split()[2] for pid in _below(ours) for line in _mounts(pid) if _PLACE in line}
+            until(lambda: len(_below(childs)) >= 2)
+            holders = {pid for pid in _everybody() if device in _devices(pid)}
+            assert ours in holders  # the control
+            assert holders & {childs, *_below(childs), served.pid} == set()
+            assert holders <= {ours, *_below(ours)}
+            assert _PLACE not in _places(childs)
+
+
+_PLACE = " /run/credentials "
+
+
+def _everybody() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _below(pid: int) -> set[int]:
+    """The processes that descend from this one, whichever of its threads began them."""
+    parents: dict[int, int] = {}
+    for one in _everybody():
+        with contextlib.suppress(OSError):
+            parents[one] = int(Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    while more := {one for one, parent in parents.items() if parent in {pid, *found}} - found:
+        found |= more
+    return found
+
+
+def _mounts(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return []
+
+
+def _places(pid: int) -> str:
+    return "\n".join(line for one in _below(pid) for line in _mounts(one))
+
+
+def _devices(pid: int) -> set[str]:
+    """The devices of what a process has open, as mountinfo writes them."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                info = os.stat(f"/proc/{pid}/fd/{fd}")
+                found.add(f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}")
+    return found
