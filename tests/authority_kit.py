@@ -34,6 +34,9 @@ class Agents:
     def cards(self) -> list[Card]:
         return [Card("hello")]
 
+    def listing(self) -> list[Card]:
+        return self.cards()
+
 
 class World:
     """Requests in, answers or refusals out, and the rows that each wrote."""

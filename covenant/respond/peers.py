@@ -6,12 +6,12 @@ Refusals are written as the daemon's own rows: who probes does not see in its fe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant.respond import authority, capabilities
+from covenant.respond import accounting, authority, capabilities
 from covenant.respond.authority import Facts
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
@@ -199,6 +199,9 @@ def _check_enrolment(server: Server, agent: AgentId, asked: requests.EnrollPeer)
     local, _, host = agent.display.partition("@")
     if host == _AGENT_HOST and any(card.id == local for card in server.agents.cards()):
         raise errors.PeerRefusedError(f"`{agent.display}` is an agent of this daemon")
+    if agent.pubkey in {accounting.budget_of(each).pubkey for each in (local, *_ids(server))}:
+        # Nobody holds a private half of these keys: whoever came in by one would be given the agent's tasks.
+        raise errors.PeerRefusedError("the key is that of an agent of this daemon")
     # A grant may name a peer by its display name (`a2a.send.<display>`), so that it names one.
     if any(entry.agent_id.pubkey != agent.pubkey for entry in server.peers.named(agent.display)):
         raise errors.PeerRefusedError(f"another peer is called `{agent.display}`", hint="revoke it, or choose a name")
@@ -208,6 +211,11 @@ def _check_enrolment(server: Server, agent: AgentId, asked: requests.EnrollPeer)
         raise errors.PeerRefusedError("the enrolment would end in the past")
     if len(asked.actions) > MAX_ACTIONS:
         raise errors.PeerRefusedError(f"more than {MAX_ACTIONS} actions")
+
+
+def _ids(server: Server) -> Iterator[str]:
+    """Those of all packages, also of such as cannot be routed to now."""
+    return (one.id for one in server.agents.listing() if one.id is not None)
 
 
 def _grants(server: Server, agent: AgentId, asked: requests.EnrollPeer) -> list[SignedCapability]:

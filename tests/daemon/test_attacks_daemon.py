@@ -3,22 +3,19 @@ and what its own rows would tell a peer of others."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import AsyncIterator
+import shutil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from covenant.respond import ignore
-from covenant.wire import async_client
-from covenant.wire.async_client import AsyncClient
+from covenant.respond import accounting, ignore
 from policy import errors
-from tests import daemon_kit
+from tests import daemon_kit, runtime_kit
 from tests.capability_kit import ADA, BOB, EVE
-from tests.daemon_kit import Daemon
+from tests.daemon_kit import peer
 
 pytestmark = pytest.mark.anyio
 
@@ -26,14 +23,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@contextlib.asynccontextmanager
-async def peer(daemon: Daemon, agent: Any, *actions: str) -> AsyncIterator[AsyncClient]:
-    """Somebody who was let in, connected."""
-    made = await daemon.ask("enroll_peer", display=agent.display, pubkey=agent.pubkey, actions=list(actions))
-    async with async_client.connected(daemon.home, token=made["token_b58"]) as client:
-        yield client
 
 
 async def test_a_name_that_is_no_utf8_stops_neither_the_daemon_nor_its_watch(
@@ -98,3 +87,27 @@ async def test_a_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home
         rejected = [row["kind"] for row in rows if row["kind"]["type"] == "a2_a_result_rejected"]
         assert {row["task_id"] for row in rejected} == {"secret-1", "secret-2"}
         assert len({row["reason"] for row in rejected}) == 1
+
+
+async def test_nobody_is_let_in_by_the_key_of_an_agent(covenant_home: Path) -> None:
+    covenant_home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    runtime_kit.package(covenant_home, "wordcount")
+    # Two with one id: neither is routable, and the key is theirs all the same.
+    for directory in ("twin", "other"):
+        shutil.copytree(covenant_home / "agents" / "wordcount", covenant_home / "agents" / directory)
+        manifest = covenant_home / "agents" / directory / "agent.toml"
+        manifest.write_text(manifest.read_text().replace("wordcount", "twin"))
+    async with daemon_kit.running(covenant_home) as daemon:
+        listed = {one["id"]: one["pubkey"] for one in (await daemon.ask("list_agents"))["agents"]}
+        assert listed.keys() == {"wordcount", "twin"}
+        later = accounting.budget_of("later").pubkey
+        for display, pubkey in (
+            ("eve@local", listed["wordcount"]),
+            ("eve@local", listed["twin"]),
+            # One that is not there yet, under the name that it will have.
+            ("later@agent", later),
+            ("later@local", later),
+        ):
+            with pytest.raises(errors.PeerRefusedError):
+                await daemon.ask("enroll_peer", display=display, pubkey=pubkey)
+        assert (await daemon.ask("enroll_peer", display="eve@local"))["token_b58"]
