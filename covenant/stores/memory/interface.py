@@ -119,7 +119,9 @@ class Memory(Protocol):
     """
 
     @property
-    def space(self) -> str: ...
+    def space(self) -> str:
+        """The space whose vectors are compared."""
+        ...
 
     async def put(self, record: MemoryRecord) -> None:
         """Write a record, in the place of the one of the same id."""

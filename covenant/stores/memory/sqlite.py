@@ -44,6 +44,7 @@ def clipped(number: int) -> int:
 
 
 def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The ids, as many at a time as one statement is asked for."""
     for start in range(0, len(ids), CHUNK):
         yield ids[start : start + CHUNK]
 
@@ -64,6 +65,7 @@ def named(path: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[aiosqlite.Connection]:
+    """A connection that begins its own transactions, waits for other processes, and reads any bytes as text."""
     async with aiosqlite.connect(path, isolation_level=None) as db:
         await db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         # A text that is no UTF-8 would otherwise be an error of every statement that meets its row.

@@ -78,7 +78,9 @@ class Receipts(Protocol):
     """
 
     @property
-    def flushing(self) -> anyio.Lock: ...
+    def flushing(self) -> anyio.Lock:
+        """Held from looking for open receipts until they are marked."""
+        ...
 
     async def append(self, receipt: types.SettlementReceipt) -> None:
         """Keep a receipt. The same one again changes nothing.
