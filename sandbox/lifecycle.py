@@ -415,6 +415,7 @@ class Run:
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
             shown=lambda raw: _redacted(raw, self._means.path),
+            going_on=revocation.going_on,
         )
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:

@@ -15,7 +15,7 @@ from typing import Any
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import control, revocation
+from sandbox import control
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.rows import Rows
 from sandbox.runner import Channel, Exchange, Outcome, Round
@@ -31,12 +31,21 @@ class Steering:
     """One run's. ``listening`` while its directory is there, ``joined`` when there is a sandbox to be asked about.
 
     ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
-    ``shown`` makes text of stderr that whoever may read logs may read. ``table`` has what can be asked; others may put
+    ``shown`` makes text of stderr that whoever may read logs may read; ``going_on`` is around a thaw, and raises when
+    the run of that directory is to stand (sandbox.revocation). ``table`` has what can be asked; others may put
     more into it before the run listens.
     """
 
-    def __init__(self, rows: Rows, *, ttl_seconds: int | None, suspends: bool, shown: Callable[[bytes], str]) -> None:
-        self._rows, self._ttl, self._shown = rows, ttl_seconds, shown
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        ttl_seconds: int | None,
+        suspends: bool,
+        shown: Callable[[bytes], str],
+        going_on: Callable[[Path], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._rows, self._ttl, self._shown, self._going_on = rows, ttl_seconds, shown, going_on
         self._expires = suspends and ttl_seconds is not None
         self._leaf: Leaf | None = None
         self._directory: Path | None = None
@@ -132,7 +141,7 @@ class Steering:
         self._may("resume")
         assert self._leaf is not None
         assert self._directory is not None
-        with revocation.going_on(self._directory):
+        with self._going_on(self._directory):
             self._rows.to(State.RUNNING, _words("asked", request))
             try:
                 self._leaf.thaw()
@@ -148,6 +157,10 @@ class Steering:
         grace = request.get("grace_ms")
         if grace is not None and (type(grace) is not int or grace < 0):
             raise errors.UsageError("a grace is a number of milliseconds")
+        held = self._exchange
+        if grace is None and self._rows.state is State.TERMINATED and held is not None and held.error is not None:
+            if not held.forced:  # it has a grace of somebody's, of which nothing is left now
+                return control.Reply({"state": str(self._rows.state)}, errors.KilledError(_words("ended", request)))
         self._may("kill")
         code = request.get("code", errors.KilledError.code)
         cause = errors.TABLE.get(code) if isinstance(code, str) else None

@@ -69,7 +69,13 @@ class World:
         for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
             self.rows.to(state, "")
         self.freezer = Freezer(self.log)
-        self.steering = Steering(self.rows, ttl_seconds=ttl, suspends=suspends, shown=lambda raw: raw.decode())
+        self.steering = Steering(
+            self.rows,
+            ttl_seconds=ttl,
+            suspends=suspends,
+            shown=lambda raw: raw.decode(),
+            going_on=revocation.going_on,
+        )
         self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
         calls = self.log.said.append
         channel = Channel(
