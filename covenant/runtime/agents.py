@@ -7,6 +7,7 @@ routed before one goes on with what it was routed by.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +124,9 @@ class Agents:
         """``reload`` whenever a package comes, changes or goes, until ``stop`` or cancellation. Ends by itself where
         nothing can be watched, and says so in the log: then ``covenant agents reload`` is what looks."""
         try:
-            await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
             while not await self._watched(noted, stop):
-                # Whoever laid a name there that the watcher cannot read has us look now and then instead.
+                # Whoever laid a name there that the watcher cannot read has us look now and then instead; and what was
+                # watched may have been put away, with another in its place.
                 await anyio.sleep(_AGAIN_SECONDS)
                 await self._look(noted)
         except* (OSError, RuntimeError) as e:
@@ -133,8 +134,11 @@ class Agents:
             _LOG.warning("agents are not watched for changes (%r): ask with `covenant agents reload`", e.exceptions[0])
 
     async def _watched(self, noted: Noted, stop: anyio.Event | None) -> bool:
-        """Watch until ``stop``; False where the watcher met a name that is no UTF-8, which ends it and not us."""
+        """Watch until ``stop``; False where the watcher met a name that is no UTF-8, which ends it and not us, or where
+        the directory is another by now, of which it would say nothing."""
         looked, over = False, True
+        await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
+        watched = _which(self.place)
         try:
             async for changes in watchfiles.awatch(
                 self.place,
@@ -150,6 +154,9 @@ class Agents:
                 if changes or not looked:
                     await self._look(noted)
                     looked = True
+                if _which(self.place) != watched:
+                    over = False
+                    break
         except* WatchfilesRustInternalError as e:
             over = False
             _LOG.warning("agents: the watch begins anew: %r", e.exceptions[0])
@@ -168,3 +175,12 @@ class Agents:
             await self.reload(noted)
         except errors.CovenantError as e:
             _LOG.warning("agents: %s", e)
+
+
+def _which(place: Path) -> tuple[int, int] | None:
+    """Which directory stands under this name; None where none does."""
+    try:
+        info = os.lstat(place)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from covenant.respond import accounting, ignore
+from covenant.runtime import agents as runtime_agents
 from policy import errors
 from tests import daemon_kit, runtime_kit
 from tests.capability_kit import ADA, BOB, EVE
@@ -111,3 +112,28 @@ async def test_nobody_is_let_in_by_the_key_of_an_agent(covenant_home: Path) -> N
             with pytest.raises(errors.PeerRefusedError):
                 await daemon.ask("enroll_peer", display=display, pubkey=pubkey)
         assert (await daemon.ask("enroll_peer", display="eve@local"))["token_b58"]
+
+
+async def test_a_directory_of_agents_that_was_put_away_is_watched_again(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_agents, "_IDLE_MS", 200)
+    async with daemon_kit.running(covenant_home) as daemon:
+        place = covenant_home / "agents"
+        with anyio.fail_after(30):
+            listed: set[str] = set()
+            runtime_kit.package(covenant_home, "first")
+            while listed != {"first"}:
+                await anyio.sleep(0.1)
+                listed = {one["directory"] for one in (await daemon.ask("list_agents"))["agents"]}
+            place.rename(covenant_home / "away")
+            place.mkdir(mode=0o700)
+            runtime_kit.package(covenant_home, "second")
+            while listed != {"second"}:
+                await anyio.sleep(0.1)
+                listed = {one["directory"] for one in (await daemon.ask("list_agents"))["agents"]}
+            # It is watched, and not only looked at once more.
+            runtime_kit.package(covenant_home, "third")
+            while listed != {"second", "third"}:
+                await anyio.sleep(0.1)
+                listed = {one["directory"] for one in (await daemon.ask("list_agents"))["agents"]}
