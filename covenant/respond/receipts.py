@@ -117,16 +117,7 @@ async def _anchor(server: Server, caller: Caller, batch: interface.Batch) -> int
     except errors.ChainError as e:
         hint = "the batch is made off-chain; the next flush anchors it"
         raise errors.ChainError(e.message, hint=f"{hint} ({e.hint})" if e.hint else hint) from e
-    anchored = interface.Batch(
-        batch.batch_id,
-        batch.merkle_root,
-        batch.receipt_count,
-        anchor.chain,
-        anchor.cluster,
-        anchor.tx_sig,
-        anchor.slot,
-        anchor.confirmed_at,
-    )
+    anchored = dataclasses.replace(batch, **dataclasses.asdict(anchor))
     await _write_row(server, caller, anchored, 0)
     await server.receipts.mark_batch_confirmed(batch.batch_id, anchor)
     return anchored
