@@ -298,8 +298,11 @@ class Exchange:
 
     def _watch(self, look: Callable[[], Outcome]) -> None:
         error = look()
+        gently = error is not None and bool(error.details.get("gently"))
         if error is not None and self.error is None:
-            self._end(error, gently=bool(error.details.get("gently")))
+            self._end(error, gently=gently)
+        elif error is not None and not gently and not self.forced:
+            self._kill()  # what ends a run at once leaves it no grace that another reason gave it
 
     def _out_of_memory(self) -> Outcome:
         # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).

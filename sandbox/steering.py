@@ -158,9 +158,9 @@ class Steering:
         if grace is not None and (type(grace) is not int or grace < 0):
             raise errors.UsageError("a grace is a number of milliseconds")
         held = self._exchange
-        if grace is None and self._rows.state is State.TERMINATED and held is not None and held.error is not None:
-            if not held.forced:  # it has a grace of somebody's, of which nothing is left now
-                return control.Reply({"state": str(self._rows.state)}, errors.KilledError(_words("ended", request)))
+        if grace is None and held is not None and held.error is not None and not held.forced:
+            # It is ending and has somebody's grace, of which nothing is left now.
+            return control.Reply({"state": str(self._rows.state)}, errors.KilledError(_words("ended", request)))
         self._may("kill")
         code = request.get("code", errors.KilledError.code)
         cause = errors.TABLE.get(code) if isinstance(code, str) else None

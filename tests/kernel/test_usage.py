@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.serve import client
+from sandbox.serve import client, frames
 from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened
 from tests.kernel.test_serve import eventually
@@ -152,3 +153,24 @@ def test_what_is_left_to_a_child_is_billed_all_the_same(served: Served) -> None:
         assert answer.usage.cpu_ms is not None
         used[text] = answer.usage.cpu_ms
     assert used["works"] - used["rests"] >= 250
+
+
+def test_a_long_grace_keeps_nobody_from_ending_a_run_at_once(served: Served) -> None:
+    """Whoever may end it gently has 60 s to give, and an agent that stays would have them whatever root asks."""
+    code = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('asked', file=sys.stderr, flush=True))\n"
+    waits = "print('here', file=sys.stderr, flush=True)\nwhile True: time.sleep(0.05)\n"
+    package = served.world.sign(served.world.package({"main.py": _HEAD + code + waits}, name="long", id="long"))
+    mine = str(uuid.uuid4())
+    with serving.asked(served.path, package, intent_id=mine):
+        run_id = eventually(lambda: _run_of(served, mine))
+        eventually(lambda: "here" in _ask(served, "logs", run=run_id)["text"])
+        with served.connected() as sock:
+            frames.send(
+                sock,
+                frames.encode({"kind": "operate", "operation": "kill", "run": run_id, "grace_ms": 60_000}),
+                until=None,
+            )
+            eventually(lambda: "asked" in _ask(served, "logs", run=run_id)["text"])
+            _ask(served, "operate", operation="kill", run=run_id)
+    record = _ask(served, "wait", run=run_id)["record"]
+    assert (record["code"], record["exit_status"]) == ("stopped", 128 + signal.SIGKILL)
