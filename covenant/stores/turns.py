@@ -60,6 +60,8 @@ class Turns(Generic[T, R]):
         Raises:
             errors.StoreError: an earlier write failed in a way that left the disk's state unknown, or this one did.
         """
+        # What leads is shielded: without this, whoever writes in a loop could not be cancelled at all.
+        await anyio.lowlevel.checkpoint_if_cancelled()
         if self._failure is not None:
             raise self._refused()
         mine: _Waiting[T, R] = _Waiting(item)
