@@ -262,30 +262,40 @@ class Files:
         os.fdatasync(self._pending)
 
     def _rename(self, head: ledger.Head) -> None:
-        for name, size in ((places.EVENTS, head.events_bytes), (places.CHAIN, head.chain_bytes)):
-            with contextlib.suppress(FileNotFoundError):
-                fd = self.at.file_if_there(name + NEW)
-                try:
-                    if os.fstat(fd).st_size != size:
-                        self._broken(f"`{name}{NEW}` is not what the signed head says")
-                finally:
-                    os.close(fd)
-                os.rename(name + NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
-        os.fsync(self.at.log)
+        held: int | None = None
+        try:
+            for name, size in ((places.EVENTS, head.events_bytes), (places.CHAIN, head.chain_bytes)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._check_size(name + NEW, size)
+                    if name == places.EVENTS:
+                        # INVARIANT: whoever finds the new file under its name finds it locked: its chain comes later.
+                        held = self.at.file(name + NEW, folder=self.at.log)
+                        fcntl.flock(held, fcntl.LOCK_EX)
+                    os.rename(name + NEW, name, src_dir_fd=self.at.log, dst_dir_fd=self.at.log)
+            os.fsync(self.at.log)
+            if held is not None:
+                # Whoever waits for the lock of the old file looks again at which file has the name (covenant audit).
+                os.dup2(held, self.events, inheritable=False)
+        finally:
+            if held is not None:
+                os.close(held)
         for fd, name in ((self.events, places.EVENTS), (self.chain, places.CHAIN)):
             self._take_over(fd, name)
 
+    def _check_size(self, name: str, size: int) -> None:
+        fd = self.at.file_if_there(name)
+        try:
+            if os.fstat(fd).st_size != size:
+                self._broken(f"`{name}` is not what the signed head says")
+        finally:
+            os.close(fd)
+
     def _take_over(self, fd: int, name: str) -> None:
-        """Have the descriptor be of the file that now has the name, with the lock."""
+        """Have the descriptor be of the file that now has the name."""
         fresh = self.at.file(name, folder=self.at.log)
         try:
-            if os.path.sameopenfile(fd, fresh):
-                return
-            if fd == self.events:
-                # Whoever waits for the lock of the old file looks again at which file has the name (covenant audit).
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.dup2(fresh, fd, inheritable=False)
+            if not os.path.sameopenfile(fd, fresh):
+                os.dup2(fresh, fd, inheritable=False)
         finally:
             os.close(fresh)
 
