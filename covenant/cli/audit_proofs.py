@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, door
 from policy import errors
 
 if TYPE_CHECKING:
@@ -180,11 +180,10 @@ async def _kept(lines: list[str], known: list[note.Verifier]) -> note.Note:
 
 def _newest() -> note.Note:
     """The newest checkpoint: of a running daemon one that covers its newest row, else the last that was kept."""
-    from covenant.wire import client
     from policy import note
 
     try:
-        with client.connected(common.home()) as daemon:
+        with door.daemon() as daemon:
             rows = daemon.ask("recent_audit", limit=1)["events"]
             if rows:
                 proof = daemon.ask("prove_audit_inclusion", event_id=rows[0]["id"])["proof"]
@@ -341,7 +340,5 @@ def _text_or_file(given: str) -> str:
 
 
 def _asked(kind: str, **fields: Any) -> dict[str, Any]:
-    from covenant.wire import client
-
-    with client.connected(common.home()) as daemon:
-        return daemon.ask(kind, **fields)
+    """One request, with the token that every verb uses."""
+    return door.ask(kind, **fields)
