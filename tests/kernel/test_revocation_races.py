@@ -159,6 +159,7 @@ def test_nobody_lets_go_on_what_is_being_revoked(
     """Between the freezer and the kill somebody resumes it."""
     operator = oversight.Asker("operator@local", root=True)
     run = sleeping.directory.name
+    until(lambda: (sleeping.directory / registry.STATE).read_text().strip() == "Running")
     oversight.act(world.state, operator, "suspend", run)
     leaf, kill, said = _leaf(sleeping), ending.kill, list[bool]()
 
