@@ -19,7 +19,6 @@ import hashlib
 import os
 import stat
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,19 +241,12 @@ class Ledger:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the writers' lock; wait at most ``LOCK_SECONDS``."""
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise errors.LedgerError(
-                        f"another process held the audit log for {LOCK_SECONDS:.0f} seconds",
-                        hint="wait for it or end it, then repeat",
-                        where=str(self._path),
-                    ) from None
-                time.sleep(_POLL_SECONDS)
+        if not durable.take(self._events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS):
+            raise errors.LedgerError(
+                f"another process held the audit log for {LOCK_SECONDS:.0f} seconds",
+                hint="wait for it or end it, then repeat",
+                where=str(self._path),
+            )
         try:
             yield
         finally:

@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -29,6 +28,7 @@ from sandbox import durable
 # that a sync of it writes no metadata.
 PENDING_BYTES: Final = 4 * 1024 * 1024
 LOCK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.002
 NEW: Final = ".new"
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -329,15 +329,7 @@ class Files:
         The lock is theirs, so that they see the files between two writes. A reader needs it for as long as it takes to
         look at sizes; whoever holds it longer cannot hold up what has to be written down.
         """
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.002)
+        durable.take(self.events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS)
         try:
             yield
         finally:
