@@ -18,7 +18,7 @@ from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until
 from tests.kernel.serving import Served
-from tests.kernel.test_standby import _ready, _warmed
+from tests.kernel.test_standby import _ready, _states, _warmed
 from tests.kernel.world import World
 
 SLOW = "import time\ntime.sleep(600)"
@@ -81,7 +81,7 @@ def test_a_tree_of_eight_under_the_supervisor_is_gone_and_each_of_it_has_its_row
         assert sorted(one["run_id"] for one in named) == sorted(ids)
         assert {one["because"] for one in named} == {root.run_id}
         assert {row["run_id"]: row["code"] for row in _kinds(world, "run_ended")} == dict.fromkeys(ids, "revoked")
-        states = {run_id: [r["state"] for r in _kinds(world, "run_state") if r["run_id"] == run_id] for run_id in ids}
+        states = {run_id: _states(world, run_id) for run_id in ids}
         assert {tuple(found[-2:]) for found in states.values()} == {("Terminated", "Archived")}
         assert _enforced(served)["ended"] == []
 
@@ -98,9 +98,8 @@ def test_what_waits_for_an_intent_goes_with_what_it_rests_on_and_is_not_made_aga
     named = {one["run_id"] for row in _kinds(world, "runs_revoked") for one in row["runs"]}
     # By the mark, or by their own look at the root that comes first: either is an end, and in the log.
     assert named <= ids
-    for run_id in ids:
-        rows = [row for row in _kinds(world, "run_state") if row["run_id"] == run_id]
-        assert [row["state"] for row in rows[-2:]] == ["Terminated", "Archived"]
+    # The last rows of one come after its directory is gone, which is all that was waited for.
+    until(lambda: all(_states(world, run_id)[-2:] == ["Terminated", "Archived"] for run_id in ids))
     done = serving.covenant("run", str(path), "x", "--json", served=served)
     assert json.loads(done.stdout)["code"] == "revoked"
     assert not _ready(served, "waits")
