@@ -120,3 +120,9 @@ def covenant_home(
 def clone() -> pathlib.Path:
     """The root of the clone under test."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The daemon runs on asyncio, so its tests do too."""
+    return "asyncio"

@@ -29,11 +29,6 @@ pytestmark = pytest.mark.anyio
 SECONDS = 30.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def _listed(daemon: Daemon) -> dict[str, dict[str, Any]]:
     return {one["directory"]: one for one in (await daemon.ask("list_agents"))["agents"]}
 

@@ -32,11 +32,6 @@ NOW_MS = 1_790_000_000_000
 SECONDS = 30.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 # Intents that wait ----------------------------------------------------------------------------------------------
 
 

@@ -21,11 +21,6 @@ from tests.daemon_kit import peer
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_name_that_is_no_utf8_stops_neither_the_daemon_nor_its_watch(
     covenant_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

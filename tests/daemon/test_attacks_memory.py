@@ -19,11 +19,6 @@ pytestmark = pytest.mark.anyio
 LONG = 1_000_000
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def _counted(monkeypatch: pytest.MonkeyPatch, store: Any) -> list[int]:
     """How many each look at the store brought."""
     brought: list[int] = []

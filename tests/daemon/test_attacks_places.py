@@ -21,11 +21,6 @@ from tests.intents_kit import ALICE, rows
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_strangers_at_the_port_hold_no_place_against_who_has_a_token(tmp_path: Path) -> None:
     server = server_kit.make(
         home=tmp_path, identity=http_kit.Identity(), peers=http_kit.Peers(), handlers=http_kit.Echo()

@@ -20,11 +20,6 @@ from tests.daemon_kit import peer
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def refused(client: AsyncClient, kind: str, **fields: Any) -> str:
     with pytest.raises(errors.CovenantError) as told:
         await client.ask(kind, **fields)

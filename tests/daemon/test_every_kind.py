@@ -97,11 +97,6 @@ HELD = (
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_the_table_has_every_kind_that_is_served() -> None:
     served = {kind for kind, model in requests.KINDS.items() if model is not requests.Unsupported}
     assert set(ANSWERS) == served

@@ -32,11 +32,6 @@ NOW_MS = 1_790_000_000_000
 SECONDS = 30.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @dataclass
 class Log:
     """The rows that were written, and when each was with respect to what was posted."""

@@ -27,11 +27,6 @@ ASK = b'{"text": "t"}'
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def echo() -> http_kit.Echo:
     return http_kit.Echo()
 

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.anyio
 STREAM = {"Accept": "text/event-stream"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def client(daemon: Daemon, token: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
     token = token or (daemon.home / "peers" / "operator.token").read_text().strip()

@@ -24,11 +24,6 @@ STREAM = {"Accept": "text/event-stream"}
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def echo() -> http_kit.Echo:
     return http_kit.Echo()
 

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.anyio
 SECONDS = 60.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Process:
     """A daemon of its own."""
 

@@ -11,11 +11,6 @@ from tests.load import harness
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_of_many_intents_at_once_none_is_lost_and_none_is_doubled(tmp_path: Path) -> None:
     assert await harness.storm(tmp_path, intents=200, clients=16) > 0
 

@@ -14,11 +14,6 @@ pytestmark = pytest.mark.anyio
 ACTIONS = ("memory.read", "memory.write", "memory.purge", "memory.repair.apply", "memory.compact.apply")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_what_was_put_is_found_again_after_a_restart_and_nothing_drifts(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant(*ACTIONS)

@@ -23,11 +23,6 @@ TAGS = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def said(body: Any, status: int = 200) -> Answer:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.json_response(body, status=status)

@@ -15,11 +15,6 @@ from tests import daemon_kit
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_an_intent_is_receipted_settled_and_proved_over_a_restart(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write", "chain.receipts", "chain.flush", "chain.batches")

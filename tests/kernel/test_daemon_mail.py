@@ -30,11 +30,6 @@ PATIENCE = 120 * SLOWNESS
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def served(warm: Path) -> Iterator[Served]:
     with serving.open_place() as base, Served(World(base, warm=warm)) as made:
         yield made

@@ -38,11 +38,6 @@ SAMPLES = [
 BURNS = HEAD + "print('here', file=sys.stderr, flush=True)\nwhile True: pass\n"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
     """As tests/kernel/test_sample_agents.py."""

@@ -12,13 +12,6 @@ from covenant import keystore
 from policy import errors
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    made = tmp_path / "home"
-    made.mkdir(mode=0o700)
-    return made
-
-
 def _none() -> bytes:
     raise AssertionError("asked for a passphrase")
 

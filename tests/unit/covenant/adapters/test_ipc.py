@@ -20,11 +20,6 @@ PING = {"kind": "ping"}
 PONG = {"kind": "pong"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 pytestmark = pytest.mark.anyio
 
 

@@ -27,11 +27,6 @@ ROOT = receipt_tree.root([hashlib.sha256(bytes([n])).digest() for n in range(5)]
 BATCH = Batch(receipt_tree.batch_id(ROOT).hex(), ROOT.hex(), 5)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_without_a_chain_it_is_said_what_is_missing() -> None:
     status = chain.OffChain().status()
     assert not status.ready

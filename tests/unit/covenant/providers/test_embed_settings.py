@@ -12,18 +12,6 @@ from covenant.providers.hashed import HashEmbedder
 from policy import errors
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    made = tmp_path / "home"
-    made.mkdir(mode=0o700)
-    return made
-
-
 def write(home: Path, text: str, mode: int = 0o600) -> Path:
     path = home / "secrets.toml"
     path.write_text(text)

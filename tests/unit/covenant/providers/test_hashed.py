@@ -27,11 +27,6 @@ DIGESTS = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def cosine(first: str, second: str) -> float:
     return math.fsum(a * b for a, b in zip(hashed.embed(first), hashed.embed(second), strict=True))
 

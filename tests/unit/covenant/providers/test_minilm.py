@@ -34,11 +34,6 @@ TOKENS = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("text", TOKENS)
 def test_tokens_are_berts(text: str) -> None:
     assert wordpiece.encode(text, 64) == [101, *TOKENS[text], 102]

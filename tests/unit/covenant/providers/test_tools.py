@@ -17,11 +17,6 @@ from policy import errors
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Fake:
     def __init__(self, name: str, schema: dict[str, Any] | None = None, does: Any = None) -> None:
         self.spec = ToolSpec(name=name, description=f"does {name}", input_schema=schema or {"type": "object"})

@@ -22,11 +22,6 @@ WAITING = Approval(
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Waits:
     """``running.Approving`` with one that waits."""
 

@@ -28,11 +28,6 @@ OTHER = AgentId(display="other@local", pubkey=base58.encode(b"o" * 32))
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Server:
     identity = Identity(b"i" * 32)
     clock = server_kit.Clock()

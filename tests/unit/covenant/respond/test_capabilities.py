@@ -23,11 +23,6 @@ ECHO = "tool.call.echo"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
 

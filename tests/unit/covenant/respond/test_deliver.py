@@ -26,17 +26,6 @@ PATIENCE = 20
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o700)
-    return tmp_path
-
-
-@pytest.fixture
 def world(home: Path) -> World:
     return World(home)
 

@@ -23,11 +23,6 @@ DENIED = (Row(Denial("dns", "evil.example", "name_not_granted"), 3), Row(Denial(
 OPERATOR = server_kit.caller(runtime_kit.ALICE, operator=True)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def succeeds(card: Card, asked: Intent) -> RunResult:
     return RunResult(text="done", usage=runtime_kit.USED, run_id="good", denials=DENIED)
 

@@ -24,11 +24,6 @@ from tests.runtime_kit import USED, Acts
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def _made(
     home: Path, *, acts: Acts | None = None, grants: tuple[str, ...] = ("memory.write",), **given: Any
 ) -> Server:

@@ -15,11 +15,6 @@ from policy import errors
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def values(subscription: Subscription, count: int) -> list[Any]:
     with anyio.fail_after(5):
         found = [await subscription.receive() for _ in range(count)]

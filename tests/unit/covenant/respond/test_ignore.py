@@ -17,18 +17,6 @@ from tests import server_kit
 from tests.memory_kit import ALICE
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    made = tmp_path / "home"
-    made.mkdir(mode=0o700)
-    return made
-
-
 @pytest.mark.parametrize(
     ("text", "pattern"),
     [

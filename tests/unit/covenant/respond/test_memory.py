@@ -33,11 +33,6 @@ ALL = (  # noqa: SIM905 - as a list these are nine lines
 ).split()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class World:
     """A server, and callers with what they were granted."""
 

@@ -34,11 +34,6 @@ ALICE = AgentId(display="alice@here", pubkey=base58.encode(b"\5" * 32))
 BOB = AgentId(display="bob@here", pubkey=base58.encode(b"\6" * 32))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Desk:
     """A server, its log and one caller to whom things are granted."""
 

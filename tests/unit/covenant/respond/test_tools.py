@@ -22,11 +22,6 @@ HI = "e7b995efa755c5ff3b84d2188b58cb4ae916a59470eb3761df8a814f11763500"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def world(tmp_path: Path) -> World:
     tmp_path.chmod(0o700)
     world = World(tmp_path)

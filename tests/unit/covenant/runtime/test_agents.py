@@ -16,16 +16,6 @@ from tests import runtime_kit
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 async def _loaded(home: Path) -> Agents:
     agents = Agents(home)
     await agents.reload()

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.anyio
 LINEAR = Settings(tick_ms=10, policy="linear", min_window_ms=1000, min_samples=3)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Log:
     def __init__(self) -> None:
         self.rows: list[tuple[str, Mapping[str, Any]]] = []

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def card(tmp_path: Path) -> Card:
     runtime_kit.package(tmp_path, "a")
     agents = Agents(tmp_path)

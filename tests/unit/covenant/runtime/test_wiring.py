@@ -19,11 +19,6 @@ from sandbox.serve import places
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Log:
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
         raise AssertionError

@@ -73,17 +73,6 @@ class Clock:
         return self.ms
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o700)
-    return tmp_path
-
-
 async def opened(home: Path, clock: Callable[[], int] | None = None) -> DurableAudit:
     return await DurableAudit.open(home, issuer=DAEMON, now_ms=clock or Clock())
 

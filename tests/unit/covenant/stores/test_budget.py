@@ -19,11 +19,6 @@ from policy import base58, budget, errors
 HOUR = 3_600_000
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def agent(name: str = "hello") -> types.AgentId:
     return types.AgentId(display=f"{name}@agent", pubkey=base58.encode(name.encode().ljust(32, b"\1")))
 

@@ -22,11 +22,6 @@ METERED = {"version": 1, "max_uses": 3}
 ECHO = "tool.call.echo"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=["in memory", "durable"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Capabilities]:
     tmp_path.chmod(0o700)

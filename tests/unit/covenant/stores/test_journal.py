@@ -40,11 +40,6 @@ anyio.run(main)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     tmp_path.chmod(0o700)
     return tmp_path / "store" / "rows.jsonl"

@@ -47,11 +47,6 @@ LIMITS = Limits(lease_ms=1000, max_attempts=3, open_per_recipient=5, entries=20,
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

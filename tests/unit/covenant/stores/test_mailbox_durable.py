@@ -27,17 +27,6 @@ NOW = 1_790_000_000_000
 LIMITS = Limits(lease_ms=1000, max_attempts=3)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o700)
-    return tmp_path
-
-
 class Clock:
     at = NOW
 

@@ -23,11 +23,6 @@ from tests.memory_kit import ALICE, BOB, STORES, name, opened, receipt, record
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Memory]:
     async with opened(request.param, tmp_path / "memory.db") as made:

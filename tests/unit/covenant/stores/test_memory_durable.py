@@ -43,11 +43,6 @@ anyio.run(main)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "memory.db"
 

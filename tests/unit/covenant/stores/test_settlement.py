@@ -59,11 +59,6 @@ anyio.run(main)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     tmp_path.chmod(0o700)
     (tmp_path / "receipts").mkdir(mode=0o700)
