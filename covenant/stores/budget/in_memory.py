@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
+import anyio
 import anyio.lowlevel
 
 from covenant.stores.budget import interface, rows, state
@@ -16,6 +18,28 @@ from policy import budget, errors
 # The words of a request are no path of this machine, whatever they begin with.
 _TEXTS: Final = frozenset({"intent_text"})
 _MOST_DEPTH: Final = 32
+
+
+class _Underway:
+    """What is decided and not kept yet. Who asks for the same again waits: it may be taken back."""
+
+    def __init__(self) -> None:
+        self._writing: dict[Hashable, anyio.Event] = {}
+
+    @contextlib.contextmanager
+    def of(self, key: Hashable) -> Iterator[None]:
+        """The time in which ``key`` is written, after ``wait_for`` it."""
+        done = self._writing[key] = anyio.Event()
+        try:
+            yield
+        finally:
+            del self._writing[key]
+            done.set()
+
+    async def wait_for(self, key: Hashable) -> None:
+        """Return when nothing about ``key`` is underway; nobody else has come between then."""
+        while key in self._writing:
+            await self._writing[key].wait()
 
 
 class InMemoryBudgetLedger:
@@ -28,9 +52,11 @@ class InMemoryBudgetLedger:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._clock = now_ms
         self._state = state.LedgerState()
+        self._underway = _Underway()
 
     async def set_capacity(self, agent: types.AgentId, per_hour: int) -> bool:
         """As ``interface.BudgetLedger.set_capacity``."""
+        await self._underway.wait_for(agent.pubkey)
         before = self._state.buckets.get(agent.pubkey)
         if before is not None and before.capacity == per_hour:
             return False
@@ -38,7 +64,8 @@ class InMemoryBudgetLedger:
         self._state.apply(row)
         after = self._state.buckets[agent.pubkey]
         try:
-            await self._keep(row)
+            with self._underway.of(agent.pubkey):
+                await self._keep(row)
         except errors.StoreError:
             if before is None:
                 del self._state.buckets[agent.pubkey]
@@ -51,6 +78,7 @@ class InMemoryBudgetLedger:
 
     async def try_debit(self, agent: types.AgentId, credits: int, paired_receipt: str) -> types.BudgetDebit:  # noqa: A002
         """As ``interface.BudgetLedger.try_debit``."""
+        await self._underway.wait_for(agent.pubkey)
         bucket = self._state.buckets.get(agent.pubkey)
         if bucket is None:
             raise errors.BudgetUnseededError(f"no capacity was set for `{agent.display}`")
@@ -146,10 +174,12 @@ class InMemoryCheckpoints:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._clock = now_ms
         self._active: dict[tuple[str, str], types.BudgetPauseCheckpoint] = {}
+        self._underway = _Underway()
 
     async def save(self, checkpoint: types.BudgetPauseCheckpoint) -> None:
         """As ``interface.Checkpoints.save``."""
         key = (checkpoint.intent_id, checkpoint.agent.pubkey)
+        await self._underway.wait_for(key)
         found = self._active.get(key)
         if found == checkpoint:
             await anyio.lowlevel.checkpoint()
@@ -159,7 +189,8 @@ class InMemoryCheckpoints:
         _refuse_paths(checkpoint.resume_state)
         self._active[key] = checkpoint
         try:
-            await self._keep(rows.PauseSaved(checkpoint=checkpoint))
+            with self._underway.of(key):
+                await self._keep(rows.PauseSaved(checkpoint=checkpoint))
         except errors.StoreError:
             self._active.pop(key, None)
             raise
@@ -167,6 +198,7 @@ class InMemoryCheckpoints:
     async def claim(self, intent_id: str, agent: types.AgentId) -> types.BudgetPauseCheckpoint:
         """As ``interface.Checkpoints.claim``."""
         key = (intent_id, agent.pubkey)
+        await self._underway.wait_for(key)
         found = self._active.pop(key, None)
         if found is None:
             raise errors.NoCheckpointError(f"no intent `{intent_id}` of `{agent.display}` waits to be resumed")

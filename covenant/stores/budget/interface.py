@@ -96,7 +96,7 @@ class Checkpoints(Protocol):
     """Intents that wait to be resumed: at most one active for an intent and agent, and each is used once."""
 
     async def save(self, checkpoint: types.BudgetPauseCheckpoint) -> None:
-        """Keep a checkpoint. Saving the same one again changes nothing.
+        """Keep a checkpoint. Saving the same one again changes nothing, and returns when it is kept.
 
         Raises:
             errors.CheckpointError: another is active for its intent and agent, or its ``resume_state`` holds an

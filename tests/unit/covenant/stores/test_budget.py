@@ -201,6 +201,122 @@ async def test_a_compaction_drops_old_debits_and_changes_no_bucket(place: Place)
     assert place.ledger.tokens(agent()) == 4
 
 
+class Held:
+    """Holds up what a store keeps until it is let go of, and then refuses it or lets it through."""
+
+    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refuses = False
+        self.calls = 0
+        self.gate = anyio.Event()
+        self._real = store._keep
+        monkeypatch.setattr(store, "_keep", self.keep)
+
+    async def keep(self, row: Any) -> None:
+        self.calls += 1
+        await self.gate.wait()
+        if self.refuses:
+            self.refuses = False
+            raise errors.StoreFullError("no room")
+        await self._real(row)
+
+
+async def _twice(act: Callable[[], Any], held: Held, *, refused: bool) -> list[object]:
+    """What two that ask for the same hear, while the row of the first is held up and then kept or refused."""
+    heard: list[object] = []
+
+    async def one() -> None:
+        try:
+            heard.append(await act())
+        except errors.StoreFullError:
+            heard.append("refused")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(one)
+        await anyio.wait_all_tasks_blocked()
+        assert heard == []
+        held.refuses = refused
+        held.gate.set()
+    return heard
+
+
+@pytest.mark.anyio
+async def test_nobody_hears_of_a_capacity_that_may_be_taken_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(place.ledger, monkeypatch)
+    assert await _twice(lambda: place.ledger.set_capacity(agent(), 7), held, refused=False) == [True, False]
+    assert held.calls == 1
+    held.gate = anyio.Event()
+    assert await _twice(lambda: place.ledger.set_capacity(agent("b"), 7), held, refused=True) == ["refused", True]
+    assert (held.calls, place.ledger.tokens(agent("b"))) == (3, 7)
+
+
+@pytest.mark.anyio
+async def test_nothing_is_taken_under_a_capacity_that_may_be_taken_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(place.ledger, monkeypatch)
+    heard = []
+
+    async def debit() -> None:
+        try:
+            await place.ledger.try_debit(agent(), 1, "r")
+        except errors.BudgetUnseededError:
+            heard.append("unseeded")
+
+    async def seed() -> None:
+        with pytest.raises(errors.StoreFullError):
+            await place.ledger.set_capacity(agent(), 7)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(seed)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(debit)
+        await anyio.wait_all_tasks_blocked()
+        held.refuses = True
+        held.gate.set()
+    assert heard == ["unseeded"]
+
+
+@pytest.mark.anyio
+async def test_nobody_hears_of_a_checkpoint_that_may_be_taken_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(place.checkpoints, monkeypatch)
+    assert await _twice(lambda: place.checkpoints.save(checkpoint("i")), held, refused=False) == [None, None]
+    assert held.calls == 1
+    held.gate = anyio.Event()
+    assert await _twice(lambda: place.checkpoints.save(checkpoint("j")), held, refused=True) == ["refused", None]
+    assert (held.calls, len(place.checkpoints.active())) == (3, 2)
+
+
+@pytest.mark.anyio
+async def test_a_checkpoint_that_may_be_taken_back_is_nobodys_yet(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(place.checkpoints, monkeypatch)
+    heard = []
+
+    async def save() -> None:
+        with pytest.raises(errors.StoreFullError):
+            await place.checkpoints.save(checkpoint())
+
+    async def claim() -> None:
+        try:
+            await place.checkpoints.claim("i", agent())
+        except errors.NoCheckpointError:
+            heard.append("none")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(save)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(claim)
+        await anyio.wait_all_tasks_blocked()
+        held.refuses = True
+        held.gate.set()
+    assert heard == ["none"]
+
+
 def checkpoint(intent_id: str = "i", name: str = "hello", **more: Any) -> types.BudgetPauseCheckpoint:
     return types.BudgetPauseCheckpoint(
         intent_id=intent_id,
