@@ -13,7 +13,7 @@ for each place: a text that names one harmless file does not thereby hide anothe
 place is left.
 
 What a text makes of it costs time that grows with its length alone: a `*` spans at most a file name, and what a `**`
-joins is looked for piece by piece.
+joins is looked for piece by piece (``covenant.respond.globs``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ import itertools
 import logging
 import os
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pathspec.patterns.gitignore.base import GitIgnorePatternError
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
+from covenant.respond.globs import PathGlob, Piece, Span
 from covenant.wire import requests, responses
 from policy import errors
 from sandbox import durable
@@ -64,15 +61,12 @@ _HEADER: Final = """\
 # docs/memory.md. A change counts from the next intent on.
 """
 
-# NAME_MAX and PATH_MAX of Linux: no name or path is longer.
-_NAME: Final = 255
+# PATH_MAX of Linux: no path is longer.
 _PATH: Final = 4096
 # A text in which a rule finds as many is ignored, whatever a `!` after it would take back of them.
 MOST_PLACES: Final = 250_000
 _WORD: Final = re.compile(r"""[^\s"'`<>(){}\[\]|;,=:]+""")
 _LITERAL: Final = re.compile(r"[^*?\[\]\\!/]+")
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +76,8 @@ class Rule:
     pattern: str
     negated: bool
     anchored: bool
-    pieces: tuple[re.Pattern[str], ...]
-    path: re.Pattern[str] | None
+    pieces: tuple[Piece, ...]
+    path: PathGlob | None
     # What a word must hold to be matched as a path; None where the rule is no path.
     literal: str | None
 
@@ -96,16 +90,16 @@ class Rule:
 
     def finds(self, text: str) -> bool:
         """Whether it finds any place: no more of the text is looked at than up to the first."""
-        if self.pieces:
-            at: re.Match[str] | None = None
-            for number, piece in enumerate(self.pieces):
-                start = at.end() if at else 0
-                at = piece.match(text) if self.anchored and not number else piece.search(text, start)
-                if at is None:
-                    break
-            if at is not None:
-                return True
-        elif text:
+        if not self.pieces:
+            return bool(text)
+        at = 0
+        for number, piece in enumerate(self.pieces):
+            # Whatever ends first leaves most of the text for those behind it.
+            found = next(piece.by_end(text, at, anchored=self.anchored and not number), None)
+            if found is None:
+                break
+            at = found[1]
+        else:
             return True
         if self.path is None or self.literal is None or self.literal not in text:
             return False
@@ -114,34 +108,34 @@ class Rule:
     def _anywhere(self, text: str) -> list[Span]:
         if not self.pieces:
             return [(0, len(text))] if text else []
-        first = self.pieces[0]
-        if self.anchored:
-            chains = [m.span()] if (m := first.match(text)) else []
-        else:
-            chains = [m.span() for m in itertools.islice(first.finditer(text), MOST_PLACES)]
-        for piece in self.pieces[1:]:
-            chains = list(itertools.islice(_followed(chains, piece, text), MOST_PLACES)) if chains else []
+        first, *others = self.pieces
+        spans = first.by_end if others else first.spans
+        chains = list(itertools.islice(spans(text, anchored=self.anchored), MOST_PLACES))
+        for number, piece in enumerate(others, 1):
+            if chains:
+                spans = piece.by_end if number < len(others) else piece.spans
+                chains = list(itertools.islice(_followed(chains, spans(text, chains[0][1])), MOST_PLACES))
         return chains
 
     @staticmethod
-    def _paths(text: str, path: re.Pattern[str], literal: str) -> Iterator[Span]:
+    def _paths(text: str, path: PathGlob, literal: str) -> Iterator[Span]:
         for word in _WORD.finditer(text):
             token = word.group()
             if literal not in token or len(token) > _PATH or not ("/" in token or "." in token or "_" in token):
                 continue
             plain = token.replace("\\", "/").lstrip("/")
-            if path.search(plain) or path.search(plain.rstrip(".!?")):
+            if path.matches(plain) or path.matches(plain.rstrip(".!?")):
                 yield word.span()
 
 
-def _followed(chains: Sequence[Span], piece: re.Pattern[str], text: str) -> Iterator[Span]:
-    """Each match of the piece that comes after a chain, joined with the last that ends before it."""
+def _followed(chains: Sequence[Span], found: Iterable[Span]) -> Iterator[Span]:
+    """Each that was found after a chain, joined with the last that ends before it."""
     at = -1
-    for match in piece.finditer(text, chains[0][1]):
-        while at + 1 < len(chains) and chains[at + 1][1] <= match.start():
+    for start, end in found:
+        while at + 1 < len(chains) and chains[at + 1][1] <= start:
             at += 1
         if at >= 0:
-            yield chains[at][0], match.end()
+            yield chains[at][0], end
 
 
 def parse(text: str) -> tuple[Rule, ...]:
@@ -163,28 +157,19 @@ def _rule(line: str) -> Rule | None:
         return None
     # At any offset, and with anything behind it: stars at the ends say nothing.
     trimmed = said.rstrip("*") if anchored else said.strip("*")
-    pieces = [_piece(part) for part in re.split(r"\*\*+", trimmed)] if trimmed else []
+    pieces = [Piece(part) for part in re.split(r"\*\*+", trimmed)] if trimmed else []
     path, literal = (None, None) if anchored or re.search(r"\s", said) else _as_path(said)
     return Rule(pattern, negated, anchored, tuple(pieces), path, literal)
 
 
-def _piece(part: str) -> re.Pattern[str]:
-    words = {"*": rf"[^/]{{0,{_NAME}}}", "?": "[^/]"}
-    return re.compile("".join(words.get(c, re.escape(c)) for c in part))
-
-
-def _as_path(body: str) -> tuple[re.Pattern[str] | None, str | None]:
+def _as_path(body: str) -> tuple[PathGlob | None, str | None]:
     literals = _LITERAL.findall(body)
-    try:
-        with warnings.catch_warnings():
-            # Of `[[`, which re may read otherwise one day; git reads it as a bracket in a bracket.
-            warnings.simplefilter("ignore", FutureWarning)
-            compiled: re.Pattern[str] | None = GitIgnoreSpecPattern(body).regex
-    except (GitIgnorePatternError, re.error):
-        compiled = None
-    if compiled is None or not literals:
+    if not literals:
         return None, None
-    return compiled, max(literals, key=len)
+    try:
+        return PathGlob(body), max(literals, key=len)
+    except ValueError:
+        return None, None
 
 
 def matched(rules: Sequence[Rule], text: str) -> str | None:
