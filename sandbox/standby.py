@@ -220,7 +220,6 @@ class Instance(lifecycle.Run):
             standby_wire.send(connection, {"cold": e.message})
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
         self._asker = connection
-        self._tell(TAKEN)
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
         if self._means.config.on_supervisor_exit == "end":
             watches[self._alive] = self.supervisor_gone
@@ -229,6 +228,8 @@ class Instance(lifecycle.Run):
             # One that is revoked at this moment stands until it is killed, which its watch says.
             with contextlib.suppress(errors.RunRevokedError), revocation.going_on(started.directory):
                 started.leaf.thaw()
+            # Not before: who is told of it has work of its own for the same cores.
+            self._tell(TAKEN)
             # Whoever came second is not kept waiting for what is not to be had.
             self._listening.close()
 
