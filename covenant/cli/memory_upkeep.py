@@ -69,6 +69,8 @@ def compact(reason: str, apply: bool, as_json: bool, **given: Any) -> None:
         f"{len(outcome['deleted'])} records {word}deleted, {len(outcome['stale_marked'])} {word}marked stale, "
         f"{len(outcome['parents_detached'])} {word}without their parents"
     )
+    if outcome.get("not_shown"):
+        common.say(f"and {outcome['not_shown']} more of these, which the answer had no room to name")
     if not apply and outcome["would_change"]:
         common.say("nothing was done: --apply does it", err=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from covenant.respond import accounting, authority
+from covenant.respond import accounting, authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.runtime.agents import Change
@@ -18,7 +18,7 @@ Cause = Literal["start", "request", "inotify"]
 
 async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.Agents:
     """Every package, with its error where it cannot be routed to."""
-    return responses.Agents(agents=tuple(map(_shown, server.agents.listing())))
+    return responses.Agents(agents=fitting.that_fit(map(_shown, server.agents.listing())))
 
 
 async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.Agents:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from covenant.respond import authority
+from covenant.respond import authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.runtime.running import Approving
@@ -25,7 +25,7 @@ async def list_approvals(server: Server, caller: Caller, asked: requests.ListApp
     """
     await authority.require_operator(server, caller, None, "see what waits for approval")
     approving: Approving | None = server.runners.approving
-    return responses.Approvals(approvals=() if approving is None else approving.approvals())
+    return responses.Approvals(approvals=() if approving is None else fitting.that_fit(approving.approvals()))
 
 
 async def resolve_approval(

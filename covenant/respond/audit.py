@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from covenant.stores.audit.interface import Proof
 
 MOST_ROWS: Final = 10_000
-# Half of what a frame takes: the rest is for whatever an adapter writes around it.
-MOST_BYTES: Final = 4 * 1024 * 1024
+# Of a log that does not hold, beside other things.
+MOST_FAILURE_BYTES: Final = 1024 * 1024
 # A row may be as long as an intent. So a few are read before many: who has thousands of long ones and asks for all
 # of them has the daemon hold what fits, and not all.
 AT_FIRST: Final = 64
@@ -32,8 +32,8 @@ async def recent_audit(server: Server, caller: Caller, asked: requests.RecentAud
     count = min(limit, AT_FIRST)
     while True:
         rows = await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=caller.agent.pubkey)
-        shown = fitting.that_fit(rows, MOST_BYTES)
-        if len(shown) < len(rows) or len(rows) < count or count >= limit:
+        shown, full = fitting.cut(rows)
+        if full or len(rows) < count or count >= limit:
             return responses.AuditEvents(events=shown)
         count = min(limit, 4 * count)
 
@@ -84,7 +84,7 @@ def report(found: audit.Report) -> parts.AuditReport:
         anchors=found.anchors,
         valid=found.valid,
         root_hash_hex=found.root_hash_hex,
-        failures=tuple(_failure(one) for one in found.failures),
+        failures=fitting.that_fit((_failure(one) for one in found.failures), MOST_FAILURE_BYTES),
     )
 
 

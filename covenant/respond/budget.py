@@ -12,6 +12,7 @@ from typing import Final
 
 import anyio
 
+from covenant.respond import fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.stores.budget import interface
@@ -27,7 +28,8 @@ _LOG: Final = logging.getLogger(__name__)
 
 async def recent_debits(server: Server, caller: Caller, asked: requests.RecentDebits) -> responses.Debits:
     """The newest debits of all agents; for everybody who is let in, as in version 1: budgets are shared."""
-    return responses.Debits(debits=tuple(await server.budget.recent(min(asked.limit, interface.MOST_RECENT))))
+    found = await server.budget.recent(min(asked.limit, interface.MOST_RECENT))
+    return responses.Debits(debits=fitting.that_fit(found))
 
 
 async def compact(server: Server, before_ms: int) -> interface.Compacted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from covenant.respond import authority
+from covenant.respond import authority, fitting
 from covenant.respond.authority import Facts
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
@@ -23,7 +23,6 @@ from policy import errors
 from policy.capabilities import actions, chain, scopes
 from policy.capabilities.token import MalformedError, Token, key_bytes, normal_scope
 
-# As much as one answer shows; an answer has to fit a frame.
 MOST_SHOWN: Final = 1000
 
 
@@ -40,7 +39,7 @@ async def recent_capabilities(
 ) -> responses.Capabilities:
     """The newest grants to or by the caller, and those that narrow one of its own."""
     found = server.capabilities.recent(min(asked.limit, MOST_SHOWN), caller.agent.pubkey)
-    return responses.Capabilities(capabilities=tuple(grant.signed for grant in found))
+    return responses.Capabilities(capabilities=fitting.that_fit(grant.signed for grant in found))
 
 
 async def capability_usage(
@@ -49,7 +48,7 @@ async def capability_usage(
     """The caller's grants, those that were taken back too, and what is left of each."""
     now_ms = server.now_ms()
     found = server.capabilities.usage(min(asked.limit, MOST_SHOWN), caller.agent.pubkey)
-    return responses.CapabilityUsage(grants=tuple(_usage(server, grant, now_ms) for grant in found))
+    return responses.CapabilityUsage(grants=fitting.that_fit(_usage(server, grant, now_ms) for grant in found))
 
 
 async def grant_capability(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from covenant.respond import fitting
 from covenant.runtime.running import Spent
 from covenant.stores.audit.interface import Entry
 from covenant.wire import parts, requests, responses
@@ -45,7 +46,7 @@ async def recent_denials(server: Server, caller: Caller, asked: requests.RecentD
 
     issuer = None if caller.operator else caller.agent.pubkey
     found = await server.audit.scan(wanted, min(asked.limit, MOST), issuer_pubkey=issuer)
-    return responses.Denials(denials=tuple(map(_denial, found.events)))
+    return responses.Denials(denials=fitting.that_fit(map(_denial, found.events)))
 
 
 def _denial(row: parts.AuditEvent) -> parts.Denial:

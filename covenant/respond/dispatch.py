@@ -306,6 +306,7 @@ class Dispatch:
             created_at=self.server.now_ms(),
         )
         try:
+            memory.check_size(record)
             await self.server.memory.put(record)
             receipt = await accounting.settle_memory(self.server, self.caller, record.id, record.text)
             self.server.feed.publish("memory", record)

@@ -8,22 +8,21 @@ themselves: ``covenant.respond.deliver``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from covenant.respond import accounting, authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.stores.mailbox.interface import Entry, RetryRules
 from covenant.wire import parts, requests, responses
-from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Wire
+from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import errors
 
 _AGENT: Final = "@agent"
 _AUTHORITY: Final = "a2a"
-# A queue's answer has two lists.
-_HALF_OF_A_FRAME: Final = 4_000_000
-_Value = TypeVar("_Value", bound=Wire)
+# A queue's answer has two lists, and the first of either is shown in any case.
+_HALF_OF_AN_ANSWER: Final = fitting.ROOM // 2
 _SHOWN_ID: Final = 256
 _MOST_REASON: Final = 4096
 
@@ -140,12 +139,13 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
 async def recent_a2_a_tasks(server: Server, caller: Caller, asked: requests.RecentA2ATasks) -> responses.A2ATasks:
     """The newest tasks that the caller sent or is to receive, newest first."""
     entries = server.mailbox.recent(caller.agent.pubkey, asked.limit)
-    return responses.A2ATasks(tasks=_that_fit(entry.task for entry in entries))
+    return responses.A2ATasks(tasks=fitting.that_fit(entry.task for entry in entries))
 
 
 async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.RecentA2AResults) -> responses.A2AResults:
     """The newest answers to them, newest first."""
-    return responses.A2AResults(results=_results(server.mailbox.answered(caller.agent.pubkey, asked.limit)))
+    entries = server.mailbox.answered(caller.agent.pubkey, asked.limit)
+    return responses.A2AResults(results=fitting.that_fit(_results(entries)))
 
 
 async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -> responses.A2AQueue:
@@ -155,7 +155,10 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
     entries = (one for one in server.mailbox.open_entries(pubkey) if _concerns(caller, one))
     found = [one.to_wire() for one in entries if _matches(one, asked, now_ms)]
     waiting = server.mailbox.unfetched(caller.agent.pubkey)
-    return responses.A2AQueue(tasks=_that_fit(found[: asked.limit]), results=_results(waiting[: asked.limit]))
+    return responses.A2AQueue(
+        tasks=fitting.that_fit(found[: asked.limit], _HALF_OF_AN_ANSWER),
+        results=fitting.that_fit(_results(waiting[: asked.limit]), _HALF_OF_AN_ANSWER),
+    )
 
 
 # Repairing --------------------------------------------------------------------------------------------------------
@@ -362,12 +365,8 @@ def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:
     return asked.deadline_within_ms is None or (deadline is not None and deadline - now_ms <= asked.deadline_within_ms)
 
 
-def _results(entries: Iterable[Entry]) -> tuple[A2ATaskResult, ...]:
-    return _that_fit(entry.result for entry in entries if entry.result is not None)
-
-
-def _that_fit(values: Iterable[_Value]) -> tuple[_Value, ...]:
-    return fitting.that_fit(values, _HALF_OF_A_FRAME)
+def _results(entries: Iterable[Entry]) -> Iterator[A2ATaskResult]:
+    return (entry.result for entry in entries if entry.result is not None)
 
 
 def _hash(text: str) -> str:

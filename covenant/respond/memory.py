@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# How many records one answer holds, and about how many bytes: a frame takes 8 MiB.
+# How many records one answer holds, and how many bytes of them.
 MAX_RECORDS: Final = 1000
-MAX_ANSWER_BYTES: Final = 7 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = fitting.ROOM
+# What a record takes on the wire: one that no answer carries could be kept and not be had again.
+MAX_RECORD_BYTES: Final = fitting.ROOM
 MAX_TEXT_BYTES: Final = 4 * 1024 * 1024
 MAX_REASON: Final = 4096
 # Of each list, so that a row stays far below what one may have.
@@ -106,9 +108,8 @@ async def _shown(signed: SignedCapability, find: Find, limit: int) -> tuple[Memo
     while True:
         found = await find(count)
         admitted = [record for record in found if _admits(signed, record)][:wanted]
-        shown = fitting.that_fit(admitted, MAX_ANSWER_BYTES)
-        over = len(shown) < len(admitted) or len(admitted) >= wanted
-        if over or len(found) < count or count >= _MOST_LOOKED_AT:
+        shown, full = fitting.cut(admitted, MAX_ANSWER_BYTES)
+        if full or len(admitted) >= wanted or len(found) < count or count >= _MOST_LOOKED_AT:
             return shown
         count *= 4
 
@@ -147,11 +148,29 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         created_at=now_ms,
         parent=asked.parent,
     )
+    check_size(record)
     await server.memory.put(record)
     receipt = await accounting.settle_memory(server, caller, record.id, record.text)
     await server.audit.append_all([written(record, "client"), accounting.receipt_row(receipt, None)])
     server.feed.publish("memory", record)
     return responses.MemoryStored(record=record)
+
+
+def check_size(record: MemoryRecord, *, more: Any = None) -> None:
+    """Refuse a record that no answer could carry, with what is to be added to it.
+
+    Raises:
+        errors.MemoryInvalidError: it is one, or holds what is no text.
+    """
+    try:
+        size = fitting.size_of(record) + (0 if more is None else fitting.size_of(more))
+    except ValueError as e:
+        raise errors.MemoryInvalidError("text or metadata is not valid Unicode, or no JSON") from e
+    if size > MAX_RECORD_BYTES:
+        raise errors.MemoryInvalidError(
+            f"the record takes {size} bytes on the wire, and {MAX_RECORD_BYTES} are the most",
+            hint="a control character takes six",
+        )
 
 
 def written(record: MemoryRecord, reason: str) -> Entry:
@@ -236,6 +255,8 @@ async def repair_memory(server: Server, caller: Caller, asked: requests.RepairMe
     )
     action = f"memory.repair.{order.mode}"
     await authority.require(server, caller, action, agent_id="memory:repair", facts=facts)
+    if found is not None and isinstance(order.command, parts.BackfillProvenance):
+        check_size(found, more=order.command.provenance)
     done: stores.Repaired | None = await server.memory.repair(
         _command(order.command), apply=order.mode == "apply", owner=_owner(caller)
     )
@@ -245,14 +266,15 @@ async def repair_memory(server: Server, caller: Caller, asked: requests.RepairMe
     await server.audit.append(
         "memory_repair_applied", {**row, "changed": done.changed, "reason": reason}, issuer=caller.agent
     )
+    before, after = _both(done)
     outcome = parts.MemoryRepairOutcome(
         id=order.command.id,
         action=order.command.action,
         mode=order.mode,
         would_change=done.would_change,
         changed=done.changed,
-        before=_told(done.before),
-        after=None if done.after is None else _told(done.after),
+        before=before,
+        after=after,
     )
     return responses.MemoryRepaired(outcome=outcome)
 
@@ -265,6 +287,15 @@ def _command(command: parts.MemoryCommand) -> stores.Repair:
             return stores.DeleteRecord(record_id)
         case parts.BackfillProvenance(id=record_id, provenance=provenance):
             return stores.BackfillProvenance(record_id, provenance)
+
+
+def _both(done: stores.Repaired) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The record before and after; of one so long that no answer takes it twice, only what became of it."""
+    before = _told(done.before)
+    if done.after is None:
+        return before, None
+    after = _told(done.after)
+    return (before, after) if fitting.size_of((before, after)) <= fitting.ROOM else (None, after)
 
 
 def _told(record: MemoryRecord | stores.BadRow) -> dict[str, Any]:
@@ -312,7 +343,15 @@ async def compact_memory(server: Server, caller: Caller, asked: requests.Compact
         for start in range(0, max(longest, 1), _IDS_IN_A_ROW)
     ]
     await server.audit.append_all(rows)
-    outcome = parts.MemoryCompactionOutcome(mode=order.mode, would_change=plan.would_change, changed=changed, **lists)
+    # Each row above names all of them; an answer takes what it takes.
+    shown = {name: fitting.that_fit(ids, fitting.ROOM // len(lists)) for name, ids in lists.items()}
+    outcome = parts.MemoryCompactionOutcome(
+        mode=order.mode,
+        would_change=plan.would_change,
+        changed=changed,
+        **shown,
+        not_shown=sum(map(len, lists.values())) - sum(map(len, shown.values())) or None,
+    )
     return responses.MemoryCompacted(outcome=outcome)
 
 

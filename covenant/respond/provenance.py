@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from covenant.respond import audit
+from covenant.respond import audit, fitting
 from covenant.stores.audit.interface import AuditLog
 from covenant.wire import parts, requests, responses
 
@@ -63,13 +63,12 @@ async def query_provenance(
     whose = None if caller.operator else caller.agent.pubkey
     limit = min(asked.limit, MOST_ACTIONS)
     scan = await server.audit.scan(wanted, limit, since_ms=asked.since_ms, issuer_pubkey=whose)
+    actions = fitting.that_fit((read(row) for row in scan.events), fitting.ROOM - audit.MOST_FAILURE_BYTES)
     integrity = await _integrity(server, fresh=caller.operator)
     if not caller.operator:
         # How many rows others have is theirs to know.
         integrity = integrity.model_copy(update={"events": scan.scanned, "anchors": scan.scanned, "failures": ()})
-    return responses.ProvenanceActions(
-        integrity=integrity, actions=tuple(read(row) for row in scan.events), scanned=scan.scanned
-    )
+    return responses.ProvenanceActions(integrity=integrity, actions=actions, scanned=scan.scanned)
 
 
 async def _integrity(server: Server, *, fresh: bool) -> parts.AuditReport:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import anyio.to_thread
 
-from covenant.respond import authority
+from covenant.respond import authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.receipt_backfill import backfill_settlement_receipts
 from covenant.respond.server import Handler, Server
@@ -23,7 +23,6 @@ from covenant.wire import parts, requests, responses
 from covenant.wire.types import SettlementReceipt
 from policy import errors
 
-# A receipt takes some 600 bytes on the wire, and a frame 8 MiB.
 _MOST_ROWS: Final = 10_000
 # More would be hashed and written while others wait for the file.
 _MOST_FLUSHED: Final = 100_000
@@ -60,16 +59,17 @@ async def recent_receipts(server: Server, caller: Caller, asked: requests.Recent
     """The newest receipts, as far as the grant's scope goes."""
     bounds = await _require(server, caller, "chain.receipts", asked.limit)
     found = await server.receipts.recent(min(asked.limit, _MOST_ROWS), asked.since_ms, keep=bounds.admits)
-    return responses.Receipts(receipts=tuple(found))
+    return responses.Receipts(receipts=fitting.that_fit(found))
 
 
 async def receipt_batches(server: Server, caller: Caller, asked: requests.ReceiptBatches) -> responses.ReceiptBatches:
     """The newest batches, as far as the grant's scope goes; one that bounds payer or resource lets none be seen."""
     bounds = await _require(server, caller, "chain.batches", asked.limit)
     bounded = bounds.batch_id is not None or bounds.cluster is not None
-    found = await server.receipts.batches(_MOST_FLUSHED if bounded else min(asked.limit, _MOST_ROWS))
+    wanted = min(asked.limit, _MOST_ROWS)
+    found = await server.receipts.batches(_MOST_FLUSHED if bounded else wanted)
     shown = [one for one in found if bounds.batch_id in {None, one.batch_id} and bounds.cluster in {None, one.cluster}]
-    return responses.ReceiptBatches(batches=tuple(_to_wire(one) for one in shown[: asked.limit]))
+    return responses.ReceiptBatches(batches=fitting.that_fit(map(_to_wire, shown[:wanted])))
 
 
 async def chain_status(server: Server, caller: Caller, asked: requests.ChainStatus) -> responses.ChainStatus:

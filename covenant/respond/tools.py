@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from covenant.respond import authority
+from covenant.respond import authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
 from covenant.wire import requests, responses
@@ -26,7 +26,7 @@ _WRITING_SECONDS: Final = 10.0
 
 async def list_tools(server: Server, caller: Caller, asked: requests.ListTools) -> responses.ToolList:
     """Which tools there are, sorted by name."""
-    return responses.ToolList(tools=tuple(server.tools.specs()))
+    return responses.ToolList(tools=fitting.that_fit(server.tools.specs()))
 
 
 async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) -> responses.ToolResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from covenant.respond import drift
+from covenant.respond import drift, fitting
 from covenant.respond.drift import Granted, Window
 from covenant.stores.memory.interface import BadRow
 from covenant.wire import parts, requests, responses
@@ -50,7 +50,8 @@ async def verify(server: Server, caller: Caller, asked: requests.Verify) -> resp
     found = drift.found(await gather(server, caller, size))
     checks = tuple(_check(name, found) for name in drift.CHECKS)
     orphans = sum(drift.KINDS[one.kind].orphan for one in found)
-    return responses.VerifyReport(window=size, checks=checks, drift=tuple(found[:MAX_DRIFT]), orphans_total=orphans)
+    shown = fitting.that_fit(found[:MAX_DRIFT])
+    return responses.VerifyReport(window=size, checks=checks, drift=shown, orphans_total=orphans)
 
 
 def _check(name: str, found: Sequence[parts.Drift]) -> parts.Check:

@@ -87,7 +87,8 @@ class MemoryCompactionOrder(Wire):
 
 
 class MemoryCompactionOutcome(Wire):
-    """The ids that a compaction touched or would touch."""
+    """The ids that a compaction touched or would touch; ``not_shown``, which is ours, counts those that the answer had
+    no room for."""
 
     mode: Mode
     would_change: bool
@@ -95,6 +96,7 @@ class MemoryCompactionOutcome(Wire):
     deleted: tuple[str, ...] = ()
     stale_marked: tuple[str, ...] = ()
     parents_detached: tuple[str, ...] = ()
+    not_shown: U64 | None = omitted()
 
 
 class Check(Wire):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.respond import audit, mailbox, memory
+from covenant.respond import audit, fitting, memory
 from covenant.stores.audit import shared
 from covenant.stores.memory import sqlite
 from covenant.wire import async_client
@@ -83,8 +83,8 @@ async def test_a_mailbox_of_long_tasks_is_shown_as_far_as_an_answer_goes(covenan
                 await ada.ask("send_a2_a_task", task=task)
         async with async_client.connected(covenant_home, token=tokens[BOB.display]) as bob:
             shown = (await bob.ask("recent_a2_a_tasks", limit=1000))["tasks"]
-            assert [one["id"] for one in shown] == ["t11", "t10", "t9"]
-            assert len((await bob.ask("a2_a_queue", limit=1000))["tasks"]) == mailbox._HALF_OF_A_FRAME // LONG - 1
+            assert [one["id"] for one in shown] == [f"t{11 - number}" for number in range(fitting.ROOM // LONG)]
+            assert len((await bob.ask("a2_a_queue", limit=1000))["tasks"]) == fitting.ROOM // 2 // LONG
 
 
 async def test_short_rows_before_long_ones_do_not_have_them_all_held(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covenant.identity import Identity
-from covenant.respond import audit, provenance
+from covenant.respond import audit, fitting, provenance
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.stores.audit.in_memory import InMemoryAudit
@@ -92,9 +92,9 @@ async def test_since_is_inclusive(server: Server) -> None:
 
 async def test_an_answer_holds_no_more_than_a_frame(server: Server) -> None:
     big = {"intent_id": "i", "intent_text": "x" * 1_500_000, "matched_pattern": "p"}
-    await server.audit.append_all([Entry("intent_ignored", big, PEER)] * 4)
+    await server.audit.append_all([Entry("intent_ignored", big, PEER)] * 9)
     found = await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))
-    assert len(found.events) == 2
+    assert len(found.events) == fitting.ROOM // 1_500_000
     await server.audit.append("intent_ignored", {**big, "intent_text": "x" * 6_000_000}, PEER)
     assert len((await audit.recent_audit(server, peer(), requests.RecentAudit(limit=10))).events) == 1
 

@@ -16,7 +16,7 @@ from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, with_spent
 from covenant.wire import requests, responses
 from covenant.wire.types import Priority
-from policy import errors
+from policy import contract, errors
 from tests import intents_kit, runtime_kit, server_kit
 from tests.intents_kit import ALICE, BOB, rows
 from tests.runtime_kit import USED, Acts
@@ -97,6 +97,20 @@ async def test_an_answer_that_names_a_secret_is_given_and_not_kept(tmp_path: Pat
     kinds = [row["type"] for row in await rows(server)]
     assert kinds[-2:] == ["memory_write_ignored", "intent_dispatched"]
     assert (await rows(server, "intent_dispatched"))[0]["status"] == "not_stored"
+
+
+async def test_an_answer_that_memory_could_never_show_is_given_and_not_kept(tmp_path: Path) -> None:
+    async def tells(card: Card, asked: Intent) -> RunResult:
+        return RunResult(text="x" * (2 * contract.INTENT_BYTES), usage=USED)
+
+    runtime_kit.package(tmp_path, "teller")
+    server = await _made(tmp_path, acts=Acts(tells))
+    # The question stands beside its answer, and each of its characters takes six bytes on the wire.
+    result = await _submit(server, "\x01" * contract.INTENT_BYTES, agent="teller")
+    assert (result.status, len(result.text)) == ("ok", 2 * contract.INTENT_BYTES)
+    assert await server.memory.recent(None, 10) == []
+    assert [row["status"] for row in await rows(server, "intent_dispatched")] == ["not_stored"]
+    assert [row["code"] for row in await rows(server, "intent_failed")] == ["memory_invalid"]
 
 
 async def test_the_check_is_written_either_way_and_without_a_grant_nothing_runs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from covenant.identity import Identity
 from covenant.providers.hashed import HashEmbedder
-from covenant.respond import memory
+from covenant.respond import fitting, memory
 from covenant.respond.caller import Caller
 from covenant.respond.ignore import IgnoreSet
 from covenant.respond.server import Server
@@ -199,6 +199,9 @@ async def test_a_client_writes_a_record_that_is_found_paid_for_and_told_of(world
         ("  ", None, errors.MemoryInvalidError),
         ("x" * (memory.MAX_TEXT_BYTES + 1), None, errors.MemoryInvalidError),
         ("half \ud800", None, errors.MemoryInvalidError),
+        # On the wire each takes six bytes: no answer could carry it.
+        ("\x01" * (memory.MAX_RECORD_BYTES // 6), None, errors.MemoryInvalidError),
+        ("x" * memory.MAX_TEXT_BYTES, {"y": "y" * memory.MAX_TEXT_BYTES}, errors.MemoryInvalidError),
     ],
 )
 async def test_what_may_not_be_kept_is_not(world: World, text: str, metadata: Any, error: type[Exception]) -> None:
@@ -291,6 +294,36 @@ async def test_a_repair_shows_before_and_after_and_its_row_the_reason(world: Wor
     await world.server.memory.put(given)
     with pytest.raises(errors.MemoryConflictError):
         await world.ask(alice, repair(parts.DetachParent(id=name(1), expected_parent="other")))
+
+
+async def test_a_record_is_shown_once_where_no_answer_takes_it_twice_and_does_not_outgrow_one(world: World) -> None:
+    given = record(1, "x" * memory.MAX_TEXT_BYTES, owner=ALICE, parent=name(9))
+    await world.server.memory.put(given)
+    alice = await world.granted(ALICE, *ALL)
+    outcome = (await world.ask(alice, repair(parts.DetachParent(id=name(1))))).outcome
+    assert (outcome.before, outcome.after["parent"], outcome.changed) == (None, None, True)
+    too_much = parts.BackfillProvenance(id=name(1), provenance="y" * (memory.MAX_RECORD_BYTES - memory.MAX_TEXT_BYTES))
+    with pytest.raises(errors.MemoryInvalidError, match="on the wire"):
+        await world.ask(alice, repair(too_much))
+    kept = await world.server.memory.get(name(1))
+    assert kept is not None
+    assert kept.metadata is None
+
+
+async def test_a_compaction_names_as_many_records_as_fit_and_counts_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "ROOM", 3 * 2 * (len(name(1)) + 3))
+    for number in (1, 2, 3):
+        await world.server.memory.put(record(number, owner=ALICE, created_at=number))
+    alice = await world.granted(ALICE, *ALL)
+    for mode in ("dry_run", "apply"):
+        outcome = (await world.ask(alice, compact(mode=mode, delete_working_before_ms=10))).outcome
+        assert (outcome.deleted, outcome.not_shown) == ((name(1), name(2)), 1)
+    assert await world.server.memory.recent(None, 9) == []
+    assert [row["deleted"] for row in await world.rows("memory_compaction_applied")] == [
+        [name(1), name(2), name(3)]
+    ] * 2
 
 
 @pytest.mark.parametrize("reason", ["", " \n", "x" * 5000])
