@@ -12,8 +12,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,8 +21,15 @@ from policy import decide, errors
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 
-# A directory that holds more is no place of agents, and a manifest is no longer than that (sandbox.catalogue).
+# So many packages are known, the first by the names of their directories; what lies there beside them keeps nobody from
+# being found, up to so many entries that nothing of the kind is meant to be there.
 MOST_PACKAGES: Final = 4096
+MOST_ENTRIES: Final = 262_144
+# So many that cannot be used are listed one by one.
+MOST_REFUSED: Final = 256
+# So many of those that share an id are named to each of them.
+_MOST_NAMED: Final = 4
+# A manifest is no longer (sandbox.catalogue).
 MANIFEST_BYTES: Final = 256 * 1024
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -66,10 +72,10 @@ class Listed:
 
 def scan(place: Path) -> tuple[Listed, ...]:
     """Every package below ``place``, sorted by agent id, those without one last. Plain files, and directories without
-    a manifest, are none; where ``place`` is not there, there are none.
+    a manifest, are none; where ``place`` is not there, there are none. What is beyond the bounds is one error.
 
     Raises:
-        errors.HomeError: it cannot be read, or holds more than ``MOST_PACKAGES`` directories.
+        errors.HomeError: it cannot be read.
     """
     try:
         fd = os.open(place, _DIRECTORY)
@@ -78,10 +84,39 @@ def scan(place: Path) -> tuple[Listed, ...]:
     except OSError as e:
         raise errors.HomeError(f"the agents cannot be read: {e.strerror}", where=str(place)) from e
     try:
-        found = [one for name in _names(fd, place) if (one := _listed(fd, name, place)) is not None]
+        found = list(_told_apart(_found(fd, place)))
     finally:
         os.close(fd)
-    return tuple(sorted(_told_apart(found), key=lambda one: (one.id is None, one.id or "", one.directory)))
+    return tuple(sorted(found, key=lambda one: (one.id is None, one.id or "", one.directory)))
+
+
+def _found(directory: int, place: Path) -> list[Listed]:
+    """As many as may be, and what keeps the rest from being listed."""
+    names, more = _names(directory)
+    found, packages, refused, unlisted = list[Listed](), 0, 0, 0
+    for name in names:
+        one = _listed(directory, name, place)
+        if one is None:
+            continue
+        if one.card is not None and packages >= MOST_PACKAGES:
+            more = f"more than {MOST_PACKAGES} packages: those from `{visible(name)}` on are not looked at"
+            break
+        packages += one.card is not None
+        refused += one.card is None
+        if one.card is None and refused > MOST_REFUSED:
+            unlisted += 1
+        else:
+            found.append(one)
+    if unlisted:
+        found.append(_instead(f"{unlisted} more that cannot be used"))
+    if more is not None:
+        found.append(_instead(more))
+    return found
+
+
+def _instead(what: str) -> Listed:
+    """The place itself, listed with what stands for much of it."""
+    return Listed(".", None, errors.PackageError(f"it holds {what}", hint="take away what is no agent", where="."))
 
 
 @contextlib.contextmanager
@@ -115,16 +150,16 @@ def visible(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def _names(directory: int, place: Path) -> list[str]:
-    names = []
+def _names(directory: int) -> tuple[list[str], str | None]:
+    """What may be packages, sorted, and what is said where not all were looked at."""
+    names = list[str]()
     with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                continue
-            names.append(entry.name)
-            if len(names) > MOST_PACKAGES:
-                raise errors.HomeError(f"`{place}` holds more than {MOST_PACKAGES} directories", where=str(place))
-    return sorted(names)
+        for number, entry in enumerate(entries):
+            if number >= MOST_ENTRIES:
+                return sorted(names), f"more than {MOST_ENTRIES} entries, which are not all looked at"
+            if not entry.is_file(follow_symlinks=False):
+                names.append(entry.name)
+    return sorted(names), None
 
 
 def _listed(within: int, name: str, place: Path) -> Listed | None:
@@ -187,15 +222,23 @@ def _manifest(package: int) -> bytes | None:
     return raw
 
 
-def _told_apart(found: list[Listed]) -> Iterator[Listed]:
+def _told_apart(found: Sequence[Listed]) -> Iterator[Listed]:
     """With an error in each of those that share an id: whichever came first would be whoever put it there."""
-    count = Counter(one.id for one in found if one.id is not None)
+    alike: dict[str, list[str]] = {}
     for one in found:
-        if one.id is None or count[one.id] == 1:
+        if one.id is not None:
+            alike.setdefault(one.id, []).append(one.directory)
+    for one in found:
+        same = alike[one.id] if one.id is not None else []
+        if len(same) < 2:
             yield one
             continue
-        others = " and ".join(f"`{other.directory}`" for other in found if other.id == one.id and other is not one)
+        others = [name for name in same[: _MOST_NAMED + 1] if name != one.directory][:_MOST_NAMED]
+        named = " and ".join(f"`{name}`" for name in others)
+        rest = len(same) - 1 - len(others)
         error = errors.AgentIdTakenError(
-            f"agent `{one.id}` stands in {others} as well", hint="take one of them away", where=one.directory
+            f"agent `{one.id}` stands in {named}{f' and {rest} more' if rest else ''} as well",
+            hint="take one of them away",
+            where=one.directory,
         )
         yield replace(one, error=error)

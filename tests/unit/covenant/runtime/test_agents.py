@@ -108,6 +108,42 @@ async def test_of_two_packages_with_one_id_neither_is_routed_to(home: Path) -> N
     assert agents.find("twin").directory.name == "one"
 
 
+async def test_what_else_lies_there_keeps_nobody_from_being_found(home: Path) -> None:
+    runtime_kit.package(home, "z", directory="zz")
+    for number in range(packages.MOST_PACKAGES + 10):
+        (home / "agents" / f"empty-{number}").mkdir()
+    for number in range(packages.MOST_REFUSED + 10):
+        (home / "agents" / f"link-{number:04}").symlink_to("nowhere")
+    agents = await _loaded(home)
+    assert [card.id for card in agents.cards()] == ["z"]
+    refused = {one.directory: str(one.error) for one in agents.listing() if one.error is not None}
+    assert len(refused) == packages.MOST_REFUSED + 1
+    assert "holds 10 more that cannot be used" in refused["."]
+
+
+async def test_more_packages_than_are_known_are_one_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "MOST_PACKAGES", 3)
+    for agent_id in "abcde":
+        runtime_kit.package(home, agent_id)
+    agents = await _loaded(home)
+    assert [card.id for card in agents.cards()] == ["a", "b", "c"]
+    assert [(one.directory, str(one.error)) for one in agents.listing() if one.error is not None] == [
+        (".", "it holds more than 3 packages: those from `d` on are not looked at (.)"),
+    ]
+    monkeypatch.setattr(packages, "MOST_ENTRIES", 2)
+    await agents.reload()
+    assert len(agents.cards()) == 2
+    assert any("more than 2 entries" in str(one.error) for one in agents.listing())
+
+
+async def test_of_many_with_one_id_each_names_a_few(home: Path) -> None:
+    for number in range(30):
+        runtime_kit.package(home, "twin", directory=f"{number:02}")
+    listing = (await _loaded(home)).listing()
+    assert len(listing) == 30
+    assert all(len(str(one.error)) < 200 and "and 25 more" in str(one.error) for one in listing)
+
+
 async def test_what_the_agents_require_is_what_bootstrap_grants(home: Path) -> None:
     runtime_kit.package(home, "a", required='["memory.read", "tool.web_search"]', optional='["agent.x"]')
     runtime_kit.package(home, "b", required='["memory.read"]')
