@@ -21,7 +21,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from covenant.respond import intent, mailbox
+from covenant.respond import intent, mailbox, mailbox_repair
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, Entry
@@ -115,10 +115,10 @@ class Delivery:
             if unsafe or entry.attempt >= server.mailbox.limits.max_attempts:
                 message = INTERRUPTED if unsafe else ATTEMPTS_EXHAUSTED
                 after = await server.mailbox.force_error(entry.task.id, message=message, reason=reason)
-                await mailbox.write_repair(server, after, "force_error", reason, None, lease_id=held)
+                await mailbox_repair.write_repair(server, after, "force_error", reason, None, lease_id=held)
             else:
                 after = await server.mailbox.requeue(entry.task.id, duplicate_risk=None, reason=reason, by="restart")
-                await mailbox.write_repair(server, after, "requeue", reason, None, lease_id=held)
+                await mailbox_repair.write_repair(server, after, "requeue", reason, None, lease_id=held)
 
     def _heard(self, entry: Entry) -> None:
         """Called with each entry that changed: there may be something to give out, or to end."""
@@ -200,7 +200,7 @@ async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interv
     while True:
         await anyio.sleep(interval_ms / 1000)
         try:
-            report = await mailbox.retry(server, policy, None)
+            report = await mailbox_repair.retry(server, policy, None)
         except errors.CovenantError as e:
             report = parts.RetryReport(**policy.model_dump(), considered=0, requeued=0, skipped=0, error=e.message)
         try:

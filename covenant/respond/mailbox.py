@@ -1,8 +1,8 @@
 """The mailbox, for whoever asks: who may send, take, answer and repair, and a row in the log for each act (ADR 0047).
 
 A caller sees the tasks that it sent or is to receive. The agents of this host are the operator's: what waits for one is
-the operator's to see and to repair, and its ``a2a.recv.<sender>`` is the operator's grant. They do their tasks
-themselves: ``covenant.respond.deliver``.
+the operator's to see and to repair (``covenant.respond.mailbox_repair``), and its ``a2a.recv.<sender>`` is the
+operator's grant. They do their tasks themselves: ``covenant.respond.deliver``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 from covenant.respond import accounting, authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
-from covenant.stores.mailbox.interface import Entry, RetryRules
-from covenant.wire import parts, requests, responses
+from covenant.stores.mailbox.interface import Entry
+from covenant.wire import requests, responses
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import errors
 
 _AGENT: Final = "@agent"
-_AUTHORITY: Final = "a2a"
+AUTHORITY: Final = "a2a"
 # A queue's answer has two lists, and the first of either is shown in any case.
 _HALF_OF_AN_ANSWER: Final = fitting.ROOM // 2
 _SHOWN_ID: Final = 256
-_MOST_REASON: Final = 4096
+MOST_REASON: Final = 4096
 
 
 def local_agent(recipient: AgentId) -> str | None:
@@ -68,9 +68,9 @@ async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2A
 
 async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.CancelA2ATask) -> responses.A2ACancelled:
     """Take back a task that the caller sent; one that is answered already stays as it is."""
-    if len(asked.reason) > _MOST_REASON:
-        raise errors.TaskInvalidError(f"a reason has at most {_MOST_REASON} characters", where="reason")
-    entry = _seen(server, caller, asked.task_id)
+    if len(asked.reason) > MOST_REASON:
+        raise errors.TaskInvalidError(f"a reason has at most {MOST_REASON} characters", where="reason")
+    entry = seen(server, caller, asked.task_id)
     if entry.task.sender.pubkey != caller.agent.pubkey:
         raise errors.NotSenderError(f"only `{entry.task.sender.display}` may take task `{asked.task_id}` back")
     try:
@@ -161,76 +161,6 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
     )
 
 
-# Repairing --------------------------------------------------------------------------------------------------------
-
-
-async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.RepairA2ATask) -> responses.A2ARepaired:
-    """Put a leased task back, or end one: its sender or its recipient, with a reason."""
-    order, command = asked.request, asked.request.command
-    if not order.reason.strip() or len(order.reason) > _MOST_REASON:
-        raise errors.TaskInvalidError(
-            f"a repair has a reason, of at most {_MOST_REASON} characters", where="request.reason"
-        )
-    entry = _seen(server, caller, order.task_id)
-    other = entry.task.recipient if entry.task.sender.pubkey == caller.agent.pubkey else entry.task.sender
-    risk = command.duplicate_risk.replace("_", "-") if isinstance(command, parts.Requeue) else None
-    facts = authority.Facts(
-        peer_pubkey_b58=other.pubkey, task_id=order.task_id, lease_id=command.lease_id, duplicate_risk=risk
-    )
-    await authority.require(server, caller, f"a2a.repair.{command.action}", agent_id=_AUTHORITY, facts=facts)
-    held = command.lease_id or (entry.lease.id if entry.lease else None)
-    if isinstance(command, parts.Requeue):
-        after = await server.mailbox.requeue(
-            order.task_id, lease_id=command.lease_id, duplicate_risk=risk, reason=order.reason
-        )
-    else:
-        after = await server.mailbox.force_error(
-            order.task_id, lease_id=command.lease_id, message=command.message, reason=order.reason
-        )
-    await write_repair(server, after, command.action, order.reason, caller.agent, lease_id=held, risk=risk)
-    outcome = parts.A2ARepairOutcome(
-        task_id=order.task_id, action=command.action, lease_id=held, duplicate_risk=risk, attempt=after.attempt
-    )
-    return responses.A2ARepaired(outcome=outcome)
-
-
-async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.RetryA2AStale) -> responses.A2AAutoRetried:
-    """Put stale leases back, for the operator; unless the policy is enabled, only say what would be."""
-    await authority.require_operator(server, caller, None, "retry stale tasks")
-    if asked.policy.enabled:
-        facts = authority.Facts(duplicate_risk="idempotent")
-        await authority.require(server, caller, "a2a.repair.requeue", agent_id=_AUTHORITY, facts=facts)
-    return responses.A2AAutoRetried(report=await retry(server, asked.policy, caller.agent))
-
-
-async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | None) -> parts.RetryReport:
-    """One look for stale leases. What a policy that is not enabled would have put back is skipped as
-    ``policy_disabled``."""
-    rules = RetryRules(policy.min_lease_age_ms, policy.max_attempts, policy.max_requeues, policy.scan_limit)
-    done = await server.mailbox.retry_stale(rules, apply=policy.enabled, running=server.mailbox.running)
-    reasons = {str(reason): count for reason, count in sorted(done.skipped.items())}
-    if policy.enabled:
-        for entry in done.requeued:
-            await write_repair(server, entry, "auto_requeue", "stale lease", issuer, risk="idempotent")
-    elif done.requeued:
-        reasons["policy_disabled"] = len(done.requeued)
-    return parts.RetryReport(
-        **policy.model_dump(),
-        considered=done.considered,
-        requeued=len(done.requeued) if policy.enabled else 0,
-        skipped=sum(reasons.values()),
-        skipped_by_reason=reasons,
-    )
-
-
-async def compact_a2_a(server: Server, caller: Caller, asked: requests.CompactA2A) -> responses.A2ACompacted:
-    """Forget what is done with."""
-    await authority.require(server, caller, "a2a.compact", agent_id=_AUTHORITY)
-    dropped = await server.mailbox.compact()
-    await server.audit.append("a2_a_compacted", {"dropped": dropped}, caller.agent)
-    return responses.A2ACompacted(dropped=dropped)
-
-
 # Rows that the agents' own work writes as well --------------------------------------------------------------------
 
 
@@ -256,28 +186,6 @@ async def write_result(server: Server, result: A2ATaskResult, issuer: AgentId | 
     await server.audit.append("a2_a_result_posted", row, issuer)
 
 
-async def write_repair(
-    server: Server,
-    entry: Entry,
-    action: str,
-    reason: str,
-    issuer: AgentId | None,
-    *,
-    lease_id: str | None = None,
-    risk: str | None = None,
-) -> None:
-    """The row of a repair."""
-    row = {
-        "task_id": entry.task.id,
-        "action": action,
-        "reason": reason,
-        "lease_id": lease_id,
-        "duplicate_risk": risk,
-        "attempt": entry.attempt,
-    }
-    await server.audit.append("a2_a_repair_applied", row, issuer)
-
-
 # The rules --------------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +197,7 @@ def _forms(verb: str, peer: AgentId) -> tuple[str, str]:
 async def _require_peer(server: Server, caller: Caller, verb: str, peer: AgentId, *, task_id: str) -> None:
     facts = authority.Facts(peer_pubkey_b58=peer.pubkey, task_id=task_id)
     action = _first_held(server, caller.agent.pubkey, _forms(verb, peer), facts) or _forms(verb, peer)[1]
-    await authority.require(server, caller, action, agent_id=_AUTHORITY, facts=facts)
+    await authority.require(server, caller, action, agent_id=AUTHORITY, facts=facts)
 
 
 def _first_held(server: Server, pubkey: str, forms: Iterable[str], facts: authority.Facts) -> str | None:
@@ -336,7 +244,12 @@ def _concerns(caller: Caller, entry: Entry) -> bool:
     return caller.agent.pubkey in parties or (caller.operator and local_agent(entry.task.recipient) is not None)
 
 
-def _seen(server: Server, caller: Caller, task_id: str) -> Entry:
+def seen(server: Server, caller: Caller, task_id: str) -> Entry:
+    """A task that the caller sent or is to receive.
+
+    Raises:
+        errors.NoTaskError: there is none, or it is between others.
+    """
     entry: Entry | None = server.mailbox.get(task_id)
     if entry is None or not _concerns(caller, entry):
         # One answer for both: whether others have such a task is not the caller's to know.
@@ -350,7 +263,7 @@ def _no_task(task_id: str) -> errors.NoTaskError:
 
 async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason: str) -> None:
     # Anybody may name a task that is none, in as many words as a frame takes.
-    row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:_MOST_REASON]}
+    row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:MOST_REASON]}
     await server.audit.append("a2_a_result_rejected", row, caller.agent)
 
 
@@ -381,8 +294,5 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "recent_a2_a_tasks": recent_a2_a_tasks,
     "recent_a2_a_results": recent_a2_a_results,
     "a2_a_queue": a2_a_queue,
-    "repair_a2_a_task": repair_a2_a_task,
-    "retry_a2_a_stale": retry_a2_a_stale,
-    "compact_a2_a": compact_a2_a,
     "cancel_a2_a_task": cancel_a2_a_task,
 }

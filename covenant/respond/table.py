@@ -19,7 +19,9 @@ from covenant.respond import (
     intent,
     intent_results,
     mailbox,
+    mailbox_repair,
     memory,
+    memory_upkeep,
     peers,
     provenance,
     receipts,
@@ -50,6 +52,7 @@ HANDLERS: Final[Mapping[str, Handler]] = joined(
     agents.HANDLERS,
     approvals.HANDLERS,
     memory.HANDLERS,
+    memory_upkeep.HANDLERS,
     ignore.HANDLERS,
     verify.HANDLERS,
     receipts.HANDLERS,
@@ -63,4 +66,5 @@ HANDLERS: Final[Mapping[str, Handler]] = joined(
     provenance.HANDLERS,
     denials.HANDLERS,
     mailbox.HANDLERS,
+    mailbox_repair.HANDLERS,
 )

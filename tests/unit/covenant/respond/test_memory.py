@@ -9,7 +9,7 @@ import pytest
 
 from covenant.identity import Identity
 from covenant.providers.hashed import HashEmbedder
-from covenant.respond import fitting, memory
+from covenant.respond import fitting, memory, memory_upkeep
 from covenant.respond.caller import Caller
 from covenant.respond.ignore import IgnoreSet
 from covenant.respond.server import Server
@@ -58,7 +58,7 @@ class World:
         return server_kit.caller(agent)
 
     async def ask(self, caller: Caller, request: requests.Request) -> Any:
-        return await memory.HANDLERS[request.kind](self.server, caller, request)
+        return await self.server.handlers[request.kind](self.server, caller, request)
 
     async def rows(self, *kinds: str) -> list[dict[str, Any]]:
         events = await self.server.audit.recent(1000)
@@ -343,7 +343,7 @@ async def test_an_empty_policy_is_refused(world: World) -> None:
 async def test_a_compaction_says_what_it_did_in_as_many_rows_as_it_takes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_IDS_IN_A_ROW", 2)
+    monkeypatch.setattr(memory_upkeep, "_IDS_IN_A_ROW", 2)
     for number in range(1, 6):
         await world.server.memory.put(record(number, owner=ALICE))
     await world.server.memory.put(record(6, owner=ALICE, tier=Tier.LONGTERM))
