@@ -30,10 +30,10 @@ from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
 from sandbox import admission, bundle, gvisor, lifecycle, revocation, standby_wire
+from sandbox.channel import Finished, Given, Outcome, Round
 from sandbox.config import SYSTEM_FILE, Config
 from sandbox.kernel import cgroupfs, waiting
 from sandbox.request import Answer, Means, Request
-from sandbox.runner import Finished, Given, Outcome, Round
 from sandbox.standby_wire import GoneError
 
 # What an instance tells whoever made it: it is ready (and its run id), it has an intent, none is to be made again, its
@@ -43,6 +43,9 @@ READY, TAKEN, HOPELESS, RESTLESS = b"r", b"t", b"x", b"n"
 LOOK_SECONDS, FILES_SECONDS = 5.0, 60.0
 # A frozen agent is attested so many times less often than one that runs: nothing inside can change anything.
 ATTEST_LESS: Final = 10
+# One that was given an intent has the machine for so long, or until it has answered, before another is made: that takes
+# what a cold run takes, on both cores of a small machine, and whoever waits for the answer would wait for that as well.
+ALONE_SECONDS: Final = 0.1
 # As long as a self-test of its policy counts (sandbox.canary_run).
 MOST_SECONDS = 86_400
 _RESOLVERS = "/etc/resolv.conf"
@@ -66,6 +69,7 @@ class Instance(lifecycle.Run):
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
         self._asker: socket.socket | None = None
         self._since = time.monotonic()
+        self._untold = False
         self._looked = 0.0
 
     # --- (1) ------------------------------------------------------------------------------------------------
@@ -88,7 +92,11 @@ class Instance(lifecycle.Run):
         job = super()._job(trusted, decision, facts, deadline, stack)
         self._sources = _Sources.of(decision, job.sources)
         return dataclasses.replace(
-            job, intent=b"", label={**job.label, bundle.STANDBY: "yes"}, later=functools.partial(_Later, self)
+            job,
+            intent=b"",
+            label={**job.label, bundle.STANDBY: "yes"},
+            rounds=(*job.rounds, Round(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS)),
+            later=functools.partial(_Later, self),
         )
 
     def _asked(
@@ -219,7 +227,7 @@ class Instance(lifecycle.Run):
             # The run that is started cold instead says it as ever: in its own row, to whoever asked.
             standby_wire.send(connection, {"cold": e.message})
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
-        self._asker = connection
+        self._asker, self._untold = connection, True
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
         if self._means.config.on_supervisor_exit == "end":
             watches[self._alive] = self.supervisor_gone
@@ -228,12 +236,16 @@ class Instance(lifecycle.Run):
             # One that is revoked at this moment stands until it is killed, which its watch says.
             with contextlib.suppress(errors.RunRevokedError), revocation.going_on(started.directory):
                 started.leaf.thaw()
-            # Not before: who is told of it has work of its own for the same cores.
-            self._tell(TAKEN)
             # Whoever came second is not kept waiting for what is not to be had.
             self._listening.close()
 
         return Given(self._line, self._limits(deadline), watches, release)
+
+    def _still_working(self) -> Outcome:
+        if self._untold:
+            self._untold = False
+            self._tell(TAKEN)
+        return None
 
     def _asker_gone(self) -> Outcome:
         return errors.KilledError("whoever asked for it went away")
@@ -279,13 +291,14 @@ class Instance(lifecycle.Run):
                 standby_wire.send(self._asker, message)
 
     def close(self) -> None:
-        """Let go of everybody who came."""
+        """Let go of everybody who came; another is made in its place now at the latest."""
         self._listening.close()
         self._stack.close()
+        self._still_working()
 
 
 class _Later:
-    """An instance as the exchange sees it (runner.Later)."""
+    """An instance as the exchange sees it (channel.Later)."""
 
     def __init__(self, instance: Instance, started: gvisor.Started) -> None:
         self._instance, self._started = instance, started

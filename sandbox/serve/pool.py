@@ -26,9 +26,6 @@ from sandbox.supervisor import Supervisor
 
 # How often the machine's memory is looked at while anything is kept ready.
 TICK_SECONDS = 5.0
-# One that was given an intent has the machine for so long, or until it has answered: to make the next takes what
-# a cold run takes, on both cores of a small machine, and whoever waits for the answer would wait for that as well.
-_PAUSE_SECONDS = 0.1
 # An instance that was ready for so long before it ended was no failure to make one.
 _LASTED_SECONDS = 60.0
 
@@ -95,7 +92,6 @@ class Pool:
     _version: int = -1
     _failures: dict[str, _Failures] = field(default_factory=dict)
     _due: float = 0.0
-    _paused_until: float = 0.0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def due(self) -> float | None:
@@ -113,11 +109,6 @@ class Pool:
         """One step towards what is asked for, when one is due."""
         if (due := self.due()) is None or now < due:
             return
-        if now < self._paused_until:
-            self._due = self._paused_until
-            return
-        # INVARIANT: only here a pause ends and another may begin, so that many who ask on end stop nothing for good.
-        self._paused_until = 0.0
         self._due = now + TICK_SECONDS
         self.look()
         there = [
@@ -173,7 +164,6 @@ class Pool:
         if TAKEN in said:
             one.taken = True
             self._failures.pop(one.key, None)
-            self._paused_until = self._paused_until or time.monotonic() + _PAUSE_SECONDS
         if HOPELESS in said:
             standby_records.drop(self.supervisor.path, one.agent_id)
             self.look()
@@ -195,8 +185,6 @@ class Pool:
                 self.loop.forget(one.told)
                 os.close(one.told)
         now = time.monotonic()
-        if one.taken:
-            self._paused_until = 0.0
         if not one.taken and not one.asked_to_end:
             if one.run_id and now - one.since >= _LASTED_SECONDS:
                 self._failures.pop(one.key, None)

@@ -265,6 +265,10 @@ def test_whoever_goes_away_ends_the_instance_that_worked_for_it(served: Served) 
         asking = threading.Thread(target=_asked, args=(sock, directory))
         asking.start()
         _until(lambda: "Running" in _states(served.world, instance.run_id), served)
+        # Another is made while this one works, however long that takes.
+        (other,) = _await(served, "left")
+        assert other.run_id != instance.run_id
+        assert instance.path.exists()
         sock.shutdown(2)
         asking.join(PATIENCE)
         os.close(directory)

@@ -114,38 +114,16 @@ def test_instances_are_made_one_at_a_time_and_no_more_than_are_asked_for(pool: P
     assert len(loop.made) == 2
 
 
-def test_one_that_was_taken_is_replaced_while_it_works(pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+def test_one_that_was_taken_is_replaced_while_it_works(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
     loop.say(0, _ready(0))
     pool.tick(0.0)
     loop.say(1, _ready(1))
     loop.say(0, TAKEN)
-    # It has the machine for a moment, and no longer, however many are taken meanwhile.
-    pool.tick(7.0)
-    loop.say(1, TAKEN)
-    monkeypatch.setattr(time, "monotonic", lambda: 7.09)
-    pool.tick(7.09)
-    assert len(loop.made) == 2
-    assert pool.due() == pytest.approx(7.1)
-    pool.tick(7.1)
+    pool.tick(0.0)
     assert len(loop.made) == 3
     loop.ends(0)
-    pool.tick(7.2)
-    assert len(loop.made) == 3
-
-
-def test_one_that_has_answered_is_replaced_at_once(pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     pool.tick(0.0)
-    loop.say(0, _ready(0))
-    pool.tick(0.0)
-    loop.say(1, _ready(1))
-    loop.say(0, TAKEN)
-    pool.tick(7.0)
-    assert len(loop.made) == 2
-    loop.ends(0)
-    pool.tick(7.0)
     assert len(loop.made) == 3
 
 
