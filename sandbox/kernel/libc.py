@@ -73,6 +73,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 SECCOMP_MODE_FILTER = 2
+
+MADV_COLLAPSE = 25  # asm-generic/mman-common.h
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -274,6 +276,11 @@ def status_flags(fd: int) -> int:
 def mlock(address: int, length: int) -> None:
     """mlock(2): keep these pages out of swap until they are unmapped."""
     _checked(_libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(length)), "mlock")
+
+
+def madvise(address: int, length: int, advice: int) -> None:
+    """madvise(2): say how these pages are used."""
+    _checked(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(advice)), "madvise")
 
 
 def getrandom(address: int, length: int) -> None:

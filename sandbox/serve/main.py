@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
+from sandbox.kernel import hugepages
 from sandbox.serve import hardening, notify, places, warm, watcher
 from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
@@ -67,6 +68,7 @@ def serve(state: Path) -> None:
         gc.collect()
         gc.disable()
         gc.freeze()
+        hugepages.collapse()
         version = supervisor.state.root_version()
         root = f"trust root version {version}" if version else "no trust root"
         sys.stderr.write(f"covenant-supervisor: serves {state} ({root})\n")
