@@ -38,6 +38,12 @@ def served(warm: Path) -> Iterator[Served]:
         assert leftovers(made.world) == []
 
 
+def _ended(world: World) -> dict[str, str]:
+    """By run id, the code that each run ended with."""
+    rows = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
+    return {row["run_id"]: row["code"] for row in rows}
+
+
 def entries(world: World) -> list[registry.Entry]:
     return [one for one in registry.live(world.state / "runs") if one.state == "Running"]
 
@@ -135,7 +141,9 @@ def test_a_tree_is_stopped_let_go_and_ended_as_one_and_shown_on_a_terminal(serve
         assert len(entries(world)) == 3
         assert set(said(covenant("kill", run_id, "--tree", "--json", served=served))["runs"]) == ids
         assert registry.live(world.state / "runs") == []
-    ended = {row["kind"]["run_id"]: row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"}
+    # The last row of one comes after its directory is gone, which is what a kill waits for.
+    until(lambda: ids <= _ended(world).keys())
+    ended = _ended(world)
     # A child ends with its parent or by the same wish, whichever came first.
     assert ended[run_id] == "stopped"
     assert {ended[one] for one in ids} <= {"stopped", "parent_ended"}

@@ -23,7 +23,7 @@ from tests.kernel.families import BIG, SMALL, answered, member, reads, spawn
 from tests.kernel.live_runs import until
 from tests.kernel.test_attacks_sandbox import covenant
 from tests.kernel.test_command_line import call, document
-from tests.kernel.world import World
+from tests.kernel.world import HEAD, TAIL, World
 
 # What an agent can read of the places that the tests make, one file in each.
 LOOK = """
@@ -277,7 +277,12 @@ def parent_of_three(
         process.communicate()
         on.touch()
         until(lambda: not entries(world))
-        world.run(world.sign(world.package({"main.py": 'print(\'{"text": ""}\')'})))
+        world.run(_plain(world))
+
+
+def _plain(world: World) -> Path:
+    """An agent that does nothing: any start writes down what became of whoever was killed."""
+    return world.sign(world.package({"main.py": HEAD + "answer = ''" + TAIL}))
 
 
 def check_fates(world: World, places: Path) -> None:
@@ -322,7 +327,7 @@ def test_each_child_does_so_when_its_parents_keeper_is_killed(world: World, plac
         # What was reserved by it is free, and the children that go on are live without it.
         assert "top" not in {one.agent_id for one in entries(world)}
         check_fates(world, places)
-    plain = world.sign(world.package({"main.py": 'print(\'{"text": ""}\')'}))
+    plain = _plain(world)
     assert world.run(plain).error is None  # the next start writes down what became of the killed one
     assert [row["code"] for row in of(world, "run_ended", agent_id="top")] == ["cut_off"]
 
@@ -369,7 +374,7 @@ def running(world: World, package: Path, number: int) -> Iterator[list[registry.
         process.kill()
         process.communicate()
         until(lambda: not entries(world))
-        world.run(world.sign(world.package({"main.py": 'print(\'{"text": ""}\')'})))
+        world.run(_plain(world))
 
 
 # --- an agent that wants more -------------------------------------------------------------------------------------
@@ -491,6 +496,6 @@ def test_a_child_whose_keeper_is_killed_is_said_to_be_gone_and_leaves_its_place(
     gone, second = json.loads(json.loads(out)["text"])
     assert gone["error"]["code"] == "cut_off", err
     assert json.loads(second["ok"]["text"]) == "there was a place"
-    plain = world.sign(world.package({"main.py": 'print(\'{"text": ""}\')'}))
+    plain = _plain(world)
     assert world.run(plain).error is None
     assert [row["code"] for row in of(world, "run_ended", agent_id="slow")] == ["cut_off"]
