@@ -30,9 +30,9 @@ from policy.prove.live import Layer, Standing
 from sandbox import attest_network, attest_processes, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
+from sandbox.channel import Outcome, Round
 from sandbox.kernel import cgroupfs, libc, netns, readback, readback_filter, sentry_log
 from sandbox.kernel.readback import Binary, Name
-from sandbox.runner import Outcome, Round
 
 RECORD = "attest.json"
 # Where the state remembers which filters a runsc binary loads, below ``closures``.

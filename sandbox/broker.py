@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from policy import errors
 from policy.signing import strict_json
+from sandbox.channel import Outcome, Round
 from sandbox.kernel.locked import Locked
 from sandbox.network.tokens import Tokens
-from sandbox.runner import Outcome, Round
 
 LINE_BYTES: Final = 1 << 20
 # How many requests may be without an answer, how many may come in a second and at once, and how many lines may be no

@@ -22,9 +22,9 @@ from policy.host import Closure, ClosureFile, HostFacts
 from policy.prove import live
 from sandbox import canary, canary_program, durable, gvisor, memo, own_code
 from sandbox.bundle import SELF_TEST
+from sandbox.channel import Limits
 from sandbox.config import Config
 from sandbox.rootfs import MountPoint, Skeletons
-from sandbox.runner import Limits
 from sandbox.uids import UidLease
 
 # A self-test that is older is made again: what changes on a machine in silence is found within a day.

@@ -20,9 +20,9 @@ from policy.signing import trust
 from sandbox import bundle, registry, spawning
 from sandbox.admission import Above, Lineage, Member
 from sandbox.broker import Broker
+from sandbox.channel import Outcome
 from sandbox.kernel import cgroupfs, runsc
 from sandbox.network import gateway
-from sandbox.runner import Outcome
 from sandbox.spawning import Errand, Say, Spawner
 
 _MIB = 1024 * 1024

@@ -20,9 +20,9 @@ from typing import Final
 
 from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
+from sandbox.channel import Outcome, Round
 from sandbox.kernel import sentry_log
 from sandbox.network.tokens import Tokens
-from sandbox.runner import Outcome, Round
 
 _STARTS = frozenset({"execve", "execveat"})
 # Calls of which a failure is told. Each of the first costs far more than its line in the log; those of the second are
@@ -83,7 +83,7 @@ class Denials:
             self.told(denials.Denial(layer, target or error.details.get("clock") or "unknown", error.code))
 
     def round(self) -> Round:
-        """For the exchange (runner.Channel.rounds): writes the summaries whose time has come."""
+        """For the exchange (channel.Channel.rounds): writes the summaries whose time has come."""
         return Round(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
 
     def wind_up(self) -> None:

@@ -29,10 +29,10 @@ from policy import errors
 from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
 from sandbox import bundle, durable, registry
+from sandbox.channel import Outcome, Round
 from sandbox.kernel import cgroupfs, ending
 from sandbox.kernel import urgent as priority
 from sandbox.network import cutting, gate_leaf
-from sandbox.runner import Outcome, Round
 from sandbox.state import State
 
 # The field of a label that says what the run rests on (policy.signing.authority).

@@ -11,173 +11,21 @@ import contextlib
 import functools
 import math
 import os
-import select
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from policy import contract, errors
+from sandbox import pipes
+from sandbox.channel import Channel, Finished, Given, Later, Limits, Outcome, Round
 
-_CHUNK = 65536
 # How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
 _LOOK_SECONDS = 0.25
 # How often it is looked whether an agent that is told later waits already (seconds).
 _SETTLE_SECONDS = 0.02
 # No wait is without an end, also where nothing is due (seconds).
 _LONGEST_WAIT = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The clocks of one exchange, in seconds, and the name of the one that bounds the task.
-
-    ``task_seconds`` runs from the moment the intent line is written to an agent that has started.
-    """
-
-    start_seconds: float
-    task_seconds: float
-    task_clock: str
-    grace_seconds: float = 2.0
-    stdout_bytes: int = contract.STDOUT_BYTES
-    stderr_bytes: int = contract.STDERR_BYTES
-
-
-# What a watch or a round came to: an error ends the run with it.
-Outcome = errors.RunError | None
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Something that is looked at every so many seconds while the run lasts.
-
-    ``wait`` says after each look when the next is due, in seconds, where that is not always the same. ``at_start`` has
-    it looked at once more when the agent has started and before it is given its intent.
-    """
-
-    seconds: float
-    look: Callable[[], Outcome]
-    wait: Callable[[], float] | None = None
-    at_start: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What an agent that waited is told at last, the clocks that count from then on, and who else may end it.
-
-    ``release`` lets it go on. That comes last: until its intent lies in the pipe it can say nothing.
-    """
-
-    intent: bytes
-    limits: Limits
-    watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
-    release: Callable[[], None] = lambda: None
-
-
-class Later(Protocol):
-    """An intent that is not known yet when the agent starts (sandbox.standby). No method may block for long.
-
-    ``rounds`` are looked at while the agent is held, in the place of the channel's; ``watches`` beside the channel's,
-    for so long. Until the intent is given the agent may say nothing on stdout, as ever.
-    """
-
-    @property
-    def rounds(self) -> Sequence[Round]:
-        """Asked for when it is held."""
-
-    @property
-    def watches(self) -> Mapping[int, Callable[[], Outcome]]:
-        """Asked for when it is held."""
-
-    def settled(self) -> bool:
-        """Asked again and again once the agent has started: whether it waits for its intent, and is held now."""
-
-    def fileno(self) -> int:
-        """Readable when somebody comes with an intent."""
-
-    def take(self) -> Given | errors.RunError | None:
-        """The intent; an error ends the child; None goes on waiting."""
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """A started child as the exchange sees it. Descriptors stay owned by the caller, who closes them.
-
-    ``stdin``, ``stdout``, ``stderr`` are the supervisor's ends; ``pidfd`` becomes readable at the exit;
-    ``started`` becomes readable when the agent's first process runs, and ``has_started()`` then consumes the
-    event and says whether it was the right one. ``terminate`` asks (SIGTERM), ``kill`` ends everything.
-    ``out_of_memory`` says whether the kernel has killed something of the child's for memory. ``watches`` are
-    descriptors of what serves the run (its gateway, its denials), each with what to do when it is readable;
-    ``rounds`` are looked at by the clock. Neither may block. ``giving`` is called when the agent is about to be given
-    its intent, ``ending`` before the run is ended for a reason of ours: what either cannot write down does not happen.
-    """
-
-    stdin: int
-    stdout: int
-    stderr: int
-    pidfd: int
-    started: int
-    has_started: Callable[[], bool]
-    terminate: Callable[[], None]
-    kill: Callable[[], None]
-    out_of_memory: Callable[[], bool] = lambda: False
-    watches: Mapping[int, Callable[[], Outcome]] = field(default_factory=dict)
-    rounds: Sequence[Round] = ()
-    giving: Callable[[], None] = lambda: None
-    ending: Callable[[errors.RunError], None] = lambda error: None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds: ``said_seconds`` is
-    when its first word on stdout was read, None when it said nothing."""
-
-    stdout: bytes
-    stderr: bytes
-    stderr_total: int
-    exit_status: int
-    error: errors.RunError | None
-    oom_kills: int
-    start_seconds: float | None
-    total_seconds: float
-    reported: tuple[str, ...]
-    said_seconds: float | None = None
-    usage: contract.Usage = contract.NOTHING_USED
-
-
-class BoundedTail:
-    """The first and the last half of a stream that may be endless; says how much fell out between."""
-
-    def __init__(self, limit: int) -> None:
-        self._half = limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.total = 0
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        self.total += len(data)
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        del self._tail[: max(0, len(self._tail) - self._half)]
-
-    def value(self) -> bytes:
-        """What was kept, with a mark where bytes were dropped."""
-        dropped = self.total - len(self._head) - len(self._tail)
-        mark = f"\n[{dropped} bytes dropped]\n".encode() if dropped else b""
-        return bytes(self._head) + mark + bytes(self._tail)
-
-    def since(self, offset: int) -> tuple[int, bytes]:
-        """What is kept from ``offset`` of the whole stream on, without a gap, and where that begins."""
-        held, begin = bytes(self._head), self.total - len(self._tail)
-        if begin == len(held):
-            return offset, (held + self._tail)[offset:]
-        if offset < len(held):
-            return offset, held[offset:]
-        begins = max(offset, begin)
-        return begins, bytes(self._tail[begins - begin :])
 
 
 @dataclass
@@ -204,7 +52,7 @@ class Exchange:
     def run(self) -> None:
         """Hold the conversation until the child has exited and its output is read or cut."""
         self._begin = time.monotonic()
-        self._stderr = BoundedTail(self.limits.stderr_bytes)
+        self._stderr = pipes.BoundedTail(self.limits.stderr_bytes)
         self._pending = memoryview(self.intent)
         self._deadline = self._begin + self.limits.start_seconds
         self._kill_at: float | None = None
@@ -348,14 +196,14 @@ class Exchange:
         self.channel.kill()
         # The exit is read through pidfd; SIGKILL cannot be refused, so this bound only guards the kernel.
         self._kill_at = time.monotonic() + 10.0
-        if not _readable(self.channel.pidfd, 10.0):
+        if not pipes.readable(self.channel.pidfd, 10.0):
             raise errors.KernelError("the sandbox survives SIGKILL")
 
     def _on_started(self) -> None:
         if not self.channel.has_started():
             return
         self._selector.unregister(self.channel.started)
-        if _readable(self.channel.stdout, 0) and self._peek_early():
+        if pipes.readable(self.channel.stdout, 0) and self._peek_early():
             return
         for one in self.channel.rounds:
             if one.at_start:
@@ -391,7 +239,7 @@ class Exchange:
             self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
             self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
             # What it said on its way to being held it said before its intent.
-            if not (_readable(self.channel.stdout, 0) and self._peek_early()):
+            if not (pipes.readable(self.channel.stdout, 0) and self._peek_early()):
                 self._give()
                 taken.release()
         elif isinstance(taken, errors.RunError):
@@ -420,10 +268,10 @@ class Exchange:
         # One line and no more: the end of file tells an agent that reads to the end that it has all.
         self._forget(self.channel.stdin)
         with contextlib.suppress(OSError):
-            _shut(self.channel.stdin)
+            pipes.shut(self.channel.stdin)
 
     def _read_stdout(self) -> None:
-        data = _read(self.channel.stdout)
+        data = pipes.read(self.channel.stdout)
         if data is None:
             return
         if not data:
@@ -438,7 +286,7 @@ class Exchange:
             self._end(errors.OutputTooLargeError(f"stdout is over {self.limits.stdout_bytes} bytes"), gently=False)
 
     def _read_stderr(self) -> None:
-        data = _read(self.channel.stderr)
+        data = pipes.read(self.channel.stderr)
         if data is None:
             return
         if not data:
@@ -461,7 +309,7 @@ class Exchange:
         self._forget(self.channel.stdin)
         for fd, look in self.channel.watches.items():
             # What was refused just before the end is still to be told; whatever ended the run is known already.
-            if _readable(fd, 0):
+            if pipes.readable(fd, 0):
                 look()
             self._forget(fd)
         for fd in [key.fd for key in self._selector.get_map().values()]:
@@ -476,25 +324,3 @@ class Exchange:
 def out_of_memory() -> errors.OutOfMemoryError:
     """The error of a run from which the kernel took a process for memory."""
     return errors.OutOfMemoryError("the agent used more memory than memory_mb")
-
-
-def _read(fd: int) -> bytes | None:
-    try:
-        return os.read(fd, _CHUNK)
-    except BlockingIOError:
-        return None
-
-
-def _readable(fd: int, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-def _shut(fd: int) -> None:
-    """Give the reader its end of file while the number stays ours: the caller closes it later."""
-    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.dup2(null, fd, inheritable=False)
-    finally:
-        os.close(null)

@@ -35,8 +35,8 @@ from policy.signing import strict_json
 from sandbox import keeper
 from sandbox.admission import Lineage, Member
 from sandbox.broker import Broker, Call, Handler
+from sandbox.channel import Outcome
 from sandbox.network.tokens import Tokens
-from sandbox.runner import Outcome
 
 # A child costs its machine a process and the reading of a package before any rule says no.
 PER_SECOND, BURST = 8.0, 64.0

@@ -16,9 +16,10 @@ from typing import Any
 from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import control
+from sandbox.channel import Channel, Outcome, Round
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.rows import Rows
-from sandbox.runner import Channel, Exchange, Outcome, Round
+from sandbox.runner import Exchange
 
 # So much of stderr in one answer; each byte may become six of JSON.
 LOG_BYTES = 16 * 1024

@@ -23,8 +23,9 @@ from policy.manifest.agent import Manifest
 from policy.package import Package
 from sandbox import config as configuration
 from sandbox import host
+from sandbox.channel import Channel, Finished, Limits, Outcome, Round
 from sandbox.kernel import confine, libc, process, seccomp_loader
-from sandbox.runner import Channel, Exchange, Finished, Limits, Outcome, Round
+from sandbox.runner import Exchange
 from sandbox.steering import Steering
 from sandbox.store import PackageStore
 

@@ -104,7 +104,7 @@ class GateProcess:
         self._is_ready = True
 
     def watches(self, denied: Callable[[denials.Denial], None]) -> Mapping[int, Callable[[], errors.RunError | None]]:
-        """For the exchange (runner.Channel.watches): tells what the gate refused, and ends the run with the gate."""
+        """For the exchange (channel.Channel.watches): tells what the gate refused, and ends the run with the gate."""
         self._rest = functools.partial(self._told, denied)
         return {self.pidfd: self._ended, self._reports.fileno(): self._rest}
 

@@ -31,8 +31,8 @@ from policy.compile import trusted_local as compiler
 from policy.manifest import parse
 from policy.package import Package
 from sandbox import host, trusted_local
+from sandbox.channel import Finished, Limits
 from sandbox.kernel import seccomp_loader
-from sandbox.runner import Finished, Limits
 from tests.kernel.world import HEAD, TAIL, World
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 import pytest
 
 from policy import errors
-from sandbox.runner import BoundedTail, Channel, Exchange, Limits, Round
+from sandbox.channel import Channel, Limits, Round
+from sandbox.pipes import BoundedTail
+from sandbox.runner import Exchange
 
 READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
 

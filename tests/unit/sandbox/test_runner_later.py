@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.runner import Channel, Exchange, Given, Limits, Round
+from sandbox.channel import Channel, Given, Limits, Round
+from sandbox.runner import Exchange
 from tests.unit.sandbox.test_runner import READ, child
 
 START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import bundle, control, durable, revocation, steering
+from sandbox.channel import Channel, Limits
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.ledger import Ledger
+from sandbox.pipes import BoundedTail
 from sandbox.rows import Rows
-from sandbox.runner import BoundedTail, Channel, Exchange, Limits
+from sandbox.runner import Exchange
 from sandbox.steering import Steering
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
