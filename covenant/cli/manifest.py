@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from covenant.cli import common, times
+from covenant.cli import manifest_told as told
 from policy import errors
 
 if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
-    from policy.manifest.permissions import NetworkEntry
     from policy.package import Package
     from policy.signing.root import OperatorKey
-    from policy.signing.statement import Statement
     from policy.signing.trust import Signer, TrustedPackage
 
 _PACKAGE = click.argument("package", type=click.Path(path_type=Path))
@@ -71,7 +69,7 @@ def check(package: Path, as_json: bool) -> None:
 
     read, parsed = _read(package)
     names.check(parsed, profiles=data.profile_names(), syscalls=data.syscall_names())
-    notes = _notes(read, parsed)
+    notes = told.notes(read, parsed)
     if as_json:
         common.emit(
             {
@@ -79,16 +77,16 @@ def check(package: Path, as_json: bool) -> None:
                 "agent_id": parsed.agent.id,
                 "package_digest": read.digest,
                 "files": len(read.files),
-                "grants": _grants(parsed),
-                "defaults": _defaults(parsed),
+                "grants": told.grants(parsed),
+                "defaults": told.defaults(parsed),
                 "unknown_sections": list(parsed.unknown_sections),
                 "notes": notes,
             }
         )
         return
     common.say(f"{parsed.agent.id}: {len(read.files)} files, the manifest is acceptable")
-    _say_grants(parsed)
-    _say_defaults(parsed)
+    told.say_grants(parsed)
+    told.say_defaults(parsed)
     for note in notes:
         common.say(f"note: {common.visible(note)}", err=True)
 
@@ -146,9 +144,9 @@ def sign(
                 "key": door.name,
                 "keyid": door.key.keyid,
                 "package_digest": read.digest,
-                "statement": _statement(statement),
-                "grants": _grants(parsed),
-                "defaults": _defaults(parsed),
+                "statement": told.statement(statement),
+                "grants": told.grants(parsed),
+                "defaults": told.defaults(parsed),
             }
         )
         return
@@ -159,11 +157,11 @@ def sign(
         common.say(f"  {plan.why}")
     for path in statement.subjects:
         common.say(f"  {statement.subjects[path][:16]}  {common.visible(path)}")
-    common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {_audience(statement)}")
+    common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {told.audience(statement)}")
     if statement.approve_unlimited:
         common.say("approves an unlimited lifetime")
-    _say_grants(parsed)
-    _say_defaults(parsed)
+    told.say_grants(parsed)
+    told.say_defaults(parsed)
 
 
 @manifest.command()
@@ -185,14 +183,14 @@ def verify(package: Path, as_json: bool) -> None:
                 "payload_digest": trusted.payload_digest,
                 "signers": [{"name": s.name, "keyid": s.keyid} for s in signers],
                 "trust_root": {"version": trusted.root_version, "source": source},
-                "statement": _statement(statement),
+                "statement": told.statement(statement),
             }
         )
         return
     common.say(f"{parsed.agent.id}: verified, signed by {', '.join(s.name for s in signers)}")
-    common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {_audience(statement)}")
+    common.say(f"serial {statement.serial}, until {times.utc(statement.expires_at)}, {told.audience(statement)}")
     common.say(f"trust root version {trusted.root_version}, {common.visible(source)}")
-    _say_unknown(parsed)
+    told.say_unknown(parsed)
 
 
 @manifest.command()
@@ -217,7 +215,7 @@ def show(package: Path, as_json: bool) -> None:
                 "unknown_sections": list(parsed.unknown_sections),
                 "package_digest": read.digest,
                 "signers": [s.name for s in signers],
-                "statement": _statement(statement) if statement else None,
+                "statement": told.statement(statement) if statement else None,
                 "refusal": refusal.to_json() if refusal else None,
             }
         )
@@ -228,7 +226,7 @@ def show(package: Path, as_json: bool) -> None:
             if value is not None:
                 mark = "" if parsed.wrote(f"{section}.{key}") else "  (default)"
                 common.say(f"  {key} = {common.visible(str(value))}{mark}")
-    _say_unknown(parsed)
+    told.say_unknown(parsed)
     if statement:
         common.say(f"signed by {', '.join(s.name for s in signers)}, until {times.utc(statement.expires_at)}")
     elif refusal:
@@ -294,90 +292,3 @@ def _verify(read: Package) -> tuple[Manifest, TrustedPackage, tuple[Signer, ...]
     parsed = parse.parse(trusted.manifest_bytes)
     signers = trust.authorise(trusted, agent_id=parsed.agent.id, role=parsed.agent.role, operator=parsed.agent.operator)
     return parsed, trusted, signers, source
-
-
-def _notes(read: Package, parsed: Manifest) -> list[str]:
-    """What is acceptable and still worth a word."""
-    from policy import data
-    from policy import package as packages
-    from policy.manifest import names, parse, tool_checks
-
-    notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
-    notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
-    try:
-        parse.require_network(parsed)
-    except errors.ManifestError as e:
-        notes.append(f"{e.message}; sign refuses that")
-    if parsed.lifetime.unlimited:
-        notes.append("the lifetime is unlimited; sign wants --approve-unlimited")
-    if parsed.agent.runtime != "hermes" and parsed.agent.entry not in read.files:
-        place = parsed.point("agent.entry")
-        notes.append(f"entry `{parsed.agent.entry}` is not a file of the package ({place}); run refuses that")
-    if role := names.unknown_role(parsed, data.roles().by_name):
-        notes.append(role)
-    notes += tool_checks.notes(read, parsed)
-    return notes
-
-
-def _grants(parsed: Manifest) -> dict[str, list[str]]:
-    """What the manifest asks for as it is understood, by domain: its text may read otherwise, in a comment or a string.
-
-    Of the system calls the profile goes by its name, and each call beside it by its own.
-    """
-    from policy import data
-    from policy.rules import nine
-
-    requested = nine.requested(parsed, roles=data.roles())
-    role = f"role {parsed.agent.role}" if parsed.agent.role else "no role, so the ceiling of none"
-    calls = requested.syscalls
-    named = [f"profile {calls.profile}"] if calls.profile else []
-    named += [f"call {name}" for name in sorted(calls.names - calls.profile_names)]
-    named += [f"not call {name}" for name in sorted(calls.profile_names - calls.names)]
-    backend = parsed.sandbox.backend
-    sandboxed = "" if backend == "linux-gvisor" else ", which is no sandbox: `run` says what it does not enforce"
-    # A line a table: as a set, a few overlapping blocks are thousands of lines, in which the rest would drown.
-    hosts = [_destination(entry) for entry in parsed.permissions.network] or list(requested.network.describe())
-    others = replace(requested, network=type(requested.network).bottom())
-    lines = {name: list(rows) for name, rows in others.describe().items()} | ({"network": hosts} if hosts else {})
-    return {"backend": [backend + sandboxed], **lines, "identity": [role], "syscalls": named}
-
-
-def _destination(entry: NetworkEntry) -> str:
-    ports = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in entry.ports)
-    return f"connect {entry.host} {entry.protocol} {ports}"
-
-
-def _say_grants(parsed: Manifest) -> None:
-    common.say("grants:")
-    for domain, lines in _grants(parsed).items():
-        for line in lines:
-            common.say(common.visible(f"  {domain}: {line}"))
-
-
-def _defaults(parsed: Manifest) -> list[dict[str, Any]]:
-    from policy.manifest import parse
-
-    return [{"key": key, "value": value, "reason": reason} for key, value, reason in parse.defaults_applied(parsed)]
-
-
-def _say_defaults(parsed: Manifest) -> None:
-    applied = _defaults(parsed)
-    if applied:
-        common.say("defaults that apply:")
-    for row in applied:
-        value = "none" if row["value"] is None else row["value"]
-        common.say(f"  {row['key']} = {common.visible(str(value))}  ({row['reason']})")
-    _say_unknown(parsed)
-
-
-def _say_unknown(parsed: Manifest) -> None:
-    for name in parsed.unknown_sections:
-        common.say(f"unknown section, tolerated and without effect: [{common.visible(name)}]", err=True)
-
-
-def _statement(statement: Statement) -> dict[str, Any]:
-    return statement.model_dump(mode="json", exclude={"subjects"}) | {"subjects": dict(statement.subjects)}
-
-
-def _audience(statement: Statement) -> str:
-    return f"for host {statement.audience}" if statement.audience else "for any host"

@@ -7,7 +7,6 @@ row in the supervisor's log before it is made.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, vault_log
 from policy import errors
 
 if TYPE_CHECKING:
     from sandbox.config import Config
-    from sandbox.vault.backend import Backend, Change, Entry
+    from sandbox.vault.backend import Backend, Entry
     from sandbox.vault.file import FileVault
     from sandbox.vault.keys import Key
 
@@ -31,7 +30,6 @@ _OPEN_BY = click.option(
     "--passphrase-file", metavar="FILE", help="Open it by the passphrase in FILE (- for stdin), not by its key file."
 )
 _FD = click.option("--fd", type=click.IntRange(0), metavar="N", help="Read the secret from descriptor N, not stdin.")
-_ROWS = ("credential_granted", "denied", "vault_changed")
 
 
 @click.group()
@@ -63,7 +61,7 @@ def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str |
         made = _embedded(config, lambda: _opener(config, None))
         key_file = key_file or _configured_file(config, unless=new_passphrase or bool(new_passphrase_file))
         keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
-        made.create(keys, before=_log(config, "file"))
+        made.create(keys, before=vault_log.writer(config, "file"))
     _say(as_json, {"kind": "vault_created", "path": str(config.state / "vault")}, f"vault {config.state / 'vault'}")
 
 
@@ -83,7 +81,7 @@ def rekey(
     with contextlib.ExitStack() as stack:
         found = _embedded(config, lambda: _opener(config, passphrase_file))
         keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
-        found.rekey(keys, before=_log(config, "file"))
+        found.rekey(keys, before=vault_log.writer(config, "file"))
     _say(as_json, {"kind": "vault_rekeyed"}, "the vault has other keys")
 
 
@@ -98,7 +96,7 @@ def put(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_j
     config = _config()
     with _value(fd, passphrase_file) as value:
         found = _opened(config, passphrase_file)
-        entry = found.put(agent, name, value, before=_log(config, found.name))
+        entry = found.put(agent, name, value, before=vault_log.writer(config, found.name))
     _say_entry(as_json, "secret_put", entry)
 
 
@@ -113,7 +111,7 @@ def rotate(agent: str, name: str, fd: int | None, passphrase_file: str | None, a
     config = _config()
     with _value(fd, passphrase_file) as value:
         found = _opened(config, passphrase_file)
-        entry = found.rotate(agent, name, value, before=_log(config, found.name))
+        entry = found.rotate(agent, name, value, before=vault_log.writer(config, found.name))
     _say_entry(as_json, "secret_rotated", entry)
 
 
@@ -126,7 +124,7 @@ def rm(agent: str, name: str, passphrase_file: str | None, as_json: bool) -> Non
     """Remove secret NAME of agent id AGENT, with its older versions; who asks next is refused."""
     config = _config()
     found = _opened(config, passphrase_file)
-    entry = found.remove(agent, name, before=_log(config, found.name))
+    entry = found.remove(agent, name, before=vault_log.writer(config, found.name))
     _say_entry(as_json, "secret_removed", entry)
 
 
@@ -139,7 +137,7 @@ def list_secrets(agent: str | None, passphrase_file: str | None, as_json: bool) 
     config = _config()
     found = _opened(config, passphrase_file)
     entries = found.entries(agent)
-    notes = _disagreements(found.name, entries, agent)
+    notes = vault_log.disagreements(found.name, entries, agent)
     if as_json:
         common.emit({"kind": "vault", "backend": found.name, "secrets": [_words(e) for e in entries], "notes": notes})
         return
@@ -157,12 +155,12 @@ def list_secrets(agent: str | None, passphrase_file: str | None, as_json: bool) 
 @_JSON
 def grant_log(agent: str | None, as_json: bool) -> None:
     """Say what the log has of secrets: what was given to which run, refused, and changed; oldest first."""
-    rows = [row for row in _rows() if agent in (None, row["agent_id"])]
+    rows = [row for row in vault_log.rows() if agent in (None, row["agent_id"])]
     if as_json:
         common.emit({"kind": "grant_log", "rows": rows})
         return
     for row in rows:
-        common.say(common.visible(_line(row)))
+        common.say(common.visible(vault_log.line(row)))
     if not rows:
         common.say("the log has nothing of secrets", err=True)
 
@@ -250,102 +248,6 @@ def _value(fd: int | None, passphrase_file: str | None) -> Iterator[memoryview]:
         return
     with giving.from_descriptor(0 if fd is None else fd) as value:
         yield value
-
-
-# --- what is said, and to whom ------------------------------------------------------------------------------------
-
-
-def _log(config: Config, backend: str) -> Callable[[Change], None]:
-    """Writes the row of a change, durable before it is made."""
-    from covenant import identity
-    from sandbox.ledger import Ledger
-    from sandbox.state import State
-
-    home = common.home()
-
-    def write(change: Change) -> None:
-        fields = {
-            "operator": identity.OPERATOR,
-            "backend": backend,
-            "action": change.action,
-            "agent_id": change.agent_id or None,
-            "name": change.name or None,
-            "version": change.version or None,
-        }
-        with (
-            State(config.state) as state,
-            Ledger.open(state.path / "audit", head=state.path / "audit-head" / "head.json") as ledger,
-        ):
-            ledger.append("vault_changed", fields, issuer=identity.issuer(home), now_ms=int(time.time() * 1000))
-
-    return write
-
-
-def _rows() -> list[dict[str, Any]]:
-    """The rows about secrets in the supervisor's log, oldest first; what cannot be read as one is skipped."""
-    from covenant.cli import audit
-
-    rows = []
-    for line in (line for log in audit.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
-        if not any(f'"{kind}"'.encode() in line for kind in _ROWS):
-            continue
-        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-            event = json.loads(line)
-            kind = event["kind"]
-            if kind["type"] == "denied" and kind["layer"] != "credential":
-                continue
-            rows.append(_row(kind, event["timestamp_ms"]))
-    return rows
-
-
-def _row(kind: dict[str, Any], timestamp_ms: int) -> dict[str, Any]:
-    what = {"credential_granted": "granted", "denied": "refused"}.get(kind["type"]) or kind["action"]
-    return {
-        "timestamp_ms": timestamp_ms,
-        "what": what,
-        "agent_id": kind["agent_id"],
-        "name": kind.get("name") or kind.get("target") or None,
-        "version": kind.get("version"),
-        "run_id": kind.get("run_id"),
-        "code": kind.get("code"),
-        "count": kind.get("count", 1),
-        "operator": kind.get("operator"),
-    }
-
-
-def _line(row: dict[str, Any]) -> str:
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["timestamp_ms"] / 1000))
-    whose = f" {row['agent_id']}" if row["agent_id"] else ""
-    name = f" {row['name']}" if row["name"] else ""
-    more = [f"version {row['version']}" if row["version"] else "", row["code"] or ""]
-    more += [f"{row['count']} times" if row["count"] > 1 else "", f"run {row['run_id']}" if row["run_id"] else ""]
-    return f"{at}  {row['what']}{whose}{name}" + "".join(f"  {one}" for one in more if one)
-
-
-def _disagreements(backend: str, entries: list[Entry], agent: str | None) -> list[str]:
-    """Where the last row about a secret says another version than the vault has: an older vault was put back whole, a
-    change was stopped after its row, or somebody changed the server by other means."""
-    said: dict[tuple[str, str], int] = {}
-    try:
-        rows = _rows()
-    except errors.LedgerError:
-        return []
-    for row in rows:
-        if row["what"] in ("put", "rotated", "removed") and agent in (None, row["agent_id"]):
-            said[row["agent_id"], row["name"]] = 0 if row["what"] == "removed" else row["version"]
-        elif row["what"] == "created":
-            said.clear()
-    held = {(entry.agent_id, entry.name): entry.version for entry in entries}
-    pairs = [(place, version, held.get(place, 0)) for place, version in sorted(said.items())]
-    return [
-        f"the log has {name} of {whose} as {_version(logged)}, the {backend} vault as {_version(there)}"
-        for (whose, name), logged, there in pairs
-        if logged != there
-    ]
-
-
-def _version(number: int) -> str:
-    return f"version {number}" if number else "removed"
 
 
 def _words(entry: Entry) -> dict[str, Any]:

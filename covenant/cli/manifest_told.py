@@ -1,0 +1,108 @@
+"""What the command line says of a manifest: what it asks for, which defaults apply, and what is worth a word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from policy.manifest.agent import Manifest
+    from policy.manifest.permissions import NetworkEntry
+    from policy.package import Package
+    from policy.signing.statement import Statement
+
+
+def notes(read: Package, parsed: Manifest) -> list[str]:
+    """What is acceptable and still worth a word."""
+    from policy import data
+    from policy import package as packages
+    from policy.manifest import names, parse, tool_checks
+
+    notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
+    notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
+    try:
+        parse.require_network(parsed)
+    except errors.ManifestError as e:
+        notes.append(f"{e.message}; sign refuses that")
+    if parsed.lifetime.unlimited:
+        notes.append("the lifetime is unlimited; sign wants --approve-unlimited")
+    if parsed.agent.runtime != "hermes" and parsed.agent.entry not in read.files:
+        place = parsed.point("agent.entry")
+        notes.append(f"entry `{parsed.agent.entry}` is not a file of the package ({place}); run refuses that")
+    if role := names.unknown_role(parsed, data.roles().by_name):
+        notes.append(role)
+    notes += tool_checks.notes(read, parsed)
+    return notes
+
+
+def grants(parsed: Manifest) -> dict[str, list[str]]:
+    """What the manifest asks for as it is understood, by domain: its text may read otherwise, in a comment or a string.
+
+    Of the system calls the profile goes by its name, and each call beside it by its own.
+    """
+    from policy import data
+    from policy.rules import nine
+
+    requested = nine.requested(parsed, roles=data.roles())
+    role = f"role {parsed.agent.role}" if parsed.agent.role else "no role, so the ceiling of none"
+    calls = requested.syscalls
+    named = [f"profile {calls.profile}"] if calls.profile else []
+    named += [f"call {name}" for name in sorted(calls.names - calls.profile_names)]
+    named += [f"not call {name}" for name in sorted(calls.profile_names - calls.names)]
+    backend = parsed.sandbox.backend
+    sandboxed = "" if backend == "linux-gvisor" else ", which is no sandbox: `run` says what it does not enforce"
+    # A line a table: as a set, a few overlapping blocks are thousands of lines, in which the rest would drown.
+    hosts = [_destination(entry) for entry in parsed.permissions.network] or list(requested.network.describe())
+    others = replace(requested, network=type(requested.network).bottom())
+    lines = {name: list(rows) for name, rows in others.describe().items()} | ({"network": hosts} if hosts else {})
+    return {"backend": [backend + sandboxed], **lines, "identity": [role], "syscalls": named}
+
+
+def _destination(entry: NetworkEntry) -> str:
+    ports = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in entry.ports)
+    return f"connect {entry.host} {entry.protocol} {ports}"
+
+
+def say_grants(parsed: Manifest) -> None:
+    """Print what it asks for."""
+    common.say("grants:")
+    for domain, lines in grants(parsed).items():
+        for line in lines:
+            common.say(common.visible(f"  {domain}: {line}"))
+
+
+def defaults(parsed: Manifest) -> list[dict[str, Any]]:
+    """The defaults that apply, and why."""
+    from policy.manifest import parse
+
+    return [{"key": key, "value": value, "reason": reason} for key, value, reason in parse.defaults_applied(parsed)]
+
+
+def say_defaults(parsed: Manifest) -> None:
+    """Print them, and what was tolerated."""
+    applied = defaults(parsed)
+    if applied:
+        common.say("defaults that apply:")
+    for row in applied:
+        value = "none" if row["value"] is None else row["value"]
+        common.say(f"  {row['key']} = {common.visible(str(value))}  ({row['reason']})")
+    say_unknown(parsed)
+
+
+def say_unknown(parsed: Manifest) -> None:
+    """Print which sections mean nothing here."""
+    for name in parsed.unknown_sections:
+        common.say(f"unknown section, tolerated and without effect: [{common.visible(name)}]", err=True)
+
+
+def statement(signed: Statement) -> dict[str, Any]:
+    """A signed statement as JSON."""
+    return signed.model_dump(mode="json", exclude={"subjects"}) | {"subjects": dict(signed.subjects)}
+
+
+def audience(signed: Statement) -> str:
+    """Which host may run it, as a phrase."""
+    return f"for host {signed.audience}" if signed.audience else "for any host"
