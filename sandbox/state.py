@@ -206,6 +206,22 @@ class State:
         record = self._clock(has_root=self.has_root())
         return 0 if record is None else record.greatest_time_ms
 
+    def still_holds(self, version: int) -> int:
+        """``greatest_time_ms``, where the trust root of this version is the one that holds: a version lies under a name
+        of its own and is never written again, so that whoever has read it need not read it again.
+
+        Raises:
+            errors.TrustError: another holds, or a later one was taken away.
+            errors.StateError: the record is damaged or gone.
+        """
+        present = self.root_version()
+        record = self._clock(has_root=True)
+        if record is not None and present < record.greatest_root_version:
+            raise _taken_away(record, self.path)
+        if present != version:
+            raise errors.TrustError(f"trust root version {present} holds now, not {version}", where=str(self.path))
+        return 0 if record is None else record.greatest_time_ms
+
     def _clock(self, *, has_root: bool) -> _ClockRecord | None:
         where = str(self.path)
         raw = durable.read(self._dir, "clock.json", max_bytes=_MAX_RECORD_BYTES, where=where, error=errors.StateError)
@@ -267,6 +283,10 @@ class State:
         except _MissingError:
             return 0
         return max((int(m[1]) for m in found if m), default=0)
+
+    def root_place(self, version: int) -> Path:
+        """Where a version of the trust root lies."""
+        return self.path / "trust" / _root_name(version)
 
     def root_bytes(self, version: int) -> bytes:
         """A version of the trust root as it was installed.

@@ -1,11 +1,12 @@
 """Whether this package is what an operator signed for this host: rule 2. No input or output of its own.
 
-``verify`` is the only maker of a ``TrustedPackage``; whatever acts on a package asks for that type, so that code
-that skips the check does not type-check. Who may sign is ``policy.signing.root``.
+``verify`` alone makes a ``TrustedPackage``, which ``again`` renews; whatever acts on a package asks for that type, so
+that code that skips the check does not type-check. Who may sign is ``policy.signing.root``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "Signer",
     "TrustRoot",
     "TrustedPackage",
+    "again",
     "approves_unlimited",
     "authorise",
     "check_operator",
@@ -74,7 +76,8 @@ class TrustedPackage:
     """A package whose files are those that an operator signed. Only ``verify`` makes one.
 
     ``signers`` count for the agent id; whether they do for the role is known once the manifest is parsed:
-    ``authorise``. ``payload_digest`` is the hex SHA-256 of the signed payload; ``root_version`` the root's.
+    ``authorise``. ``payload_digest`` is the hex SHA-256 of the signed payload; ``root_version`` and ``root_digest``
+    the root's number and the same of its payload.
     """
 
     package: packages.Package
@@ -83,6 +86,7 @@ class TrustedPackage:
     manifest_bytes: bytes
     payload_digest: str
     root_version: int
+    root_digest: str
     token: InitVar[object]
 
     def __post_init__(self, token: object) -> None:
@@ -153,27 +157,51 @@ def verify(
     if taken_back is not None:
         raise errors.RevokedError(taken_back, hint=_REVOKED_HINT, where=_WHERE)
 
-    # (7) validity
-    if now_ms < statement.not_before:
-        raise errors.ExpiredError("the envelope is not valid yet", hint="check this machine's clock", where=_WHERE)
-    if latest_ms >= statement.expires_at:
-        raise errors.ExpiredError(
-            "the envelope has expired", hint="sign the package again: covenant manifest sign", where=_WHERE
-        )
-
-    # (8) audience
-    if statement.audience is not None and statement.audience != audience:
-        raise errors.AudienceError(
-            f"the envelope was signed for host `{statement.audience}`, this is `{audience}`", where=_WHERE
-        )
-
-    # (9) serial
-    _check_serial(statement, payload_digest, serials, now_ms)
+    # (7) to (9)
+    _check_now(statement, payload_digest, serials, audience, now_ms=now_ms, latest_ms=latest_ms)
 
     # (10) digests
     _check_digests(package, statement.subjects)
 
-    return TrustedPackage(package, statement, signers, package.manifest, payload_digest, root.version, token=_TOKEN)
+    return TrustedPackage(
+        package, statement, signers, package.manifest, payload_digest, root.version, root.payload_digest, token=_TOKEN
+    )
+
+
+def again(
+    trusted: TrustedPackage,
+    root: TrustRoot,
+    *,
+    now_ms: int,
+    audience: str,
+    serials: SerialState,
+    greatest_time_ms: int = 0,
+) -> TrustedPackage:
+    """``verify`` of what it made before, later and under the very same trust root: what no time and no other run can
+    have changed is not computed again. The bytes are those that were verified, no signature on them is another now,
+    and what this root revokes it revoked then. The numbers are those of ``verify``.
+
+    A key that signed and was not valid yet is no signer here: the stricter of the two answers.
+
+    Raises:
+        errors.TrustError: (1), or this is another root
+        errors.SignatureError, errors.ExpiredError: (5), (7)
+        errors.AudienceError: (8)
+        errors.SerialError: (9)
+    """
+    latest_ms, statement = max(now_ms, greatest_time_ms), trusted.statement
+    if root.payload_digest != trusted.root_digest:
+        raise errors.TrustError(f"trust root version {root.version} is another than the package was verified under")
+    # (1) the trust root
+    root.check_time(now_ms)
+    root.check_time(latest_ms)
+    # (5) signers
+    made = {one.keyid for one in trusted.signers}
+    keys = [key for key in root.keys if key.key.keyid in made]
+    signers = _signers(keys, statement.agent_id, now_ms=now_ms, latest_ms=latest_ms)
+    # (7) to (9)
+    _check_now(trusted.statement, trusted.payload_digest, serials, audience, now_ms=now_ms, latest_ms=latest_ms)
+    return dataclasses.replace(trusted, signers=signers, token=_TOKEN)
 
 
 def authorise(trusted: TrustedPackage, *, agent_id: str, role: str | None, operator: str | None) -> tuple[Signer, ...]:
@@ -283,6 +311,31 @@ def _enough(signers: tuple[Signer, ...]) -> tuple[Signer, ...]:
             where=_WHERE,
         )
     return counting
+
+
+def _check_now(
+    statement: statements.Statement,
+    payload_digest: str,
+    serials: SerialState,
+    audience: str,
+    *,
+    now_ms: int,
+    latest_ms: int,
+) -> None:
+    # (7) validity
+    if now_ms < statement.not_before:
+        raise errors.ExpiredError("the envelope is not valid yet", hint="check this machine's clock", where=_WHERE)
+    if latest_ms >= statement.expires_at:
+        raise errors.ExpiredError(
+            "the envelope has expired", hint="sign the package again: covenant manifest sign", where=_WHERE
+        )
+    # (8) audience
+    if statement.audience is not None and statement.audience != audience:
+        raise errors.AudienceError(
+            f"the envelope was signed for host `{statement.audience}`, this is `{audience}`", where=_WHERE
+        )
+    # (9) serial
+    _check_serial(statement, payload_digest, serials, now_ms)
 
 
 def _check_serial(statement: statements.Statement, payload_digest: str, serials: SerialState, now_ms: int) -> None:

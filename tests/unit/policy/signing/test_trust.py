@@ -48,6 +48,45 @@ def test_only_verify_makes_a_trusted_package() -> None:
         dataclasses.replace(trusted, manifest_bytes=b"other")  # type: ignore[call-arg]
 
 
+# --- again ----------------------------------------------------------------------------------------------
+
+
+def _again(trusted: trust.TrustedPackage, root: trust.TrustRoot, **changes: Any) -> trust.TrustedPackage:
+    values: dict[str, Any] = {"now_ms": NOW, "audience": kit.HOST, "serials": kit.Serials(), **changes}
+    return trust.again(trusted, root, **values)
+
+
+def test_again_no_signature_is_computed_and_no_file_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = kit.root()
+    trusted = kit.verify(kit.signed(), root)
+    monkeypatch.setattr(envelope, "signers", None)
+    monkeypatch.setattr(package.Package, "digests", None)
+    assert _again(trusted, root) == trusted
+
+
+def test_again_another_root_is_refused_whatever_its_number() -> None:
+    root = kit.root()
+    trusted = kit.verify(kit.signed(), root)
+    for other in (kit.root(version=2), kit.root(op(1), op(2)), kit.root(op(2), signers=(2,))):
+        with pytest.raises(errors.TrustError, match="another than"):
+            _again(trusted, other)
+
+
+def test_again_it_is_asked_what_time_it_is_and_what_was_accepted() -> None:
+    root = kit.root(op(1, expires_at=NOW + 9), expires_at=NOW + 20)
+    trusted = kit.verify(kit.signed(expires_at=NOW + 5), root)
+    assert _again(trusted, root, now_ms=NOW + 4) == trusted
+    with pytest.raises(errors.ExpiredError, match="the envelope has expired"):
+        _again(trusted, root, now_ms=NOW + 5)
+    with pytest.raises(errors.ExpiredError, match="the key of `op1`"):
+        _again(trusted, root, now_ms=NOW + 9)
+    with pytest.raises(errors.TrustError, match="has ended"):
+        _again(trusted, root, greatest_time_ms=NOW + 20)
+    newer = kit.Serials(hello=trust.Accepted(NOW + 1, "0" * 64))
+    with pytest.raises(errors.SerialError, match="is older than"):
+        _again(trusted, root, serials=newer)
+
+
 # --- (1) the root ---------------------------------------------------------------------------------------
 
 
