@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Generic, NoReturn, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -104,7 +104,7 @@ class Turns(Generic[T, R]):
                 one.taken = True
             try:
                 items = [one.item for one in group]
-                answers = await anyio.to_thread.run_sync(self._one_at_a_time, items, limiter=self._limiter)
+                answers = await self._run(items)
                 self._tell(group, answers)
             except Exception as e:
                 self._failure = _reason(e)
@@ -118,6 +118,9 @@ class Turns(Generic[T, R]):
                 raise
             finally:
                 self._hand_on()
+
+    async def _run(self, items: Sequence[T]) -> Sequence[R | Exception]:
+        return await anyio.to_thread.run_sync(self._one_at_a_time, items, limiter=self._limiter)
 
     def _one_at_a_time(self, items: Sequence[T]) -> Sequence[R | Exception]:
         with self._writing:
@@ -168,6 +171,24 @@ class Turns(Generic[T, R]):
             hint="nothing that was acknowledged is lost; mend the disk and start the daemon again",
             where=self._what,
         )
+
+
+class LoopTurns(Turns[T, R]):
+    """Turns whose ``write`` is awaited where everything else runs: for what is decided there, a group at a time, before
+    it goes to a disk. The next group is not begun before it returned."""
+
+    def __init__(
+        self, write: Callable[[Sequence[T]], Awaitable[Sequence[R | Exception]]], *, what: str, most: int = 1024
+    ) -> None:
+        super().__init__(_in_no_thread, what=what, most=most)
+        self._awaited = write
+
+    async def _run(self, items: Sequence[T]) -> Sequence[R | Exception]:
+        return await self._awaited(items)
+
+
+def _in_no_thread(items: Sequence[object]) -> NoReturn:
+    raise AssertionError("these are written on the loop")
 
 
 def _reason(error: Exception) -> str:
