@@ -120,7 +120,8 @@ def _awaited(daemon: Client, task_id: str, seconds: float) -> dict[str, Any]:
     """
     end = time.monotonic() + seconds
     while True:
-        for result in daemon.ask("recent_a2_a_results", limit=_LOOKED_AT)["results"]:
+        # By its name: among the newest, longer ones may leave no room for it in one answer.
+        for result in daemon.ask("recent_a2_a_results", limit=1, task_id=task_id)["results"]:
             if result["task_id"] == task_id:
                 return dict(result)
         if time.monotonic() >= end:

@@ -143,8 +143,15 @@ async def recent_a2_a_tasks(server: Server, caller: Caller, asked: requests.Rece
 
 
 async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.RecentA2AResults) -> responses.A2AResults:
-    """The newest answers to them, newest first."""
-    entries = server.mailbox.answered(caller.agent.pubkey, asked.limit)
+    """The newest answers to them, newest first, or the answer to one."""
+    pubkey = caller.agent.pubkey
+    if asked.task_id is None:
+        entries = server.mailbox.answered(pubkey, asked.limit)
+    else:
+        found = server.mailbox.get(asked.task_id)
+        entries = (
+            [] if found is None or pubkey not in (found.task.sender.pubkey, found.task.recipient.pubkey) else [found]
+        )
     return responses.A2AResults(results=fitting.that_fit(_results(entries)))
 
 

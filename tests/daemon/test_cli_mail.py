@@ -12,6 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
+from covenant.cli import door
+from covenant.stores.mailbox.interface import MAX_RESULT_BYTES
 from tests import cli_daemon_kit
 from tests.cli_daemon_kit import Daemon, Envelopes, answered, exit_status
 from tests.cli_kit import call, done
@@ -61,6 +63,19 @@ def test_an_agent_of_this_host_does_what_it_is_sent(daemon: Daemon) -> None:
     assert exit_status(call("a2a", "send", "nobody@agent", "x")) == 2
     assert exit_status(call("a2a", "send", "nobody@elsewhere", "x")) == 2
     assert exit_status(call("a2a", "send", "hello@agent", "x", "--unsafe", "--idempotency-key", "k")) == 2
+
+
+def test_an_answer_is_found_behind_as_many_long_ones_as_no_listing_has_room_for(daemon: Daemon) -> None:
+    daemon.runs.hold = anyio.Event()
+    early = answered("a2a", "send", "hello@agent", "be early")["task_id"]
+    answered("a2a", "force-error", early, "--reason", "a test", "--message", "the early one")
+    for _ in range(2):
+        late = answered("a2a", "send", ME, "be late")["task_id"]
+        answered("a2a", "force-error", late, "--reason", "a test", "--message", "x" * (MAX_RESULT_BYTES - 200))
+    listed = door.ask("recent_a2_a_results", limit=1000)["results"]
+    assert early not in [one["task_id"] for one in listed]
+    again = ("a2a", "send", "hello@agent", "be early", "--id", early, "--wait", "--timeout", "20")
+    assert answered(*again, status=1)["result"]["error_message"] == "the early one"
 
 
 def test_an_agent_that_fails_is_a_failure(daemon: Daemon) -> None:

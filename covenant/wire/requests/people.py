@@ -146,10 +146,12 @@ class RecentA2ATasks(Request):
 
 
 class RecentA2AResults(Request):
-    """The newest results that the caller may see."""
+    """The newest results that the caller may see. ``task_id`` is ours: the result of that task alone, however many
+    others came after it."""
 
     kind: Literal["recent_a2_a_results"] = "recent_a2_a_results"
     limit: Limit = 10
+    task_id: str | None = None
 
 
 class A2AQueue(Request):

@@ -47,6 +47,9 @@ async def test_a_task_goes_its_way(world: World) -> None:
         assert [one.id for one in (await world.ask(peer, requests.RecentA2ATasks())).tasks] == ["t1"]
         assert [one.task_id for one in (await world.ask(peer, requests.RecentA2AResults())).results] == ["t1"]
     assert (await world.ask(EVE, requests.RecentA2ATasks())).tasks == ()
+    named = requests.RecentA2AResults(task_id="t1")
+    assert [len((await world.ask(one, named)).results) for one in (ADA, BOB, EVE)] == [1, 1, 0]
+    assert (await world.ask(ADA, requests.RecentA2AResults(task_id="t2"))).results == ()
     kinds = ["a2_a_task_sent", "a2_a_task_leased", "a2_a_result_posted", "a2_a_result_taken"]
     assert [row["type"] for row in await world.rows(*kinds)] == kinds
     checks = await world.rows("capability_check")
