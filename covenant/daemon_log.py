@@ -26,3 +26,5 @@ def configure() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible(_PLAIN if os.environ.get("JOURNAL_STREAM") else _TIMED))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # It counts what changed in a directory; what came of that is a row.
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)

@@ -77,7 +77,9 @@ async def opened(home: Path) -> AsyncIterator[AsyncClient]:
 @asynccontextmanager
 async def connected(home: Path, *, token: str | None = None) -> AsyncIterator[AsyncClient]:
     """As ``client.connected``."""
-    given = await anyio.to_thread.run_sync(client.operator_token, home) if token is None else token
     async with opened(home) as one:
+        if token is None and not client.has_token(home):
+            await one.ask("protocol_info")
+        given = await anyio.to_thread.run_sync(client.operator_token, home) if token is None else token
         await one.ask("authenticate", token_b58=given)
         yield one

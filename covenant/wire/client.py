@@ -87,9 +87,11 @@ def connected(home: Path, *, token: str | None = None, answer_seconds: float | N
         errors.DaemonSilentError: no daemon listens there.
         errors.AuthenticationError: the token lets nobody in.
     """
-    given = operator_token(home) if token is None else token
     with opened(home, answer_seconds=answer_seconds) as client:
-        client.ask("authenticate", token_b58=given)
+        if token is None and not has_token(home):
+            # systemd starts the daemon for this connection; its answer says that it has made the token.
+            client.ask("protocol_info")
+        client.ask("authenticate", token_b58=operator_token(home) if token is None else token)
         yield client
 
 
@@ -121,6 +123,11 @@ def silent(home: Path, error: OSError) -> errors.DaemonSilentError:
         hint="start it: covenantd",
         where=str(home),
     )
+
+
+def has_token(home: Path) -> bool:
+    """Whether a daemon has run in this home."""
+    return os.path.lexists(home / TOKEN)
 
 
 def operator_token(home: Path) -> str:

@@ -13,10 +13,10 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 SYSTEMD = "/lib/systemd/systemd"
 START_SECONDS = 30
@@ -74,6 +74,10 @@ def _cgroups() -> Path:
 class BootedSystemd:
     """Boots on entry with the socket of the units in `units` listening; `ask` is one connection."""
 
+    script: ClassVar[str] = _SCRIPT
+    # Cgroups of other hierarchies in which it is too, and which are removed with its own.
+    also: tuple[Path, ...] = ()
+
     def __init__(self, units: Path, package: Path, scratch: Path) -> None:
         (service,) = units.glob("*@.service")
         self.name = service.name.removesuffix("@.service")
@@ -105,7 +109,8 @@ class BootedSystemd:
             path.chmod(0o555 if path.is_dir() or copy.name.endswith("-x") else 0o444)
 
     def __enter__(self) -> Self:
-        self._cgroup.mkdir()
+        for one in self._all:
+            one.mkdir()
         environment = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "S": str(self._stage),
@@ -113,13 +118,14 @@ class BootedSystemd:
             "SYSTEMD": SYSTEMD,
             "SYSTEMD_UNIT_PATH": str(self._stage / "units"),
             "container": "covenant-test",
+            **self.environment(),
         }
         # The shell moves itself before the cgroup namespace is made, so that this is the root of what systemd sees.
-        join = f'echo $$ > "{self._cgroup}/cgroup.procs"; exec unshare "$@"'
+        join = "".join(f'echo $$ > "{one}/cgroup.procs"; ' for one in self._all) + 'exec unshare "$@"'
         spaces = ["--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup", "--kill-child=SIGKILL"]
         with (self._stage / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", join, "sh", *spaces, "sh", "-c", _SCRIPT], env=environment, stdout=log, stderr=log
+                ["sh", "-c", join, "sh", *spaces, "sh", "-c", self.script], env=environment, stdout=log, stderr=log
             )
         try:
             self._wait()
@@ -132,6 +138,10 @@ class BootedSystemd:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+
+    def environment(self) -> Mapping[str, str]:
+        """What the script is told besides."""
+        return {}
 
     def _wait(self) -> None:
         end = time.monotonic() + START_SECONDS
@@ -179,9 +189,13 @@ class BootedSystemd:
         self._process.kill()
         self._process.wait()
         end = time.monotonic() + 10
-        while self._cgroup.exists():
-            for directory, _, _ in os.walk(self._cgroup, topdown=False):
+        while left := [one for one in self._all if one.exists()]:
+            for directory in [place for one in left for place, _, _ in os.walk(one, topdown=False)]:
                 with contextlib.suppress(OSError):
                     os.rmdir(directory)
-            assert time.monotonic() < end, f"{self._cgroup} is still in use"
+            assert time.monotonic() < end, f"still in use: {left}"
             time.sleep(0.02)
+
+    @property
+    def _all(self) -> tuple[Path, ...]:
+        return (self._cgroup, *self.also)

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ from policy import errors
 
 
 @contextlib.contextmanager
-def answering(home: Path, *answers: bytes) -> Iterator[list[bytes]]:
-    """A socket that reads what comes and says these bytes, then ends."""
+def answering(home: Path, *answers: bytes, before: Callable[[], None] | None = None) -> Iterator[list[bytes]]:
+    """A socket that reads what comes, does what it does ``before`` the first answer, says these bytes, then ends."""
     home.mkdir(mode=0o700, parents=True)
     seen: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as listener:
@@ -28,9 +28,11 @@ def answering(home: Path, *answers: bytes) -> Iterator[list[bytes]]:
         def serve() -> None:
             one, _ = listener.accept()
             with one:
-                for answer in answers:
+                for index, answer in enumerate(answers):
                     size = frames.length(one.recv(4, socket.MSG_WAITALL))
                     seen.append(one.recv(size, socket.MSG_WAITALL))
+                    if before is not None and index == 0:
+                        before()
                     one.sendall(answer)
 
         thread = threading.Thread(target=serve)
@@ -129,3 +131,25 @@ def test_what_cannot_be_sent_is_the_callers_mistake() -> None:
         client.encoded("submit_intent", {"text": "\ud800"})
     with pytest.raises(errors.UsageError, match="too long"):
         client.encoded("submit_intent", {"text": "x" * frames.MAX_BYTES})
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_the_first_connection_starts_the_daemon_and_then_reads_its_token(has_run: bool, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    info, let_in = (frames.encode(json.dumps({"kind": kind}).encode()) for kind in ("protocol_info", "authenticated"))
+
+    def make() -> None:
+        (home / "peers").mkdir()
+        (home / client.TOKEN).write_text("secret\n")
+        (home / client.TOKEN).chmod(0o600)
+
+    with answering(home, *([] if has_run else [info]), let_in, before=None if has_run else make) as seen:
+        if has_run:
+            make()
+        with client.connected(home):
+            pass
+    asked = [json.loads(one) for one in seen]
+    assert asked == [
+        *([] if has_run else [{"kind": "protocol_info"}]),
+        {"kind": "authenticate", "token_b58": "secret"},
+    ]
