@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,13 @@ import aiohttp
 from covenant.adapters import http_listen
 from covenant.adapters.http import Bounds, Gateway
 from covenant.respond.caller import Caller
-from covenant.respond.server import Server
+from covenant.respond.server import Handler, Server
 from covenant.stores.capabilities.interface import Grant
 from covenant.wire import responses
 from covenant.wire.parts import AuditEvent
 from covenant.wire.types import AgentId
 from policy.capabilities.token import Token
+from tests import server_kit
 
 TOKEN = "7uqkz7sWhGTzvvtVoLhoBBxMEVZVKrsgYvvUbGUnbb6C"
 OTHER_TOKEN = "BCiFGrQsMJXAWDcrn7oSNYMkX7jHbUMnqYp4cjDQ4SB3"
@@ -181,3 +183,8 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
 def event(event_id: str, owner: AgentId = ME, **fields: Any) -> AuditEvent:
     """A row of the audit log."""
     return AuditEvent(id=event_id, timestamp_ms=1, issuer=owner, kind={"type": "denied", **fields})
+
+
+def server(home: Path, handlers: Mapping[str, Handler]) -> Server:
+    """A server of what this kit has in the place of stores, with these handlers."""
+    return server_kit.make(home=home, peers=Peers(), audit=Rows(), identity=Identity(), handlers=handlers)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -93,11 +93,7 @@ def rekey(
 @_JSON
 def put(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool) -> None:
     """Put a secret NAME for agent id AGENT, read from stdin, without a newline at its end."""
-    config = _config()
-    with _value(fd, passphrase_file) as value:
-        found = _opened(config, passphrase_file)
-        entry = found.put(agent, name, value, before=vault_log.writer(config, found.name))
-    _say_entry(as_json, "secret_put", entry)
+    _keep("put", agent, name, fd, passphrase_file, as_json)
 
 
 @vault.command()
@@ -108,11 +104,18 @@ def put(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_j
 @_JSON
 def rotate(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool) -> None:
     """Give secret NAME of agent id AGENT another value; who asks next gets that one."""
+    _keep("rotate", agent, name, fd, passphrase_file, as_json)
+
+
+def _keep(
+    how: Literal["put", "rotate"], agent: str, name: str, fd: int | None, passphrase_file: str | None, as_json: bool
+) -> None:
     config = _config()
     with _value(fd, passphrase_file) as value:
         found = _opened(config, passphrase_file)
-        entry = found.rotate(agent, name, value, before=vault_log.writer(config, found.name))
-    _say_entry(as_json, "secret_rotated", entry)
+        keep = found.put if how == "put" else found.rotate
+        entry = keep(agent, name, value, before=vault_log.writer(config, found.name))
+    _say_entry(as_json, "secret_put" if how == "put" else "secret_rotated", entry)
 
 
 @vault.command()

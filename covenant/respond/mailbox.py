@@ -149,9 +149,7 @@ async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.Re
         entries = server.mailbox.answered(pubkey, asked.limit)
     else:
         found = server.mailbox.get(asked.task_id)
-        entries = (
-            [] if found is None or pubkey not in (found.task.sender.pubkey, found.task.recipient.pubkey) else [found]
-        )
+        entries = [found] if found is not None and pubkey in _parties(found) else []
     return responses.A2AResults(results=fitting.that_fit(_results(entries)))
 
 
@@ -246,9 +244,12 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
     )
 
 
+def _parties(entry: Entry) -> tuple[str, str]:
+    return entry.task.sender.pubkey, entry.task.recipient.pubkey
+
+
 def _concerns(caller: Caller, entry: Entry) -> bool:
-    parties = (entry.task.sender.pubkey, entry.task.recipient.pubkey)
-    return caller.agent.pubkey in parties or (caller.operator and local_agent(entry.task.recipient) is not None)
+    return caller.agent.pubkey in _parties(entry) or (caller.operator and local_agent(entry.task.recipient) is not None)
 
 
 def seen(server: Server, caller: Caller, task_id: str) -> Entry:

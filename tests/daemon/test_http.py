@@ -261,9 +261,7 @@ async def test_numbers(world: World) -> None:
 
 async def test_a_body_comes_whole_in_its_time(tmp_path: Path) -> None:
     echo = http_kit.Echo()
-    server = server_kit.make(
-        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
-    )
+    server = http_kit.server(tmp_path, echo)
     async with http_kit.serving(server, body_seconds=0.2) as gateway:
         begun = http_kit.head(gateway, "POST /intent HTTP/1.1", "Content-Type: application/json", "Content-Length: 15")
         assert http_kit.statuses(await http_kit.raw(gateway, begun + b'{"text": ')) == [408]
@@ -299,9 +297,7 @@ async def test_stopping_lets_what_has_begun_be_answered(tmp_path: Path) -> None:
         return responses.Pong()
 
     echo.answers["list_tools"] = slow
-    server = server_kit.make(
-        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
-    )
+    server = http_kit.server(tmp_path, echo)
     gateway = Gateway(server)
     await gateway.listen(http_listen.bind("127.0.0.1", 0))
     found: list[int] = []

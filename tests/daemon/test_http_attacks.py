@@ -17,7 +17,7 @@ from covenant.adapters.http_streams import Pace
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.wire import requests, responses
-from tests import http_kit, server_kit
+from tests import http_kit
 from tests.http_kit import TOKEN, head, raw, statuses
 
 pytestmark = pytest.mark.anyio
@@ -27,15 +27,8 @@ ASK = b'{"text": "t"}'
 
 
 @pytest.fixture
-def echo() -> http_kit.Echo:
-    return http_kit.Echo()
-
-
-@pytest.fixture
 async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]:
-    server = server_kit.make(
-        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
-    )
+    server = http_kit.server(tmp_path, echo)
     pace = Pace(write_seconds=2.0, idle_seconds=0.1)
     async with http_kit.serving(server, streams_of_one=4, head_seconds=3.0, pace=pace) as one:
         yield one
@@ -305,9 +298,7 @@ async def test_an_answer_that_nobody_reads_is_let_go(gateway: Gateway, echo: htt
 async def test_more_connections_than_there_may_be_go_at_once_and_others_come_again(
     tmp_path: Path, echo: http_kit.Echo
 ) -> None:
-    server = server_kit.make(
-        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
-    )
+    server = http_kit.server(tmp_path, echo)
     async with http_kit.serving(server, connections=8, head_seconds=600.0) as gateway:
         gone: list[int] = []
 

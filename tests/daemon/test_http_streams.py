@@ -15,7 +15,7 @@ from covenant.respond import live
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.wire import requests, responses, types
-from tests import http_kit, server_kit
+from tests import http_kit
 from tests.http_kit import event
 
 pytestmark = pytest.mark.anyio
@@ -24,15 +24,8 @@ STREAM = {"Accept": "text/event-stream"}
 
 
 @pytest.fixture
-def echo() -> http_kit.Echo:
-    return http_kit.Echo()
-
-
-@pytest.fixture
 async def gateway(tmp_path: Path, echo: http_kit.Echo) -> AsyncIterator[Gateway]:
-    server = server_kit.make(
-        home=tmp_path, peers=http_kit.Peers(), audit=http_kit.Rows(), identity=http_kit.Identity(), handlers=echo
-    )
+    server = http_kit.server(tmp_path, echo)
     async with http_kit.serving(server, pace=Pace(write_seconds=5, idle_seconds=0.05)) as one:
         yield one
 

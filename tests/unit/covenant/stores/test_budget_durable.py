@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from covenant.stores.budget import durable, rows
 from covenant.stores.journal import Journal
 from covenant.wire import types
 from policy import base58, errors
+from tests import kill_kit
 
 AGENT = types.AgentId(display="hello@agent", pubkey=base58.encode(b"\1" * 32))
 PLAIN = {"display": AGENT.display, "pubkey": AGENT.pubkey}
@@ -226,17 +224,7 @@ async def test_what_cannot_be_written_is_not_taken(path: Path, monkeypatch: pyte
 async def test_after_a_kill_nothing_that_was_promised_is_missing(path: Path, lines: int) -> None:
     home = path.parent.parent
     command = [sys.executable, "-c", WRITER, str(home), AGENT.model_dump_json()]
-    promised: dict[str, set[str]] = {"debit": set(), "settle": set(), "save": set(), "claim": set()}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as writer:
-        assert writer.stdout is not None
-        for _ in range(lines):
-            word, receipt = writer.stdout.readline().split()
-            promised[word].add(receipt)
-        os.kill(writer.pid, signal.SIGKILL)
-        # The last line may be in part.
-        for line in writer.stdout.read().split("\n")[:-1]:
-            word, receipt = line.split()
-            promised[word].add(receipt)
+    promised = kill_kit.promised(command, lines)
     ledger = await durable.DurableBudgetLedger.open(path, lambda: 7)
     points = await durable.DurableCheckpoints.open(home / "budget" / "checkpoints.jsonl", lambda: 7)
     balance = ledger.buckets()[AGENT.pubkey].balance

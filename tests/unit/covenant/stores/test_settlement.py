@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from covenant.stores.journal import Journal
 from covenant.stores.settlement import durable, in_memory, interface
 from covenant.wire import types
 from policy import base58, errors, receipt_tree
+from tests import kill_kit
 
 PAYER = types.AgentId(display="operator@local", pubkey=base58.encode(b"\3" * 32))
 ANCHOR = interface.Anchor(chain="solana", cluster="litesvm", tx_sig="5sig", slot=9, confirmed_at=77)
@@ -314,17 +312,7 @@ async def test_receipts_that_come_together_have_one_order(path: Path) -> None:
 @pytest.mark.parametrize("lines", [2, 30, 120])
 async def test_after_a_kill_every_receipt_and_batch_that_was_promised_is_there(path: Path, lines: int) -> None:
     command = [sys.executable, "-c", WRITER, str(path), PAYER.model_dump_json()]
-    promised: dict[str, set[str]] = {"receipt": set(), "batch": set()}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as writer:
-        assert writer.stdout is not None
-        for _ in range(lines):
-            word, key = writer.stdout.readline().split()
-            promised[word].add(key)
-        os.kill(writer.pid, signal.SIGKILL)
-        # The last line may be in part.
-        for line in writer.stdout.read().split("\n")[:-1]:
-            word, key = line.split()
-            promised[word].add(key)
+    promised = kill_kit.promised(command, lines)
     receipts = await durable.DurableReceipts.open(path)
     there = await receipts.recent(10**6)
     assert promised["receipt"]
