@@ -54,6 +54,15 @@ class Intent:
         return line
 
 
+def on_behalf(display: str, pubkey: str, *, by: str) -> dict[str, str]:
+    """The issuer that an agent reads when ``by`` asks for somebody else: ``ada@laptop.via.uid990``.
+
+    What stands behind the last ``.via.`` is the word of the kernel, so that nobody's name for somebody is taken for the
+    operator at the command line (``operator@local``), for another asker's, or for an agent's (``<id>@<run id>``).
+    """
+    return {"display": f"{display}.via.{by.partition('@')[0]}", "pubkey": pubkey}
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a run was measured to use, from its intent to its end; None where this machine does not count it.

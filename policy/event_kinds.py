@@ -137,8 +137,8 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "message": "text",
     },
     "intent_resumed": {"intent_id": "text", "resumed_from": "text"},
-    # What the supervisor said about a run of ours: its own log has the whole, which the daemon's uid cannot read. What
-    # was refused to the run comes with the same answer and is copied as `denied`.
+    # What the supervisor said about a run of ours, and what is billed for it. What was refused to the run comes with
+    # the same answer and is copied as `denied`; the supervisor's own rows are `supervisor_row`.
     "run_usage": {
         "intent_id": "text",
         "run_id": "text",
@@ -150,6 +150,40 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "memory_peak_bytes": "int",
         "wall_ms": "int",
         "credits": "int",
+    },
+    # Where the run had others below it: what all of them used together that had ended when it was answered, which the
+    # credits are for. `runs` were started, `unended` of them had not ended: what these use is billed to nobody.
+    "family_usage": {
+        "intent_id": "text",
+        "run_id": "text?",
+        "runs": "int",
+        "unended": "int",
+        "cpu_ms": "int",
+        "memory_byte_ms": "int",
+        "wall_ms": "int",
+    },
+    # A row of the supervisor's own log about a run that this intent caused, or about one that descended from it: `line`
+    # is its exact bytes, null where it is too long to be copied, `origin` the id of the key of that log, `index` its
+    # place in it, and the hashes those of its anchor there. `row_type` and `run_id` are its own.
+    "supervisor_row": {
+        "intent_id": "text",
+        "run_id": "text?",
+        "origin": "digest",
+        "index": "int",
+        "event_id": "text",
+        "event_hash_hex": "digest",
+        "chain_hash_hex": "digest",
+        "row_type": "text?",
+        "line": "text?",
+    },
+    # Rows of the supervisor's log about it that are there and not here, `left_out` of them where that is known.
+    "supervisor_rows_missing": {
+        "intent_id": "text",
+        "run_id": "text?",
+        "origin": "digest?",
+        "copied": "int",
+        "left_out": "int?",
+        "reason": "text",
     },
     # `reason` says why a tier was given (intent, client, promotion); the text itself is never here.
     "memory_written": {"memory_id": "text", "tier": "text", "reason": "text", "text_hash_hex": "digest"},

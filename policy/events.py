@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from policy import errors, event_kinds
 
@@ -104,7 +104,8 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     },
     # Durable before the agent starts. `package` is where it lay; `not_enforced` lists what is only advisory here;
     # `deadline_clock` names which clock gives the effective deadline (timeout, cpu_ms_per_task, ttl, ...). `parent` is
-    # the run whose agent asked for this one, null where an operator did.
+    # the run whose agent asked for this one, null where an operator did. The row's issuer asked, whose all authority
+    # is; `behalf_display` and `behalf_pubkey` are whom they said that it is for, and decide nothing.
     "run_started": {
         **_RUN,
         "intent_id": "text",
@@ -117,8 +118,12 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "deadline_ms": "int",
         "deadline_clock": "text",
         "parent": "text?",
+        "behalf_display": "text?",
+        "behalf_pubkey": "text?",
     },
-    # `status` is ok, failed or ended; `code` the error's code; `exit_status` or `exit_signal` of the agent.
+    # `status` is ok, failed or ended; `code` the error's code; `exit_status` or `exit_signal` of the agent. `cpu_ms`,
+    # `memory_peak_bytes` and `wall_ms` are what this run used from its intent on, those that it started not among it;
+    # null where this machine does not count it or nobody saw it.
     "run_ended": {
         **_RUN,
         "status": "text",
@@ -130,6 +135,9 @@ SUPERVISOR: dict[str, dict[str, str]] = {
         "stdout_bytes": "int",
         "stderr_bytes": "int",
         "result_hash_hex": "digest?",
+        "cpu_ms": "int?",
+        "memory_peak_bytes": "int?",
+        "wall_ms": "int?",
     },
     # A transition of the table in policy/lifecycle.py, before the act; `agent_id` is null before the manifest is read.
     "run_state": {**_RUN, "agent_id": "text?", "state": "text", "reason": "text"},
@@ -185,6 +193,32 @@ SUPERVISOR: dict[str, dict[str, str]] = {
 }
 
 KINDS: dict[str, Mapping[str, str]] = {**SUPERVISOR, **event_kinds.V1, **event_kinds.OURS}
+
+
+# How a line of ours begins; what the kinds of a run have first is the run.
+_BEGINS = re.compile(
+    rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":\d+,"issuer":\{"display":"[^"@]*@([^"]*)","pubkey":"[^"]*"\},'
+    rb'"kind":\{"type":"(\w+)"(?:,"run_id":"([^"]*)")?'
+)
+
+
+class Begins(NamedTuple):
+    """What stands at the beginning of a line. ``host`` is what the issuer's display has behind its ``@``: of what an
+    agent asked for, the id of its run. ``run_id`` is None where the row is of no run."""
+
+    event_id: str
+    host: str
+    kind: str
+    run_id: str | None
+
+
+def begins(line: bytes) -> Begins | None:
+    """The beginning of a line that ``event_line`` made, without reading the rest of it; None of any other."""
+    found = _BEGINS.match(line)
+    if found is None:
+        return None
+    event_id, host, kind, run_id = found.groups()
+    return Begins(event_id.decode(), host.decode(), kind.decode(), None if run_id is None else run_id.decode())
 
 
 def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,23 +167,58 @@ class Ledger:
             errors.LedgerError: the log does not hold together, or cannot be read.
         """
         try:
-            with self._threads, self._turn():
-                self._reload()
-                end = self._head.events_bytes
+            end = self.refreshed()[1]
             if not 0 < start <= end or os.pread(self._events, 1, start - 1) != b"\n":
                 start = 0
-            rest, offset = b"", start
-            while start < end:
-                chunk = os.pread(self._events, min(_CHUNK_BYTES, end - start), start)
-                start += len(chunk)
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    yield offset, line
-                    offset += len(line) + 1
-                if not chunk:
-                    self._broken("it became shorter while it was read")
+            offset = start
+            for line in self._whole_lines(self._events, start, end):
+                yield offset, line
+                offset += len(line) + 1
         except OSError as e:
             raise errors.LedgerError(f"the log cannot be read: {e.strerror}", where=str(self._path)) from e
+
+    def rows(self, since: tuple[int, int, int]) -> Iterator[tuple[bytes, bytes]]:
+        """Each acknowledged record from a ``mark`` on: its anchor and its event, as both lines stand.
+
+        Raises:
+            errors.LedgerError: the log does not hold together, or cannot be read.
+        """
+        try:
+            _, events_end, chain_end = self.refreshed()
+            yield from zip(
+                self._whole_lines(self._chain, since[2], chain_end),
+                self._whole_lines(self._events, since[1], events_end),
+                strict=True,
+            )
+        except OSError as e:
+            raise errors.LedgerError(f"the log cannot be read: {e.strerror}", where=str(self._path)) from e
+        except ValueError:
+            self._broken("it has not as many events as chain entries")
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """How far it goes, as of this process's last turn: records, bytes of events, bytes of the chain."""
+        return self._head.count, self._head.events_bytes, self._head.chain_bytes
+
+    def refreshed(self) -> tuple[int, int, int]:
+        """``mark`` with what other processes have written.
+
+        Raises:
+            errors.LedgerError: the log does not hold together.
+        """
+        with self._threads, self._turn():
+            self._reload()
+            return self.mark
+
+    def _whole_lines(self, fd: int, start: int, end: int) -> Iterator[bytes]:
+        rest = b""
+        while start < end:
+            chunk = os.pread(fd, min(_CHUNK_BYTES, end - start), start)
+            start += len(chunk)
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from whole
+            if not chunk:
+                self._broken("it became shorter while it was read")
 
     def close(self) -> None:
         """Release the files. What was acknowledged is durable already."""

@@ -19,7 +19,6 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from policy import clocks, contract, decide, errors
@@ -44,11 +43,11 @@ from sandbox import (
     revocation,
     trials,
 )
+from sandbox.channel import Finished, Limits, Round
 from sandbox.denials import Denials
 from sandbox.kernel import runsc
 from sandbox.request import Answer, Means, Request
 from sandbox.rows import Rows
-from sandbox.runner import Finished, Limits, Round
 from sandbox.steering import Steering
 from sandbox.uids import UidLease
 
@@ -80,11 +79,12 @@ class Run:
         self._line = contract.Intent(
             self.intent_id,
             request.text,
-            request.issuer,
+            request.reads,
             now_ms,
             request.priority,
             parent=None if self._lineage is None else self._lineage.parent.intent_id,
         ).line()
+        request.began(self.run_id, None)
         self._rows = Rows(means.ledger, self.run_id, request.issuer)
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._denials = Denials(self._rows.denied)
@@ -134,9 +134,10 @@ class Run:
         means, package = self._means, self._request.package
         if package.envelope is None and means.config.allow_unsigned_trusted_local:
             return Unsigned(package, allowed=True)
+        self._root = means.state.trust_root(self._now_ms)
         return trust.verify(
             package,
-            means.state.trust_root(self._now_ms),
+            self._root,
             now_ms=self._now_ms,
             audience=means.config.host,
             serials=means.state,
@@ -286,6 +287,7 @@ class Run:
             payload_digest=signed.payload_digest if signed else None,
             not_enforced=not_enforced,
             parent=None if self._lineage is None else self._lineage.parent.run_id,
+            behalf=self._request.behalf,
         )
         self._lap("log the start")
 
@@ -414,7 +416,7 @@ class Run:
             self._rows,
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
-            shown=lambda raw: _redacted(raw, self._means.path),
+            shown=lambda raw: preparation.redacted(raw, self._means.path),
             going_on=revocation.going_on,
         )
 
@@ -456,7 +458,7 @@ class Run:
         if text_hash is not None:
             self._rows.intent_dispatched(self.intent_id, self._request.text, text_hash)
         self._rows.over(code or "the agent has answered")
-        stderr = _redacted(finished.stderr, self._means.path)
+        stderr = preparation.redacted(finished.stderr, self._means.path)
         self._rows.run_ended(
             status="ok" if result else "failed",
             code=code,
@@ -492,8 +494,3 @@ class Run:
         now = time.perf_counter()
         self._timings[name] = now - self._clock
         self._clock = now
-
-
-def _redacted(stderr: bytes, state: Path) -> str:
-    """stderr as text without the host's paths: runsc's own messages name the bundle and its state."""
-    return stderr.decode("utf-8", "replace").replace(str(state), "<state>")

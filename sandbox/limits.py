@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from policy import errors
+from sandbox.channel import Round
 from sandbox.kernel import filesystems
 from sandbox.kernel.cgroupfs import Leaf
-from sandbox.runner import Round
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01
@@ -60,11 +62,23 @@ class Meter:
     """What a run uses, from when it is given its intent: what its start and its waiting took is nobody's task."""
 
     leaf: Leaf
+    gates: Leaf | None = None
+    noted: Path | None = None
     _began_us: int | None = None
 
     def begin(self) -> None:
-        """It is about to be given its intent."""
+        """It is about to be given its intent; ``noted`` says so to whoever has to count when this process is killed."""
         self._began_us = self._cpu_time_us()
+        if self.noted is not None:
+            self.noted.write_text("" if self._began_us is None else str(self._began_us))
+
+    @classmethod
+    def of_one_that_was_killed(cls, leaf: Leaf, gates: Leaf | None, noted: Path) -> Meter:
+        """That of a run whose process is gone, from where it began; ``cpu_ms`` is None where it had not."""
+        meter = cls(leaf, gates)
+        with contextlib.suppress(OSError, ValueError):
+            meter._began_us = int(noted.read_text())
+        return meter
 
     def cpu_ms(self) -> int | None:
         """The processor time since then; None where it is not counted. Read before the cgroup is removed."""
@@ -73,7 +87,8 @@ class Meter:
 
     def _cpu_time_us(self) -> int | None:
         try:
-            return self.leaf.cpu_time_us()
+            # A gate does what the agent has it do, and is nobody else's.
+            return self.leaf.cpu_time_us() + (0 if self.gates is None else self.gates.cpu_time_us())
         except errors.KernelError:
             return None  # no limit rests on it here: CpuTime reads it for itself, and does not go without
 

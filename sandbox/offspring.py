@@ -39,6 +39,9 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
         package_name=found.name,
         children=parent.children,
         rights=parent.rights,
+        behalf=parent.behalf,
+        # The key that its parent's intent names, whoever that is.
+        told={**issuer, "pubkey": parent.reads["pubkey"]},
     )
     with contextlib.ExitStack() as stack:
         try:

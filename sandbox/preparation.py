@@ -14,10 +14,10 @@ from policy.package import Package
 from policy.prove import live
 from sandbox import durable, granted, gvisor, host, limits, prelude, runsc_network
 from sandbox.broker import Broker
+from sandbox.channel import Limits, Round
 from sandbox.config import Config
 from sandbox.network import addresses, gateway
 from sandbox.rootfs import Skeletons
-from sandbox.runner import Limits, Round
 from sandbox.store import PackageStore
 
 
@@ -137,3 +137,8 @@ def closures(decision: decide.Decision, facts: HostFacts) -> list[Closure]:
 
 def _closure(facts: HostFacts, name: str) -> Closure:
     return facts.runtimes[name] if name in facts.runtimes else facts.executables[name]
+
+
+def redacted(stderr: bytes, state: Path) -> str:
+    """stderr as text without the host's paths: runsc's own messages name the bundle and its state."""
+    return stderr.decode("utf-8", "replace").replace(str(state), "<state>")

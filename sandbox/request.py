@@ -15,6 +15,9 @@ from sandbox.ledger import Ledger
 from sandbox.network import gateway
 from sandbox.state import State
 
+# Told of a run's id, and of (records, bytes of events, bytes of the chain) of the log before its first row.
+Began = Callable[[str, tuple[int, int, int] | None], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -24,7 +27,9 @@ class Request:
     the trust root, and is empty for a run. ``package_name`` is where the package lies, as the operator knows it;
     ``intent_id`` and ``priority`` are what the agent is told, an id of ours where that is empty;
     ``children`` an open directory in which those of its children are looked for after the configured ones, with the
-    ``rights`` of whoever asked.
+    ``rights`` of whoever asked. Whoever asks may say for whom (``behalf``: display and pubkey), which the log names and
+    which decides nothing; ``told`` is then the issuer as the agent reads it. ``began`` is told of each run that comes
+    of it, and of the head of the log when its first row was not written yet, None for that of the request.
     """
 
     package: Package
@@ -38,6 +43,14 @@ class Request:
     priority: str = "normal"
     children: int | None = None
     rights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    behalf: Mapping[str, str] | None = None
+    told: Mapping[str, str] | None = None
+    began: Began = lambda run_id, since: None
+
+    @property
+    def reads(self) -> Mapping[str, str]:
+        """The issuer as the agent reads it."""
+        return self.told or self.issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Means:
     """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
-    ``watches`` are whoever else may end it: a client that goes away (runner.Channel.watches). ``below`` are those that
+    ``watches`` are whoever else may end it: a client that goes away (channel.Channel.watches). ``below`` are those that
     end what it starts as well, whose descriptors its children's keepers keep. ``isolated`` says that this process's
     network namespace is not the host's."""
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from policy import clocks, denials, errors, events, lifecycle
+from policy import clocks, contract, denials, errors, events, lifecycle
 from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.prove import live
 from policy.signing import trust
 from sandbox import archive, registry, unended
+from sandbox.channel import Finished
 from sandbox.ledger import Ledger, Record
-from sandbox.runner import Finished
 
 
 class Rows:
@@ -139,6 +139,7 @@ class Rows:
         payload_digest: str | None,
         not_enforced: tuple[str, ...],
         parent: str | None = None,
+        behalf: Mapping[str, str] | None = None,
     ) -> None:
         """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
         self._mark = unended.Mark(self._ledger, self._run_id)
@@ -156,6 +157,8 @@ class Rows:
             deadline_ms=deadline.milliseconds,
             deadline_clock=deadline.clock,
             parent=parent,
+            behalf_display=None if behalf is None else behalf["display"],
+            behalf_pubkey=None if behalf is None else behalf["pubkey"],
         )
         self.started = True
 
@@ -202,9 +205,11 @@ class Rows:
         digest: str | None = None,
         message: str | None = None,
         stderr: str = "",
+        usage: contract.Usage | None = None,
     ) -> None:
         """The last row of a run that was started, and its record in the archive; ``finished`` is None when the machine
-        failed it. ``message`` and ``stderr`` are for the record alone."""
+        failed it, and ``usage`` then what it had used as far as that is known. ``message`` and ``stderr`` are for the
+        record alone."""
         exit_status = finished.exit_status if finished else None
         # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
         by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
@@ -220,6 +225,7 @@ class Rows:
             stdout_bytes=len(finished.stdout) if finished else 0,
             stderr_bytes=finished.stderr_total if finished else 0,
             result_hash_hex=digest,
+            **_used(finished.usage if finished else usage),
         )
         self.started = False
         record = archive.Record(
@@ -303,4 +309,10 @@ def cut_off(ledger: Ledger) -> None:
                 started_ms=event["timestamp_ms"],
             )
             rows.over(errors.CutOffError.code)
-            rows.run_ended(status="failed", code=errors.CutOffError.code)
+            used = unended.used(ledger.place.parent, event["kind"]["run_id"])
+            rows.run_ended(status="failed", code=errors.CutOffError.code, usage=used)
+
+
+def _used(usage: contract.Usage | None) -> dict[str, Any]:
+    names = ("cpu_ms", "memory_peak_bytes", "wall_ms")
+    return dict.fromkeys(names) if usage is None else {name: getattr(usage, name) for name in names}

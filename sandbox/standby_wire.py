@@ -2,7 +2,8 @@
 
     runs/<id>/standby-<envelope>   where an instance that is ready listens; <envelope> is the digest of the signed bytes
     {"op": "run", ...}             one intent for it
-    {"offer": RUN}, {"go": RUN}    it would take it, and is told to: from now on nobody runs it elsewhere,
+    {"offer": RUN, "since": [...]} it would take it; "since" is how far the log went before its own first row
+    {"go": RUN}                    it is told to: from now on nobody runs it elsewhere,
                                    unless it says {"cold": why}, before or after: then no agent was told anything
     {"answer": {...}}              what came of it
     {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
@@ -94,6 +95,8 @@ def order(request: Request) -> dict[str, Any]:
         "package_name": request.package_name,
         "intent_id": request.intent_id,
         "priority": request.priority,
+        "behalf": None if request.behalf is None else dict(request.behalf),
+        "told": None if request.told is None else dict(request.told),
     }
 
 
@@ -109,6 +112,8 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
         package_name=message["package_name"],
         intent_id=message["intent_id"],
         priority=message["priority"],
+        behalf=message["behalf"],
+        told=message["told"],
     )
 
 
@@ -118,7 +123,7 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
 def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer | None:
     """Have an instance answer, if one is ready for this very package; None where a run is to be started cold.
 
-    ``watches`` are whoever may end it (runner.Channel.watches).
+    ``watches`` are whoever may end it (channel.Channel.watches).
 
     Raises:
         errors.CovenantError: the machine failed the run after it was begun.
@@ -127,14 +132,21 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer |
         with connection:
             try:
                 send(connection, order(request))
-                run_id = receive(connection).get("offer")
+                offered = receive(connection)
+                run_id = offered.get("offer")
                 if run_id is None:
                     continue
                 send(connection, {"go": run_id})
             except GoneError:
                 continue  # another was first, it died, or it is too slow: nothing was begun for us
             # INVARIANT: from here on only its own word says that the agent was told nothing.
-            answer = _answered(connection, str(run_id), watches)
+            begun = True
+            try:
+                answer = _answered(connection, str(run_id), watches)
+                begun = answer is not None
+            finally:
+                if begun:
+                    request.began(str(run_id), _mark(offered))
             if answer is not None:
                 return answer
     return None
@@ -192,6 +204,13 @@ def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) 
                 connection.shutdown(socket.SHUT_WR)
                 connection.settimeout(_END_SECONDS)
                 return _answer_in(connection, run_id)
+
+
+def _mark(offered: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    match offered.get("since"):
+        case [int(records), int(events_bytes), int(chain_bytes)]:
+            return records, events_bytes, chain_bytes
+    return None
 
 
 def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from policy import base58, decide, errors, events
 from sandbox import config as configuration
-from sandbox import gvisor, lifecycle, offspring, rows, standby, standby_records, standby_wire, surroundings
+from sandbox import gvisor, lifecycle, offspring, rows, standby, standby_records, standby_wire, surroundings, unended
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.network import gateway
@@ -43,7 +44,7 @@ class Supervisor:
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
     ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.pool); ``isolated``
     that this process is in a network of its own; ``below`` are whoever ends all that is started from here, children
-    that outlive their parent among it (runner.Channel.watches).
+    that outlive their parent among it (channel.Channel.watches).
 
     Raises:
         errors.PrivilegeError: not root.
@@ -91,17 +92,20 @@ class Supervisor:
             yield own
 
     @contextlib.contextmanager
-    def logged(self, issuer: Mapping[str, str]) -> Iterator[None]:
-        """Around the reading of a package: what is refused before it can be asked for has its row as well."""
+    def logged(self, issuer: Mapping[str, str], told: Callable[[str], None] = lambda event_id: None) -> Iterator[None]:
+        """Around the reading of a package: what is refused before it can be asked for has its row as well, of whose id
+        ``told`` is told."""
         try:
             yield
         except errors.CovenantError as e:
-            self.ledger.append("manifest_rejected", events.rejection(e), issuer=issuer, now_ms=int(time.time() * 1000))
+            fields, now_ms = events.rejection(e), int(time.time() * 1000)
+            told(self.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=now_ms))
             raise
 
     def recover(self) -> None:
         """Take away what runs left whose keeper is gone, and write down how they ended."""
-        gvisor.recover(self.path / "runs", config=self.config)
+        used = functools.partial(unended.note_used, self.path)
+        gvisor.recover(self.path / "runs", config=self.config, used=used)
         rows.cut_off(self.ledger)
 
     def means(self) -> lifecycle.Means:
@@ -136,7 +140,7 @@ class Supervisor:
             offspring.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
 
     def run(self, request: Request, *, watches: gateway.Watches | None = None) -> Answer:
-        """Decide and run. ``watches`` are descriptors of whoever may end it (runner.Channel.watches).
+        """Decide and run. ``watches`` are descriptors of whoever may end it (channel.Channel.watches).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.

@@ -8,6 +8,7 @@ decides, so that a kill between a row and its mark leaves neither a start withou
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -15,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from policy import contract
 from sandbox import bundle, durable, memo
 from sandbox.ledger import Ledger
 
 # Up to where every run of the log has its end: what need not be read again. Moved on now and then alone.
 _SETTLED = ".settled"
+# What a run had used that was killed, until its end is written.
+_USED = ".used-"
 _STEP_BYTES = 64 * 1024
 _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
 _STATE = b'"kind":{"type":"run_state"'
@@ -75,9 +79,23 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
         for run_id, held in marks.items():
             if not held:
                 (place / run_id).unlink(missing_ok=True)
+                # INVARIANT: not that of one whose mark is held: its keeper may just be killed, and its end is to come.
+                (place / f"{_USED}{run_id}").unlink(missing_ok=True)
         end = min([end, *(offset for run_id, (offset, _) in started.items() if marks.get(run_id))])
         if end >= begin + _STEP_BYTES:
             memo.write(place / _SETTLED, {"events_bytes": end})
+
+
+def note_used(state: Path, run_id: str, usage: contract.Usage) -> None:
+    """What a run had used whose process is gone, for whoever writes its end: what counted it is about to be removed."""
+    if (state / "unended" / run_id).exists():  # else no end of it is owed
+        memo.write(state / "unended" / f"{_USED}{run_id}", dataclasses.asdict(usage))
+
+
+def used(state: Path, run_id: str) -> contract.Usage | None:
+    """What was noted so; None where nothing was."""
+    found = memo.read(state / "unended" / f"{_USED}{run_id}")
+    return None if found is None else contract.Usage(**found)
 
 
 def settled(state: Path) -> int:

@@ -53,6 +53,13 @@ def written(gates: cgroupfs.Leaf) -> dict[str, str]:
     return {file: value for file, value in files.items() if Path(file).exists()}
 
 
+def adopted_of(adopted: cgroupfs.Leaf) -> cgroupfs.Leaf | None:
+    """The gates' part of a leaf that was adopted by all that was noted; None where it has none."""
+    gates = of(adopted)
+    gates.paths = {name.removeprefix(_GATES): path for name, path in adopted.paths.items() if name.startswith(_GATES)}
+    return gates if gates.paths else None
+
+
 def without(adopted: cgroupfs.Leaf) -> cgroupfs.Leaf:
     """A leaf that was adopted by all that was noted, as the agent's own alone: gates are up before it is."""
     own = cgroupfs.Leaf(adopted.hierarchies, adopted.name)

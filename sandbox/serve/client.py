@@ -123,7 +123,7 @@ def ask(
         document = _next(sock)
         if document.get("kind") == "error":
             raise errors.restored(document)
-        if document.get("kind") != "state":
+        if document.get("kind") not in ("state", "rows"):
             return document
         said(document)
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from policy import base58, errors
+from sandbox.channel import Outcome
 from sandbox.kernel import libc
-from sandbox.runner import Outcome
 from sandbox.serve import frames
 from sandbox.supervisor import Supervisor
 
@@ -138,12 +138,22 @@ class Conversation:
         frame = frames.encode(document)
         if len(frame) > frames.ANSWER_BYTES:
             frame = frames.encode(errors.ServiceError("the answer is too large for its frame").to_json())
-        with contextlib.suppress(OSError):
-            if not self._gone:
-                frames.send(self.sock, frame, until=time.monotonic() + ANSWER_SECONDS)
+        self._send(frame)
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Say what was asked for beside the answer, before it. Bounded by whoever made it."""
+        self._send(frames.encode(document))
+
+    def _send(self, frame: bytes) -> None:
+        if self._gone:
+            return
+        try:
+            frames.send(self.sock, frame, until=time.monotonic() + ANSWER_SECONDS)
+        except OSError:
+            self._gone = True
 
     def watches(self, *, detach: bool = False) -> dict[int, Callable[[], Outcome]]:
-        """For the exchange (runner.Channel.watches): a run ends with whoever asked, and with the supervisor where the
+        """For the exchange (channel.Channel.watches): a run ends with whoever asked, and with the supervisor where the
         operator wants it so."""
         watches: dict[int, Callable[[], Outcome]] = {}
         if not detach:

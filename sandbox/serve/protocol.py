@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import pydantic
 
-from policy import errors
+from policy import base58, errors
 from policy.signing import strict_json
 from sandbox.serve import frames
 
@@ -32,11 +32,32 @@ class Request(pydantic.BaseModel):
         return 0
 
 
+class OnBehalfOf(pydantic.BaseModel):
+    """For whom somebody asks: a name for people, and the key that decides elsewhere. Nothing is decided by it here."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    pubkey_b58: Annotated[str, pydantic.Field(max_length=64)]
+    display: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}$")]
+
+    @pydantic.field_validator("pubkey_b58")
+    @classmethod
+    def _is_a_key(cls, value: str) -> str:
+        try:
+            base58.decode(value, length=32)
+        except ValueError:
+            raise ValueError("is no public key in base58") from None
+        return value
+
+
 class Run(Request):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
     ``user`` is for trusted-local and root alone. A run ends when whoever asked goes away, unless ``detach``.
     ``intent_id`` is the asker's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
+    ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
+    With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
+    (sandbox.retelling), however the run went.
     """
 
     kind: Literal["run"]
@@ -46,6 +67,8 @@ class Run(Request):
     detach: bool = False
     intent_id: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] | None = None
     priority: Literal["low", "normal", "high"] = "normal"
+    on_behalf_of: OnBehalfOf | None = None
+    rows: bool = False
 
     @pydantic.field_validator("text")
     @classmethod

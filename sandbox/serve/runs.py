@@ -7,14 +7,16 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from policy import errors
+from policy import contract, errors, ledger
 from policy.package import Package
 from policy.signing import trust
 from sandbox import package as packages
+from sandbox import unended
 from sandbox.lifecycle import Answer, Request
+from sandbox.retelling import Retelling
 from sandbox.serve import bounds, protocol
 from sandbox.serve.conversation import Conversation
 from sandbox.supervisor import Supervisor
@@ -30,9 +32,18 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = talk.directory(0)
     with talk.opened() as own, contextlib.ExitStack() as stack:
-        issuer = talk.issuer(own)
-        talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
-        with own.logged(issuer):
+        retelling = Retelling(own.ledger)
+        if asked.rows:
+            stack.push(functools.partial(_retell, talk, own, retelling))
+        answer = _run(talk, asked, own, directory, retelling)
+    talk.answer(document(answer))
+
+
+def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: int, retelling: Retelling) -> Answer:
+    issuer = talk.issuer(own)
+    talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
+    with contextlib.ExitStack() as stack:
+        with own.logged(issuer, retelling.refused):
             package = packages.read(directory) if talk.caller.uid == 0 else _of_caller(talk, own, directory)
         # Its children lie beside it; who may not look there has none.
         with in_their_name(talk, own):
@@ -49,9 +60,32 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
             priority=asked.priority,
             children=children,
             rights=functools.partial(in_their_name, talk, own),
+            began=retelling.began,
+            **_for_whom(asked.on_behalf_of, issuer),
         )
-        answer = own.run(request, watches=talk.watches(detach=asked.detach))
-        talk.answer(document(answer))
+        return own.run(request, watches=talk.watches(detach=asked.detach))
+
+
+def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> dict[str, Any]:
+    """What of a request is said for whom: to the log as it was said, to the agent so that it is nobody else."""
+    if whom is None:
+        return {}
+    told = contract.on_behalf(whom.display, whom.pubkey_b58, by=issuer["display"])
+    return {"behalf": {"display": whom.display, "pubkey": whom.pubkey_b58}, "told": told}
+
+
+def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure: object) -> None:
+    """The frame before the last, also where the run failed. A log that cannot be read loses nobody their answer."""
+    try:
+        told = retelling.read()
+        if any(not unended.owed(own.path, run_id) for run_id in retelling.lost):
+            # A keeper below was killed: what it left is taken away now, so that its end and its use are known.
+            with contextlib.suppress(errors.CovenantError):
+                own.recover()
+            told = retelling.read()
+        talk.tell(told.document(ledger.key_id(own.ledger.public_key)))
+    except errors.CovenantError as e:
+        talk.tell({"kind": "rows", "missing": f"the supervisor could not read them: {e.message}"})
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ NAME = Denial("dns", "www.example.org", "name_not_granted")
 STARTED: dict[str, Any] = {
     "operator": "ann", "parent": None, "intent_id": "i", "policy_digest": None, "payload_digest": None,
     "backend": "linux-gvisor", "signers": [], "not_enforced": [], "deadline_ms": 1, "deadline_clock": "timeout",
+    "behalf_display": None, "behalf_pubkey": None,
 }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class Instance(threading.Thread):
 
 
 def _offers(connection: socket.socket) -> None:
-    standby_wire.send(connection, {"offer": "r"})
+    standby_wire.send(connection, {"offer": "r", "since": [1, 2, 3]})
     assert standby_wire.receive(connection) == {"go": "r"}
 
 

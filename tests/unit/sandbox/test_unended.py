@@ -37,6 +37,8 @@ def start(ledger: Ledger, run_id: str, size: int = 1) -> None:
             "intent_id": "i",
             "package": "/p" * size,
             "parent": None,
+            "behalf_display": None,
+            "behalf_pubkey": None,
             "policy_digest": None,
             "payload_digest": None,
             "backend": "linux-gvisor",

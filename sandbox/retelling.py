@@ -1,0 +1,163 @@
+"""What the log says of the runs that came of one request, for whoever asked: their rows as they stand, and their use.
+
+A family is the run that was asked for and all that descends from it: of a child, each row is issued by
+``<agent>@<run id of its parent>``, which is no display that anybody else has. Rows without a run, and rows of other
+runs, are nobody's here. What is told has bounds, and says how much it left out; what the family used is summed over
+all of its rows, told or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from policy import events
+from sandbox.ledger import Ledger
+
+# Of one family: so many rows and bytes of them are told, the first and, from here on, the last.
+MOST_ROWS, MOST_BYTES = 1024, 1 << 20
+_LAST_ROWS, _LAST_BYTES = 256, 1 << 18
+# A longer row, such as that of a long intent, is told by its hash alone.
+ROW_BYTES: Final = 64 << 10
+# What of the log is read for one answer: what was written by everybody while the family lived.
+LOOKED_BYTES: Final = 256 << 20
+_U64_MAX: Final = 2**64 - 1
+# (records, bytes of events, bytes of the chain): where the reading of the log begins.
+Mark = tuple[int, int, int]
+
+
+@dataclass
+class Told:
+    """Rows with their anchors, both as they stand in the log, and what the family used.
+
+    ``runs`` were started, ``unended`` of them had no end yet. ``whole`` says that the log was read to its end.
+    """
+
+    rows: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    left_out: int = 0
+    runs: int = 0
+    unended: int = 0
+    cpu_ms: int = 0
+    memory_byte_ms: int = 0
+    wall_ms: int = 0
+    whole: bool = True
+
+    def document(self, origin: str) -> dict[str, Any]:
+        """As a frame has it; ``origin`` is the id of the log's key."""
+        return {
+            "kind": "rows",
+            "origin": origin,
+            "rows": [
+                [anchor.decode("ascii"), None if line is None else line.decode("ascii")] for anchor, line in self.rows
+            ],
+            "left_out": self.left_out,
+            "whole": self.whole,
+            "family": {
+                "runs": self.runs,
+                "unended": self.unended,
+                # Whoever takes them writes them into rows, which have 64 bits for a number.
+                "cpu_ms": min(self.cpu_ms, _U64_MAX),
+                "memory_byte_ms": min(self.memory_byte_ms, _U64_MAX),
+                "wall_ms": min(self.wall_ms, _U64_MAX),
+            },
+        }
+
+
+class Retelling:
+    """The rows of one request from ``since`` on. ``began`` is told of each run that comes of it, and ``refused`` of a
+    row that was written before there was a run."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._since = self._request = ledger.mark
+        self._runs: set[str] = set()
+        self._refusals: set[str] = set()
+        self._open: set[str] = set()
+
+    def began(self, run_id: str, since: Mark | None) -> None:
+        """A run is about to have rows, or has some since an instance was made of which it comes."""
+        self._runs.add(run_id)
+        self._since = min(self._since, since or self._since, key=lambda mark: mark[0])
+
+    def refused(self, event_id: str) -> None:
+        """The row of a refusal that has no run."""
+        self._refusals.add(event_id)
+
+    @property
+    def lost(self) -> set[str]:
+        """Runs of the family that have a start and no end, as the last ``read`` saw them."""
+        return set(self._open)
+
+    def read(self) -> Told:
+        """What the log has now.
+
+        Raises:
+            errors.LedgerError: the log does not hold together, or cannot be read.
+        """
+        found, kept = Told(), _Kept()
+        family, self._open = set(self._runs), set[str]()
+        ledger = self._ledger
+        if ledger.refreshed()[1] - self._since[1] > LOOKED_BYTES:
+            # An instance that was made long ago: its own rows are further back than is looked.
+            self._since = self._request
+        looked = 0
+        for anchor, line in ledger.rows(self._since):
+            looked += len(line) + 1
+            if looked > LOOKED_BYTES:
+                found.whole = False
+                break
+            row = events.begins(line)
+            if row is None:
+                continue
+            if row.run_id is not None and (row.run_id in family or row.host in family):
+                family.add(row.run_id)
+                self._count(found, row.kind, row.run_id, line)
+            elif row.event_id not in self._refusals:
+                continue
+            kept.add(anchor, line)
+        found.rows, found.left_out, found.unended = kept.rows(), kept.left_out, len(self._open)
+        return found
+
+    def _count(self, found: Told, kind: str, run_id: str, line: bytes) -> None:
+        if kind == "run_started":
+            found.runs += 1
+            self._open.add(run_id)
+        elif kind == "run_ended":
+            self._open.discard(run_id)
+            used = json.loads(line)["kind"]
+            wall_ms = used["wall_ms"] or 0
+            found.cpu_ms += used["cpu_ms"] or 0
+            found.memory_byte_ms += (used["memory_peak_bytes"] or 0) * wall_ms
+            found.wall_ms += wall_ms
+
+
+class _Kept:
+    """The first rows up to the bounds, and the last behind them: how a family began, and how it ended."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[bytes, bytes | None]] = []
+        self._last: deque[tuple[bytes, bytes | None]] = deque()
+        self._bytes = self._last_bytes = self.left_out = 0
+
+    def add(self, anchor: bytes, line: bytes) -> None:
+        one = anchor, line if len(line) <= ROW_BYTES else None
+        size = _size(one)
+        has_room = len(self._first) < MOST_ROWS - _LAST_ROWS and self._bytes + size <= MOST_BYTES - _LAST_BYTES
+        if not self._last and has_room:
+            self._first.append(one)
+            self._bytes += size
+            return
+        self._last.append(one)
+        self._last_bytes += size
+        while len(self._last) > _LAST_ROWS or self._last_bytes > _LAST_BYTES:
+            self._last_bytes -= _size(self._last.popleft())
+            self.left_out += 1
+
+    def rows(self) -> list[tuple[bytes, bytes | None]]:
+        return [*self._first, *self._last]
+
+
+def _size(one: tuple[bytes, bytes | None]) -> int:
+    return len(one[0]) + len(one[1] or b"")

@@ -1,0 +1,173 @@
+"""What a caller is told of the log: the rows of the runs that came of its request, nobody else's, and within bounds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import events, ledger
+from sandbox import retelling
+from sandbox.ledger import Ledger
+from sandbox.retelling import Retelling
+
+PUBKEY = "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"
+ASKER = {"display": "uid7@local", "pubkey": PUBKEY}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger.open(tmp_path / "audit", head=tmp_path / "audit-head" / "head.json") as made:
+        yield made
+
+
+class Family:
+    """Writes rows as keepers do: a child's are issued by its parent's agent and run."""
+
+    def __init__(self, log: Ledger) -> None:
+        self._log = log
+
+    def write(self, kind: str, run_id: str | None, parent: str | None = None, **fields: Any) -> str:
+        """One row; what is not said is null or nothing."""
+        blank: dict[str, Any] = {"text": "", "int": 0, "bool": False, "texts": [], "objects": [], "digest": "0" * 64}
+        table = {name: blank.get(wanted) for name, wanted in events.KINDS[kind].items()}
+        issuer = ASKER if parent is None else {"display": f"agent@{parent}", "pubkey": PUBKEY}
+        return self._log.append(kind, {**table, "run_id": run_id, **fields}, issuer=issuer, now_ms=1)
+
+    def run(self, parent: str | None = None, *, cpu_ms: int | None = 5, ended: bool = True) -> str:
+        """A run that was started, and one that ended; its id."""
+        run_id = str(uuid.uuid4())
+        self.write("run_state", run_id, parent, state="Provisioned")
+        self.write("run_started", run_id, parent)
+        if ended:
+            self.end(run_id, parent, cpu_ms=cpu_ms)
+        return run_id
+
+    def end(self, run_id: str, parent: str | None = None, *, cpu_ms: int | None = 5) -> None:
+        """Its last row."""
+        self.write("run_ended", run_id, parent, cpu_ms=cpu_ms, memory_peak_bytes=100, wall_ms=3)
+
+
+def runs_in(told: retelling.Told) -> set[str | None]:
+    """The runs that the rows are about."""
+    found = [events.begins(line) for _, line in told.rows if line is not None]
+    return {one.run_id for one in found if one is not None}
+
+
+def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> None:
+    family = Family(log)
+    family.run()
+    retold = Retelling(log)
+    top = family.run(ended=False)
+    family.run()
+    child = family.run(top)
+    grandchild = family.run(child, cpu_ms=None)
+    family.end(top, cpu_ms=40)
+    retold.began(top, None)
+    told = retold.read()
+    assert runs_in(told) == {top, child, grandchild}
+    lines = list(log.rows((0, 0, 0)))
+    assert told.rows == [one for one in lines if any(run.encode() in one[1] for run in (top, child, grandchild))]
+    for anchor, line in told.rows:
+        place = ledger.Anchor.parse(anchor)
+        assert place is not None
+        assert line is not None
+        assert lines[place.index][1] == line
+        assert place.event_hash_hex == ledger.event_hash(line)
+    assert (told.runs, told.unended, told.cpu_ms, told.wall_ms, told.memory_byte_ms) == (3, 0, 45, 9, 900)
+    assert told.whole
+    assert retold.lost == set()
+
+
+def test_a_run_that_has_not_ended_is_counted_as_such(log: Ledger) -> None:
+    family, retold = Family(log), Retelling(log)
+    top = family.run()
+    child = family.run(top, ended=False)
+    retold.began(top, None)
+    told = retold.read()
+    assert (told.runs, told.unended, told.cpu_ms) == (2, 1, 5)
+    assert retold.lost == {child}
+    family.end(child, top)
+    assert (retold.read().unended, retold.lost) == (0, set())
+
+
+def test_what_is_refused_before_there_is_a_run_is_told_by_its_own_row_alone(log: Ledger) -> None:
+    family, retold = Family(log), Retelling(log)
+    family.write("manifest_rejected", None, code="another")
+    retold.refused(family.write("manifest_rejected", None, code="ours"))
+    (row,) = retold.read().rows
+    assert row[1] is not None
+    assert b'"code":"ours"' in row[1]
+
+
+def test_a_row_that_names_a_run_in_its_text_is_not_of_it(log: Ledger) -> None:
+    family, retold = Family(log), Retelling(log)
+    top = family.run()
+    text = f'","kind":{{"type":"run_state","run_id":"{top}"'
+    family.write("intent_dispatched", str(uuid.uuid4()), intent_text=text, status="ok")
+    retold.began(top, None)
+    assert runs_in(retold.read()) == {top}
+
+
+def test_rows_from_before_an_instance_got_its_intent_are_told_too(log: Ledger) -> None:
+    family, mark = Family(log), log.mark
+    instance = str(uuid.uuid4())
+    family.write("run_state", instance, state="Provisioned")
+    family.run()
+    retold = Retelling(log)
+    family.write("run_started", instance)
+    retold.began(instance, mark)
+    assert len(retold.read().rows) == 2
+
+
+def test_the_first_and_the_last_are_told_of_more_than_may_be(log: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retelling, "MOST_ROWS", 12)
+    monkeypatch.setattr(retelling, "_LAST_ROWS", 4)
+    family, retold = Family(log), Retelling(log)
+    top = family.run(ended=False)
+    for number in range(30):
+        family.write("run_state", top, state="Running", reason=str(number))
+    family.end(top)
+    retold.began(top, None)
+    told = retold.read()
+    kinds = [events.begins(line or b"").kind for _, line in told.rows]  # type: ignore[union-attr]
+    assert len(kinds) == 12
+    assert (kinds[1], kinds[-1], told.left_out, told.cpu_ms) == ("run_started", "run_ended", 33 - 12, 5)
+
+
+def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
+    log: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retelling, "MOST_BYTES", 40_000)
+    monkeypatch.setattr(retelling, "_LAST_BYTES", 10_000)
+    family, retold = Family(log), Retelling(log)
+    top = family.run(ended=False)
+    long = family.write("run_state", top, state="Running", reason="x" * retelling.ROW_BYTES)
+    for _ in range(30):
+        family.write("run_state", top, state="Running", reason="y" * 3_000)
+    retold.began(top, None)
+    told = retold.read()
+    assert sum(len(anchor) + len(line or b"") for anchor, line in told.rows) <= 40_000
+    assert told.left_out + len(told.rows) == 33
+    anchors = [ledger.Anchor.parse(anchor) for anchor, line in told.rows if line is None]
+    assert [one.event_id for one in anchors if one] == [long]
+
+
+def test_a_log_that_grew_by_more_than_is_looked_through_is_said_to_be_read_in_part(
+    log: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, retold = Family(log), Retelling(log)
+    top = family.run(ended=False)
+    for _ in range(5):
+        family.run()
+    family.end(top)
+    retold.began(top, None)
+    assert retold.read().whole
+    monkeypatch.setattr(retelling, "LOOKED_BYTES", 2_000)
+    told = retold.read()
+    assert not told.whole
+    assert runs_in(told) == {top}
+    assert told.cpu_ms == 0
