@@ -33,7 +33,7 @@ from covenant import daemon_config, daemon_home, daemon_log, daemon_stores
 from covenant.adapters import http, http_listen, ipc
 from covenant.daemon_config import Settings
 from covenant.daemon_stores import Opened
-from covenant.respond import accounting, agents, budget, deliver, peers
+from covenant.respond import accounting, aftermath, agents, budget, deliver, peers
 from covenant.runtime.projection import Projection
 from covenant.wire import parts
 from policy import errors
@@ -181,7 +181,7 @@ async def _prepare(opened: Opened) -> None:
     # (3)
     await server.agents.reload(lambda change: agents.noted(server, change, "start"))
     # (4)
-    await accounting.settle_unseen(server)
+    await aftermath.look(server)
     for each in opened.recovered:
         _LOG.warning("set right: %s", each)
     # (5)

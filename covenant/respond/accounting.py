@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from dataclasses import dataclass
 from typing import Final
 
 from covenant.respond.caller import Caller
@@ -16,10 +17,18 @@ from covenant.runtime.packages import Card
 from covenant.runtime.running import Usage
 from covenant.stores.audit.interface import Entry
 from covenant.wire.types import AgentId, SettlementReceipt
-from policy import base58, budget, errors
+from policy import base58, budget
 from policy.data import price_table
 
 _DOMAIN: Final = b"covenant.agent.v1\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What was reserved for an intent, and of whose budget."""
+
+    agent: AgentId
+    credits: int
 
 
 def budget_of(agent_id: str) -> AgentId:
@@ -29,24 +38,26 @@ def budget_of(agent_id: str) -> AgentId:
     )
 
 
-async def reserve(server: Server, caller: Caller, card: Card, intent_id: str) -> AgentId | None:
-    """Reserve one credit of the agent's budget under the intent's id; whose it is, None where it has no budget.
+async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: str) -> Reserved:
+    """Reserve one credit of the agent's budget under the intent's id, or none where it has no budget.
+
+    The reservation is what says after a death of the daemon that there was such an intent (``aftermath``), also where
+    it takes nothing, and where no agent does it.
 
     Version 1 ran an agent whose budget nobody had set as if it had none; here its manifest sets it.
 
     Raises:
         errors.BudgetExhaustedError: there is none; ``details`` says what there is and when there is enough.
     """
-    if not card.manifest.settlement.budget_credits_per_hour:
-        return None
-    agent = budget_of(card.id)
+    agent = server.identity.agent if card is None else budget_of(card.id)
+    per_hour = 0 if card is None else card.manifest.settlement.budget_credits_per_hour
     # Nothing happens where the bucket holds that already; a manifest that was changed holds from now on.
-    per_hour = card.manifest.settlement.budget_credits_per_hour
-    if await server.budget.set_capacity(agent, per_hour):
+    if per_hour and await server.budget.set_capacity(agent, per_hour):
         row = {"agent_display": agent.display, "credits_per_hour": per_hour}
         await server.audit.append("budget_capacity_set", row)
-    await server.budget.try_debit(agent, budget.DISPATCH_CREDITS, intent_id)
-    return agent
+    reserved = Reserved(agent, budget.DISPATCH_CREDITS if per_hour else 0)
+    await server.budget.try_debit(agent, reserved.credits, intent_id, submitter=caller.agent)
+    return reserved
 
 
 def cost(usage: Usage) -> int:
@@ -57,20 +68,25 @@ def cost(usage: Usage) -> int:
     return budget.cost(used, price_table.prices())
 
 
-async def release(server: Server, caller: Caller, agent: AgentId, intent_id: str) -> None:
+async def release(server: Server, caller: Caller, reserved: Reserved, intent_id: str) -> None:
     """Give the reservation of a run back that never began."""
+    agent = reserved.agent
     returned = await server.budget.refund(agent, intent_id)
-    row = {"agent_display": agent.display, "intent_id": intent_id, "credits": returned, "paired_receipt": intent_id}
-    await server.audit.append("budget_refunded", row, caller.agent)
+    if returned:
+        row = {"agent_display": agent.display, "intent_id": intent_id, "credits": returned, "paired_receipt": intent_id}
+        await server.audit.append("budget_refunded", row, caller.agent)
 
 
-async def settle_run(
-    server: Server, caller: Caller, agent: AgentId | None, intent_id: str, usage: Usage
-) -> SettlementReceipt:
-    """Take what the run cost beyond its reservation, and keep the receipt of it, which has the intent's id."""
+async def settle(server: Server, reserved: Reserved, intent_id: str, receipt: SettlementReceipt | None) -> None:
+    """Take what the run cost beyond its reservation, by its receipt, and close that. The last that is written of an
+    intent: until then the next start looks what became of it."""
+    cost_ = receipt.credits_consumed if receipt is not None and reserved.credits else 0
+    await server.budget.settle(reserved.agent, intent_id, max(0, cost_ - reserved.credits))
+
+
+async def receipt_of_run(server: Server, caller: Caller, intent_id: str, usage: Usage) -> SettlementReceipt:
+    """Keep the receipt of what a run used, which has the intent's id."""
     credits_ = cost(usage)
-    if agent is not None:
-        await server.budget.settle(agent, intent_id, credits_ - budget.DISPATCH_CREDITS)
     receipt = SettlementReceipt(
         id=intent_id, payer=caller.agent, resource="compute", credits_consumed=credits_, settled_at=server.now_ms()
     )
@@ -96,21 +112,3 @@ def receipt_row(receipt: SettlementReceipt, intent_id: str | None) -> Entry:
     """The row of a receipt, of this intent where there is one."""
     about = {"receipt_id": receipt.id, "resource": receipt.resource, "credits": receipt.credits_consumed}
     return Entry("receipt_written", {**about, "intent_id": intent_id}, receipt.payer)
-
-
-async def settle_unseen(server: Server) -> None:
-    """At the start: runs that the last daemon did not see end took their reservation, and their intents failed.
-
-    The supervisor ended them when that daemon's connections closed; what they used nobody was told.
-    """
-    for debit in server.budget.unsettled():
-        row = {
-            "intent_id": debit.paired_receipt,
-            "matched_agent": debit.agent.display.removesuffix("@agent"),
-            "run_id": None,
-            "stage": "run",
-            "code": errors.CutOffError.code,
-            "message": "the daemon ended while it ran",
-        }
-        await server.audit.append("intent_failed", row)
-        await server.budget.settle(debit.agent, debit.paired_receipt, 0)

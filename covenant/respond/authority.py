@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from covenant.respond.server import Server
     from covenant.stores.capabilities.interface import Capabilities, Grant
 
-__all__ = ["Decision", "Facts", "admits_record", "consume", "decide", "require", "require_all", "require_operator"]
+__all__ = [
+    "Decision",
+    "Facts",
+    "admits_record",
+    "consume",
+    "decide",
+    "require",
+    "require_all",
+    "require_left",
+    "require_operator",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +126,38 @@ async def require_all(
     return [grant.signed for grant in grants]
 
 
-async def consume(server: Server, signed: SignedCapability) -> None:
-    """Count one use of a metered grant, durably and before the act; nothing for one that is not metered.
+async def consume(server: Server, grants: Sequence[SignedCapability]) -> None:
+    """Count one use of each grant of a caller that is metered, durably and before the act: of all, or of none.
 
     Raises:
-        errors.CapabilityExhaustedError: it, or a grant above it, was used as often as it may be.
+        errors.CapabilityExhaustedError: one, or a grant above it, was used as often as it may be.
     """
-    holder = signed.capability.subject
     try:
-        use = await server.capabilities.use(signed.signature)
+        uses = await server.capabilities.use([one.signature for one in grants])
     except errors.CapabilityExhaustedError as e:
-        over = e.details["use"]
-        await server.audit.append("capability_budget_exhausted", _counted(over), issuer=holder)
+        await _used_up(server, grants, e)
         raise
-    if use is not None:
-        await server.audit.append("capability_used", _counted(use), issuer=holder)
+    if uses:
+        holder = grants[0].capability.subject
+        await server.audit.append_all([Entry("capability_used", _counted(use), holder) for use in uses])
+
+
+async def require_left(server: Server, grants: Sequence[SignedCapability]) -> None:
+    """Refuse now what ``consume`` would refuse, before something is done for it that would have to be undone.
+
+    Raises:
+        errors.CapabilityExhaustedError: as ``consume``.
+    """
+    try:
+        server.capabilities.left([one.signature for one in grants])
+    except errors.CapabilityExhaustedError as e:
+        await _used_up(server, grants, e)
+        raise
+
+
+async def _used_up(server: Server, grants: Sequence[SignedCapability], error: errors.CapabilityExhaustedError) -> None:
+    row = _counted(error.details["use"])
+    await server.audit.append("capability_budget_exhausted", row, issuer=grants[0].capability.subject)
 
 
 async def require_operator(server: Server, caller: Caller, rejected: str | None, what: str) -> None:

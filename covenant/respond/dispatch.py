@@ -3,7 +3,8 @@
     (1) the ignore set               IntentIgnored, and nothing else happens
     (2) the router, or the agent that the request names
     (3) the capability check         a row either way: to write memory, and what the agent requires of its caller
-    (4) the budget                   a credit is reserved; without one the intent waits in a checkpoint
+    (4) the budget                   a credit is reserved; without one the intent waits in a checkpoint. Then a use of
+                                     each metered grant is counted
     (5) the run
     (6) working-tier memory          with an embedding; what the ignore set matches is answered and not kept
     (7) settlement receipts          of the run by what was measured, and of the memory
@@ -11,7 +12,9 @@
     (9) the result
 
 What of (6) to (8) succeeded is on disk before (9). A run that fails is settled, has its receipt and its rows, and
-whoever goes away, and a daemon that stops, leave rows that say so.
+whoever goes away, and a daemon that stops, leave rows that say so. What was reserved in (4) is settled last of all:
+from (4) on an intent is in the ledger until its rows are in the log, and the next start writes those of one whose
+daemon died (``covenant.respond.aftermath``).
 """
 
 from __future__ import annotations
@@ -34,7 +37,14 @@ from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, spent
 from covenant.stores.audit.interface import Entry
 from covenant.wire import responses
-from covenant.wire.types import AgentId, BudgetPauseCheckpoint, MemoryRecord, Priority, SettlementReceipt, Tier
+from covenant.wire.types import (
+    BudgetPauseCheckpoint,
+    MemoryRecord,
+    Priority,
+    SettlementReceipt,
+    SignedCapability,
+    Tier,
+)
 from policy import budget, contract, errors
 
 _LOG: Final = logging.getLogger(__name__)
@@ -70,7 +80,8 @@ class Dispatch:
     key: str | None = None
     intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _stage: str = "router"
-    _payer: AgentId | None = None
+    _reserved: accounting.Reserved | None = None
+    _metered: list[SignedCapability] = field(default_factory=list)
 
     async def go(self) -> responses.IntentResult:
         """(1) to (9).
@@ -139,22 +150,27 @@ class Dispatch:
         await authority.require(server, caller, _WRITE, agent_id="memory:write", facts=facts)
         if card is not None:
             others = [one for one in card.manifest.capabilities.required if one != _WRITE]
-            for signed in await authority.require_all(server, caller, others, agent_id=card.id):
-                await authority.consume(server, signed)
+            self._metered = await authority.require_all(server, caller, others, agent_id=card.id)
+            await authority.require_left(server, self._metered)
 
     async def _reserve(self, card: Card | None) -> None:
         self._stage = "budget"
-        if self.resumes is not None:
-            await self.server.checkpoints.claim(self.resumes.intent_id, self.resumes.agent)
-            await self._append("intent_resumed", resumed_from=self.resumes.intent_id)
-        if card is None:
-            return
+        server = self.server
         try:
-            self._payer = await accounting.reserve(self.server, self.caller, card, self.intent_id)
-            await self._no_longer_waits()
+            self._reserved = await accounting.reserve(server, self.caller, card, self.intent_id)
         except errors.BudgetExhaustedError as e:
-            await self._pause(card, "budget_exhausted", e.details["tokens_remaining"], e.details["refill_eta_ms"])
+            if self.resumes is None and card is not None:
+                await self._pause(card, "budget_exhausted", e.details["tokens_remaining"], e.details["refill_eta_ms"])
             raise
+        self._stage = "capability"
+        # Counted once there are credits: an intent that waits for them has used nothing.
+        await authority.consume(server, self._metered)
+        self._stage = "budget"
+        if self.resumes is not None:
+            # The row before the claim: of one that waits no longer it is known what it became.
+            await self._append("intent_resumed", resumed_from=self.resumes.intent_id)
+            await server.checkpoints.claim(self.resumes.intent_id, self.resumes.agent)
+        await self._no_longer_waits()
 
     async def _no_longer_waits(self) -> None:
         """It was asked again under its key, and runs now: nobody resumes it a second time."""
@@ -177,19 +193,14 @@ class Dispatch:
 
     async def _failed(self, card: Card | None, error: errors.CovenantError) -> None:
         """Settle what was used and give back what was not, and write both down."""
-        took, rows = spent(error), list[Entry]()
+        server, took, rows, receipt = self.server, spent(error), list[Entry](), None
         agent_id = None if card is None else card.id
         if took is not None and card is not None:
-            receipt = await accounting.settle_run(self.server, self.caller, self._payer, self.intent_id, took.usage)
+            receipt = await accounting.receipt_of_run(server, self.caller, self.intent_id, took.usage)
             rows += [self._used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
-        elif self._payer is not None and self._stage == "run" and isinstance(error, _UNSEEN):
-            # It may have run, and nobody said what it used: what was reserved for it is taken.
-            await self.server.budget.settle(self._payer, self.intent_id, 0)
-        elif self._payer is not None:
-            await accounting.release(self.server, self.caller, self._payer, self.intent_id)
         if card is not None and isinstance(error, errors.PreemptedError):
-            tokens = self.server.budget.tokens(accounting.budget_of(card.id)) or 0
+            tokens = server.budget.tokens(accounting.budget_of(card.id)) or 0
             with contextlib.suppress(errors.BusyError):
                 await self._pause(card, "projected_overshoot", tokens, 0)
         failed = {
@@ -199,7 +210,14 @@ class Dispatch:
             "code": error.code,
             "message": error.message,
         }
-        await self.server.audit.append_all([*rows, self._row("intent_failed", failed)])
+        await server.audit.append_all([*rows, self._row("intent_failed", failed)])
+        if self._reserved is None:
+            return
+        if receipt is not None or (self._stage == "run" and isinstance(error, _UNSEEN)):
+            # One that may have run, of which nobody said what it used, is taken what was reserved for it.
+            await accounting.settle(server, self._reserved, self.intent_id, receipt)
+        else:
+            await accounting.release(server, self.caller, self._reserved, self.intent_id)
 
     async def _pause(self, card: Card, reason: Any, tokens: int, eta_ms: int) -> None:
         """Keep the intent for when there are credits; durable before anybody is told."""
@@ -241,9 +259,12 @@ class Dispatch:
         """The error as whoever asked is told it, with the agent's name."""
         if isinstance(error, errors.BudgetExhaustedError | errors.PreemptedError):
             # Not how many credits: the budget is shared with everybody else who asks this agent.
+            waits = self.intent_id
+            if self.resumes is not None and isinstance(error, errors.BudgetExhaustedError):
+                waits = self.resumes.intent_id
             return type(error)(
-                f"intent `{self.intent_id}` waits: the budget of agent `{card.id if card else ''}` is used up",
-                hint=f"covenant intents resume {self.intent_id}",
+                f"intent `{waits}` waits: the budget of agent `{card.id if card else ''}` is used up",
+                hint=f"covenant intents resume {waits}",
             )
         if self._stage != "run" or card is None:
             return error
@@ -256,7 +277,7 @@ class Dispatch:
         rows, receipt = list[Entry](), None
         if card is not None:
             self._stage = "receipt"
-            receipt = await accounting.settle_run(self.server, self.caller, self._payer, self.intent_id, ran.usage)
+            receipt = await accounting.receipt_of_run(self.server, self.caller, self.intent_id, ran.usage)
             took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials)
             rows += [self._used(card, took, "ok", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
@@ -270,6 +291,8 @@ class Dispatch:
             "status": "ok" if stored else "not_stored",
         }
         await self.server.audit.append_all([*rows, self._row("intent_dispatched", dispatched)])
+        if self._reserved is not None:
+            await accounting.settle(self.server, self._reserved, self.intent_id, receipt)
         return responses.IntentResult(
             intent_id=self.intent_id,
             status="ok",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
-from covenant.respond import accounting
+from covenant.respond import aftermath
 from covenant.respond.caller import Caller
 from covenant.respond.dispatch import KEY, KEY_WORD, SUBMITTER, Dispatch
 from covenant.respond.server import Handler, Server
-from covenant.stores.audit.interface import Entry
-from covenant.wire import parts, requests, responses
+from covenant.wire import requests, responses
 from covenant.wire.types import MemoryRecord, Priority
 from policy import errors
 
@@ -23,8 +21,6 @@ from policy import errors
 _KEYED: Final = uuid.UUID("6f0c3c2e-5f4b-5d0a-9a54-1c1f6e0f7a11")
 # So often may a key be tried again after its intent failed.
 _MOST_TRIES: Final = 16
-# So many receipts are looked through for that of an answer that is given again.
-_MOST_RECEIPTS: Final = 100_000
 
 
 async def submit_intent(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
@@ -107,7 +103,7 @@ async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
     if known.get("intent_text") != one.text:
         raise errors.MemoryConflictError("another intent had this idempotency key", hint="one key, one intent")
     with anyio.CancelScope(shield=True):
-        await _finished(one, record, known)
+        await aftermath.finish(one.server, record)
     return responses.IntentResult(
         intent_id=record.id,
         status=str(known.get("status", "ok")),
@@ -118,33 +114,6 @@ async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
         run_id=known.get("run_id"),
         policy_digest=known.get("policy_digest"),
     )
-
-
-async def _finished(one: Dispatch, record: MemoryRecord, known: Mapping[str, Any]) -> None:
-    """Write what a daemon that died between an answer's record and its row left out: no answer is without its row."""
-    server, caller, rows = one.server, one.caller, list[Entry]()
-    since_ms = record.created_at
-    receipts = await server.receipts.recent(_MOST_RECEIPTS, since_ms)
-    if not any(receipt.memory_record_id == record.id for receipt in receipts):
-        receipt = await accounting.settle_memory(server, caller, record.id, record.text)
-        rows.append(accounting.receipt_row(receipt, record.id))
-
-    def is_its(row: parts.AuditEvent) -> bool:
-        return bool(row.kind["type"] == "intent_dispatched" and row.kind["intent_id"] == record.id)
-
-    found = await server.audit.scan(is_its, 1, since_ms=since_ms, issuer_pubkey=caller.agent.pubkey)
-    if not found.events:
-        dispatched = {
-            "run_id": known.get("run_id"),
-            "intent_id": record.id,
-            "intent_text": one.text,
-            "matched_agent": known.get("agent_id"),
-            "result_hash_hex": hashlib.sha256(record.text.encode()).hexdigest(),
-            "status": "ok",
-        }
-        rows.append(Entry("intent_dispatched", dispatched, caller.agent))
-    if rows:
-        await server.audit.append_all(rows)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {"submit_intent": submit_intent, "resume_intent": resume_intent}

@@ -53,7 +53,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
         await server.audit.append("tool_call_schema_rejected", row, caller.agent)
         raise
     # (3)
-    await authority.consume(server, signed)
+    await authority.consume(server, [signed])
     # (4) and (5)
     began, outcome = time.monotonic(), "failed"
     try:

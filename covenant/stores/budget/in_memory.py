@@ -76,19 +76,33 @@ class InMemoryBudgetLedger:
             raise
         return True
 
-    async def try_debit(self, agent: types.AgentId, credits: int, paired_receipt: str) -> types.BudgetDebit:  # noqa: A002
+    async def try_debit(
+        self,
+        agent: types.AgentId,
+        credits: int,  # noqa: A002
+        paired_receipt: str,
+        *,
+        submitter: types.AgentId | None = None,
+    ) -> types.BudgetDebit:
         """As ``interface.BudgetLedger.try_debit``."""
         await self._underway.wait_for(agent.pubkey)
         bucket = self._state.buckets.get(agent.pubkey)
-        if bucket is None:
+        if bucket is None and credits:
             raise errors.BudgetUnseededError(f"no capacity was set for `{agent.display}`")
         if paired_receipt in self._state.open:
             raise errors.ReservationError(f"a reservation with receipt `{paired_receipt}` is open")
         now = self._now()
-        after = budget.debit(bucket, credits, now)
+        after = budget.debit(bucket, credits, now) if bucket is not None and credits else None
         if isinstance(after, budget.Exhausted):
             raise _exhausted(agent, credits, after)
-        row = rows.Debit(agent=agent, credits=credits, paired_receipt=paired_receipt, at_ms=now, reserved=True)
+        row = rows.Debit(
+            agent=agent,
+            credits=credits,
+            paired_receipt=paired_receipt,
+            at_ms=now,
+            reserved=True,
+            submitter=submitter,
+        )
         self._state.apply(row)
         try:
             await self._keep(row)
@@ -136,9 +150,12 @@ class InMemoryBudgetLedger:
         """As ``interface.BudgetLedger.buckets``."""
         return MappingProxyType(self._state.buckets)
 
-    def unsettled(self) -> Sequence[types.BudgetDebit]:
+    def unsettled(self) -> Sequence[interface.Reservation]:
         """As ``interface.BudgetLedger.unsettled``."""
-        return tuple(_debit(row) for row in self._state.open.values())
+        return tuple(
+            interface.Reservation(row.agent, row.credits, row.paired_receipt, row.at_ms, row.submitter)
+            for row in self._state.open.values()
+        )
 
     async def compact(self, before_ms: int) -> interface.Compacted:
         """As ``interface.BudgetLedger.compact``: here only the newest debits are rows."""

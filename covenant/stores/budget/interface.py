@@ -25,6 +25,17 @@ class Compacted:
     snapshots: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What was taken before a run that is not settled. ``submitter``: who asked for the run, where that was said."""
+
+    agent: types.AgentId
+    credits: int
+    paired_receipt: str
+    at_ms: int
+    submitter: types.AgentId | None = None
+
+
 class BudgetLedger(Protocol):
     """Token buckets, one an agent. What a method returned for is durable."""
 
@@ -35,8 +46,17 @@ class BudgetLedger(Protocol):
         """
         ...
 
-    async def try_debit(self, agent: types.AgentId, credits: int, paired_receipt: str) -> types.BudgetDebit:  # noqa: A002
+    async def try_debit(
+        self,
+        agent: types.AgentId,
+        credits: int,  # noqa: A002
+        paired_receipt: str,
+        *,
+        submitter: types.AgentId | None = None,
+    ) -> types.BudgetDebit:
         """Reserve credits for a run, at once or not at all: however many ask together, no bucket is overdrawn.
+
+        A reservation of 0 takes nothing and needs no bucket: it says that there is a run, until it is settled.
 
         Raises:
             errors.BudgetUnseededError: no capacity was set for the agent.
@@ -75,7 +95,7 @@ class BudgetLedger(Protocol):
         """Every bucket by its agent's key, as it was last touched: for ``policy.budget.verdicts``."""
         ...
 
-    def unsettled(self) -> Sequence[types.BudgetDebit]:
+    def unsettled(self) -> Sequence[Reservation]:
         """The reservations that are not settled: after a start, of runs that the last daemon did not see end."""
         ...
 

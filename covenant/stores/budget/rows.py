@@ -3,6 +3,7 @@
 Version 1's are ``capacity_set``, ``debit`` and ``snapshot``, ``pause_saved`` and ``resume_claimed``. Ours beside them:
 
     debit      reserved   it was taken before its run, which is not settled yet
+               submitter  who asked for the run
                settles    it is the measured rest of the reservation with its ``paired_receipt``; 0 when there is none
     refund                a reservation that came back, since nothing of its run began
     snapshot   owed debt  what version 1 does not count (policy.budget.Bucket)
@@ -40,6 +41,7 @@ class Debit(types.Wire):
     at_ms: types.U64
     reserved: bool = False
     settles: bool = False
+    submitter: types.AgentId | None = None
 
 
 class Refund(types.Wire):
@@ -58,6 +60,7 @@ class Open(types.Wire):
     credits: types.U64
     paired_receipt: str
     at_ms: types.U64
+    submitter: types.AgentId | None = None
 
 
 class Snapshot(types.Wire):
@@ -103,7 +106,7 @@ _CHECKPOINTS: pydantic.TypeAdapter[CheckpointRow] = pydantic.TypeAdapter(
 
 def line(row: LedgerRow | CheckpointRow) -> bytes:
     """The row as a line without its newline. Our own marks stand only where they say something."""
-    ours = {"reserved", "settles", "owed", "debt", "open"}
+    ours = {"reserved", "settles", "submitter", "owed", "debt", "open"}
     fields = row.model_dump_json(exclude={name for name in ours if not getattr(row, name, None)})
     return fields.encode()
 

@@ -41,7 +41,8 @@ class LedgerState:
         """Take back a row that could not be written, and open the reservation again that it closed."""
         key = row.agent.pubkey
         turn = budget.give_back if isinstance(row, rows.Debit) else budget.charge
-        self.buckets[key] = turn(self.buckets[key], row.credits, row.at_ms)
+        if key in self.buckets:
+            self.buckets[key] = turn(self.buckets[key], row.credits, row.at_ms)
         if isinstance(row, rows.Debit) and row in self.debits:
             self.debits.remove(row)
         if reservation is not None:
@@ -52,6 +53,10 @@ class LedgerState:
     def snapshots(self) -> list[rows.Snapshot]:
         """Every bucket as a row, with its agent's open reservations."""
         return [self._snapshot(key, bucket) for key, bucket in self.buckets.items()]
+
+    def without_bucket(self) -> list[rows.Debit]:
+        """The open reservations, of nothing, of agents that have no bucket."""
+        return [one for one in self.open.values() if one.agent.pubkey not in self.buckets]
 
     def _debit(self, key: str, row: rows.Debit) -> None:
         if row.settles:
@@ -81,12 +86,20 @@ class LedgerState:
             owed=bucket.owed,
             debt=bucket.debt,
             open=tuple(
-                rows.Open(credits=one.credits, paired_receipt=one.paired_receipt, at_ms=one.at_ms) for one in mine
+                rows.Open(
+                    credits=one.credits,
+                    paired_receipt=one.paired_receipt,
+                    at_ms=one.at_ms,
+                    submitter=one.submitter,
+                )
+                for one in mine
             ),
         )
 
 
-def cut(ledger: Iterable[rows.LedgerRow], before_ms: int) -> tuple[list[rows.Snapshot], int, interface.Compacted]:
+def cut(
+    ledger: Iterable[rows.LedgerRow], before_ms: int
+) -> tuple[list[rows.Snapshot | rows.Debit], int, interface.Compacted]:
     """The rows in the place of those before ``before_ms``, and how many rows those are. Nothing beyond them is read.
 
     Only the beginning of the file goes: a row of an earlier time behind a later one, which a clock that was set back
@@ -100,5 +113,5 @@ def cut(ledger: Iterable[rows.LedgerRow], before_ms: int) -> tuple[list[rows.Sna
         before.apply(row)
         taken += 1
         dropped += not isinstance(row, rows.Snapshot)
-    snapshots = before.snapshots()
-    return snapshots, taken, interface.Compacted(dropped, len(snapshots))
+    snapshots, open_ = before.snapshots(), before.without_bucket()
+    return [*snapshots, *open_], taken, interface.Compacted(dropped - len(open_), len(snapshots))

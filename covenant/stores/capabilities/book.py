@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from covenant.stores.capabilities.interface import Grant, Use
@@ -234,21 +234,33 @@ class Book:
 
     # --- counting ---------------------------------------------------------------------------------------
 
-    def count(self, signature: str) -> list[Grant]:
-        """Count one use of the grant and of each above it, and answer those that are metered.
+    def count(self, signatures: Sequence[str]) -> list[Grant]:
+        """Count one use of each grant and of each above it, and answer those that are metered.
 
         Raises:
             errors.CapabilityExhaustedError: one is used up; nothing was counted.
         """
-        metered = [grant for grant in self.lineage(signature) if grant.max_uses is not None]
+        metered = self.left(signatures)
         for grant in metered:
-            if used_up(grant):
+            grant.used += 1
+        return metered
+
+    def uses(self, signatures: Sequence[str]) -> list[Use]:
+        """How often each was used by now: itself, or the next above it that is metered."""
+        metered = ((one for one in self.lineage(each) if one.max_uses is not None) for each in signatures)
+        return [use_of(grant) for grant in (next(lineage, None) for lineage in metered) if grant is not None]
+
+    def left(self, signatures: Sequence[str]) -> list[Grant]:
+        """As ``count``, and count nothing."""
+        lineages = map(self.lineage, signatures)
+        metered = [grant for lineage in lineages for grant in lineage if grant.max_uses is not None]
+        wanted = Counter(grant.signature for grant in metered)
+        for grant in metered:
+            if grant.used + wanted[grant.signature] > (grant.max_uses or 0):
                 raise errors.CapabilityExhaustedError(
                     f"the grant of `{grant.token.action}` was used {grant.used} times, as often as it may be",
                     use=use_of(grant),
                 )
-        for grant in metered:
-            grant.used += 1
         return metered
 
 

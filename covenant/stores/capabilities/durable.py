@@ -17,7 +17,6 @@ import anyio
 
 from covenant.identity import Domain, Identity
 from covenant.stores.capabilities import rows
-from covenant.stores.capabilities.book import use_of
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities, new
 from covenant.stores.capabilities.interface import Grant, Use
 from covenant.stores.journal import Journal
@@ -92,20 +91,20 @@ class DurableCapabilities(InMemoryCapabilities):
             self._book.drop(dropped)
         return len(dropped)
 
-    async def use(self, signature: str) -> Use | None:
+    async def use(self, signatures: Sequence[str]) -> Sequence[Use]:
         """See ``interface.Capabilities``."""
-        metered = self._book.count(signature)
+        metered = self._book.count(signatures)
         if not metered:
-            return None
+            return []
         # INVARIANT: between the count and the append nothing waits, so that no two uses are the last one.
-        counted = use_of(metered[0])
+        uses = self._book.uses(signatures)
         try:
             await self._uses.append_all([rows.used(one.signature, one.generation) for one in metered])
         except errors.StoreFullError:
             for one in metered:
                 one.used -= 1
             raise
-        return counted
+        return uses
 
     async def close(self) -> None:
         """See ``interface.Capabilities``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covenant.stores.capabilities import interface
-from covenant.stores.capabilities.book import Book, use_of
+from covenant.stores.capabilities.book import Book
 from covenant.stores.capabilities.interface import Grant, Use
 from covenant.wire.types import SignedCapability
 
@@ -70,10 +70,14 @@ class InMemoryCapabilities:
         self._book.drop(dropped)
         return len(dropped)
 
-    async def use(self, signature: str) -> Use | None:
+    def left(self, signatures: Sequence[str]) -> None:
         """See ``interface.Capabilities``."""
-        metered = self._book.count(signature)
-        return use_of(metered[0]) if metered else None
+        self._book.left(signatures)
+
+    async def use(self, signatures: Sequence[str]) -> Sequence[Use]:
+        """See ``interface.Capabilities``."""
+        self._book.count(signatures)
+        return self._book.uses(signatures)
 
     async def close(self) -> None:
         """See ``interface.Capabilities``."""

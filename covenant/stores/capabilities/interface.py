@@ -134,8 +134,16 @@ class Capabilities(Protocol):
     async def purge(self, before_ms: int, now_ms: int) -> int:
         """Forget what was revoked or has ended before, and what stood below; how many."""
 
-    async def use(self, signature: str) -> Use | None:
-        """Count one use of a metered grant, and of each metered one above it, before the act; None where none is.
+    def left(self, signatures: Sequence[str]) -> None:
+        """Whether ``use`` would count now. It promises nobody that it will.
+
+        Raises:
+            errors.CapabilityExhaustedError: as ``use``.
+        """
+
+    async def use(self, signatures: Sequence[str]) -> Sequence[Use]:
+        """Count one use of each metered grant, and of each metered one above it, before the act: of all, or of none.
+        What is counted of each: of itself, or of the next above it that is metered.
 
         Raises:
             errors.CapabilityExhaustedError: one is used up; nothing was counted. ``details`` has ``use``.

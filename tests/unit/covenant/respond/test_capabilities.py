@@ -167,15 +167,15 @@ async def test_metered(world: World) -> None:
         bobs = await authority.require(world.server, bob, ECHO, agent_id="test", facts=Facts(tool="echo"))
         world.kinds()
         try:
-            await authority.consume(world.server, bobs)
+            await authority.consume(world.server, [bobs])
         except errors.CapabilityExhaustedError:
             assert world.kinds() == ["capability_budget_exhausted"]
         else:
             assert world.kinds() == ["capability_used"]
     adas = await authority.require(world.server, ada, ECHO, agent_id="test", facts=Facts(tool="echo"))
-    await authority.consume(world.server, adas)
+    await authority.consume(world.server, [adas])
     with pytest.raises(errors.CapabilityExhaustedError):
-        await authority.consume(world.server, adas)
+        await authority.consume(world.server, [adas])
     (use,) = (await world.ask(ada, requests.CapabilityUsage())).grants
     assert (use.budget.max_uses, use.budget.used, use.budget.remaining, use.effective) == (2, 2, 0, False)
 
@@ -183,7 +183,7 @@ async def test_metered(world: World) -> None:
 async def test_a_grant_with_uses_left_is_taken_before_one_without(world: World) -> None:
     ada = await world.enroll(ADA)
     first = await world.ask(world.operator, grant(ECHO, {"version": 1, "max_uses": 1}, subject=ADA.pubkey))
-    await authority.consume(world.server, world.capabilities.get(first.signature_b58).signed)  # type: ignore[union-attr]
+    await authority.consume(world.server, [world.capabilities.get(first.signature_b58).signed])  # type: ignore[union-attr]
     second = await world.ask(world.operator, grant(ECHO, {"version": 1, "max_uses": 7}, subject=ADA.pubkey))
     found = await authority.require(world.server, ada, ECHO, agent_id="test")
     assert found.signature == second.signature_b58

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from covenant.respond import accounting, intent
+from covenant.respond import accounting, aftermath, intent
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
@@ -259,7 +260,7 @@ async def test_after_the_daemon_died_its_runs_are_settled_and_written_down(tmp_p
     agent = accounting.budget_of("a")
     await server.budget.set_capacity(agent, 10)
     await server.budget.try_debit(agent, 1, "an-intent")
-    await accounting.settle_unseen(server)
+    await aftermath.look(server)
     assert not server.budget.unsettled()
     assert server.budget.tokens(agent) == 9
     (row,) = await rows(server, "intent_failed")
@@ -321,6 +322,57 @@ async def test_without_credits_the_intent_waits_for_whoever_submitted_it(tmp_pat
     assert [row["resumed_from"] for row in await rows(server, "intent_resumed")] == [waiting.intent_id]
     with pytest.raises(errors.NoCheckpointError):
         await intent.resume_intent(server, ALICE, asked)
+
+
+async def _metered(server: Server, action: str, most: int) -> Callable[[], int]:
+    await intents_kit.granted(server, ALICE, action, scope={"version": 1, "max_uses": most})
+    (grant,) = server.capabilities.candidates(ALICE.agent.pubkey, action, server.now_ms())
+    return lambda: grant.used
+
+
+async def test_an_intent_that_waits_for_credits_has_used_no_grant(tmp_path: Path) -> None:
+    clock = server_kit.Clock()
+    runtime_kit.package(tmp_path, "a", budget=2, required='["tool.call.x", "tool.call.y"]')
+    server = await _made(tmp_path, now_ms=clock)
+    used = [await _metered(server, action, 2) for action in ("tool.call.x", "tool.call.y")]
+    await _submit(server, "first", agent="a")  # costs two
+    for _ in range(3):
+        with pytest.raises(errors.BudgetExhaustedError):
+            await _submit(server, "second", agent="a")
+    assert [each() for each in used] == [1, 1]
+    clock.at_ms += 3_600_000
+    waiting = server.checkpoints.active()[0]
+    await intent.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
+    assert [each() for each in used] == [2, 2]
+    clock.at_ms += 3_600_000
+    debits = len(await server.budget.recent(100))
+    with pytest.raises(errors.CapabilityExhaustedError):
+        await _submit(server, "third", agent="a")
+    assert len(await server.budget.recent(100)) == debits
+
+
+async def test_however_many_ask_together_no_two_share_a_use_and_no_credit_is_lost(tmp_path: Path) -> None:
+    acts = Acts()
+    runtime_kit.package(tmp_path, "a", budget=100, required='["tool.call.x", "tool.call.y"]')
+    server = await _made(tmp_path, acts=acts)
+    used = [await _metered(server, action, most) for action, most in (("tool.call.x", 9), ("tool.call.y", 3))]
+    outcomes: list[str] = []
+
+    async def ask(number: int) -> None:
+        try:
+            await _submit(server, f"ask {number}", agent="a")
+            outcomes.append("ok")
+        except errors.CapabilityExhaustedError as e:
+            outcomes.append(e.code)
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(ask, number)
+    assert (outcomes.count("ok"), len(acts.asked)) == (3, 3)
+    # Of the grant that was not used up nothing was taken for those that the other one refused.
+    assert [each() for each in used] == [3, 3]
+    assert server.budget.unsettled() == ()
+    assert server.budget.tokens(accounting.budget_of("a")) == 100 - 3 * accounting.cost(USED)
 
 
 async def test_one_that_is_asked_again_under_its_key_waits_no_longer(tmp_path: Path) -> None:

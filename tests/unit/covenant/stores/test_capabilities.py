@@ -118,8 +118,7 @@ async def test_uses_are_counted_to_the_last_one_and_no_further(store: Capabiliti
 
     async def use() -> None:
         try:
-            made = await store.use(signed.signature)
-            assert made is not None
+            (made,) = await store.use([signed.signature])
             counted.append(made.used)
         except errors.CapabilityExhaustedError as e:
             spent.append(e.details["use"].used)
@@ -132,13 +131,13 @@ async def test_uses_are_counted_to_the_last_one_and_no_further(store: Capabiliti
     assert not store.effective(grant, 10)
     # Granted anew it may be used as often again.
     await store.grant(signed, 10)
-    assert (await store.use(signed.signature)).used == 1  # type: ignore[union-attr]
+    assert [one.used for one in await store.use([signed.signature])] == [1]
 
 
 async def test_granting_again_what_holds_changes_nothing(store: Capabilities) -> None:
     signed = granted(ADA, ECHO, METERED)
     await store.grant(signed, 10)
-    await store.use(signed.signature)
+    await store.use([signed.signature])
     await store.grant(signed, 20)
     (grant,) = store.usage(10, ADA.pubkey)
     assert (grant.used, grant.granted_at_ms) == (1, 10)
@@ -149,14 +148,14 @@ async def test_a_use_below_is_a_use_above(store: Capabilities) -> None:
     bobs, eves = narrowed(top, BOB, max_uses=2), narrowed(top, EVE, by="ada", max_uses=2)
     for signed in (top, bobs, eves):
         await store.grant(signed, 10)
-    await store.use(bobs.signature)
-    await store.use(bobs.signature)
+    await store.use([bobs.signature])
+    await store.use([bobs.signature])
     with pytest.raises(errors.CapabilityExhaustedError):
-        await store.use(bobs.signature)
-    await store.use(eves.signature)
+        await store.use([bobs.signature])
+    await store.use([eves.signature])
     # The third was the last of the grant above, though the one below has one left.
     with pytest.raises(errors.CapabilityExhaustedError) as told:
-        await store.use(eves.signature)
+        await store.use([eves.signature])
     assert told.value.details["use"].signature == top.signature
     (grant,) = store.usage(1, EVE.pubkey)
     assert (grant.used, store.effective(grant, 10)) == (1, False)
@@ -165,7 +164,21 @@ async def test_a_use_below_is_a_use_above(store: Capabilities) -> None:
 async def test_what_is_not_metered_is_not_counted(store: Capabilities) -> None:
     signed = granted(ADA, ECHO)
     await store.grant(signed, 10)
-    assert await store.use(signed.signature) is None
+    assert await store.use([signed.signature]) == []
+
+
+async def test_several_grants_are_used_together_or_not_at_all(store: Capabilities) -> None:
+    once, often = granted(ADA, ECHO, {"version": 1, "max_uses": 1}), granted(ADA, "tool.call.other", METERED)
+    for signed in (once, often):
+        await store.grant(signed, 10)
+    both = [once.signature, often.signature]
+    store.left(both)
+    assert [(one.signature, one.used) for one in await store.use(both)] == [(both[0], 1), (both[1], 1)]
+    for asked in (both, both[::-1], [often.signature] * 3):
+        for refused in (store.use(asked), None):
+            with pytest.raises(errors.CapabilityExhaustedError):
+                store.left(asked) if refused is None else await refused
+    assert [one.used for one in await store.use([often.signature] * 2)] == [3, 3]
 
 
 async def test_purging_forgets_what_is_over_and_nothing_else(store: Capabilities) -> None:

@@ -31,7 +31,7 @@ async def main():
     store = await DurableCapabilities.open(pathlib.Path(sys.argv[1]), Identity(b"d" * 32))
     async def use():
         for _ in range(100_000):
-            counted = await store.use(sys.argv[2])
+            (counted,) = await store.use([sys.argv[2]])
             print(counted.used, flush=True)
     async with anyio.create_task_group() as group:
         for _ in range(4):
@@ -67,7 +67,7 @@ async def test_everything_is_there_after_a_restart(place: Path) -> None:
     child, gone = narrowed(top, BOB, by="ada", tiers=["working"]), narrowed(top, EVE)
     for signed in (top, spent, child, gone):
         await store.grant(signed, 10)
-    await store.use(spent.signature)
+    await store.use([spent.signature])
     await store.revoke(gone.signature, 20)
     await store.close()
     for _ in range(2):
@@ -193,14 +193,14 @@ async def test_uses_of_what_was_purged_do_not_count_again(place: Path) -> None:
     signed = granted(ADA, ECHO, {"version": 1, "max_uses": 2})
     store = await reopened(place)
     await store.grant(signed, 10)
-    await store.use(signed.signature)
+    await store.use([signed.signature])
     await store.revoke(signed.signature, 20)
     await store.close()
     (place / "granted.jsonl").write_bytes(b"")
     store = await reopened(place)
     assert lines(place / "uses.jsonl") == []
     await store.grant(signed, 30)
-    assert (await store.use(signed.signature)).used == 1  # type: ignore[union-attr]
+    assert [one.used for one in await store.use([signed.signature])] == [1]
     await store.close()
     store = await reopened(place)
     assert store.find(ADA.pubkey, ECHO, 40) == signed
@@ -215,7 +215,7 @@ async def test_many_uses_are_one_line_after_a_restart(place: Path) -> None:
     await store.close()
     (place / "uses.jsonl").write_bytes((rows.used(signed.signature, 0) + b"\n") * 2000)
     store = await reopened(place)
-    await store.use(signed.signature)
+    await store.use([signed.signature])
     await store.close()
     assert [row.get("used") for row in lines(place / "uses.jsonl")] == [2000, None]
     store = await reopened(place)

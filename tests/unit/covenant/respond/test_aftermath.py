@@ -1,0 +1,209 @@
+"""kill -9 at any moment of an intent: what the home holds then, and what the next start makes of it.
+
+Each act of a store is a moment before and one after. At each the home is copied, as a kill would leave it, and a daemon
+starts on the copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import daemon_stores
+from covenant.daemon_config import Settings
+from covenant.respond import accounting, aftermath, capabilities, intent
+from covenant.respond.server import Server
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, Runners, RunResult, Spent, with_spent
+from covenant.stores.budget.interface import Reservation
+from covenant.wire import requests
+from covenant.wire.types import BudgetPauseCheckpoint
+from policy import errors
+from tests import runtime_kit, server_kit
+from tests.intents_kit import ALICE
+from tests.runtime_kit import USED, Acts
+
+pytestmark = pytest.mark.anyio
+
+_ACTS = {
+    "audit": ("append", "append_all"),
+    "budget": ("set_capacity", "try_debit", "settle", "refund"),
+    "capabilities": ("use",),
+    "checkpoints": ("save", "claim"),
+    "receipts": ("append",),
+    "memory": ("put",),
+}
+_ENDS = ("intent_dispatched", "intent_failed")
+
+
+class _Moments:
+    """Copies of a home, one for each moment before and after an act of a store."""
+
+    def __init__(self, home: Path, place: Path) -> None:
+        self._home, self._place = home, place
+        self.copies: list[tuple[str, Path]] = []
+        self.watching = False
+
+    def watch(self, server: Server) -> None:
+        for store, names in _ACTS.items():
+            for name in names:
+                self._around(getattr(server, store), name, f"{store}.{name}")
+
+    def _around(self, store: Any, name: str, what: str) -> None:
+        whole: Callable[..., Awaitable[Any]] = getattr(store, name)
+
+        async def act(*given: Any, **more: Any) -> Any:
+            self._copy(f"before {what}")
+            result = await whole(*given, **more)
+            self._copy(f"after {what}")
+            return result
+
+        setattr(store, name, act)
+
+    def _copy(self, when: str) -> None:
+        if self.watching:
+            copy = self._place / f"{len(self.copies):03}"
+            shutil.copytree(self._home, copy)
+            self.copies.append((when, copy))
+
+
+async def _used_up(server: Server, card: Card) -> None:
+    """Have the agent wait for credits."""
+    agent = accounting.budget_of(card.id)
+    await server.budget.set_capacity(agent, 1)
+    await server.budget.try_debit(agent, 1, "other")
+    await server.budget.settle(agent, "other", 0)
+
+
+async def _fails(card: Card, asked: Intent) -> RunResult:
+    raise with_spent(errors.AgentError("it failed"), Spent(USED, "run-1"))
+
+
+async def _never_begins(card: Card, asked: Intent) -> RunResult:
+    raise errors.NoSupervisorError("nobody is there")
+
+
+_WAYS: dict[str, tuple[int, Any]] = {
+    "echo": (0, None),
+    "done": (0, runtime_kit.echoes),
+    "done and paid": (9, runtime_kit.echoes),
+    "failed": (9, _fails),
+    "never began": (9, _never_begins),
+    "waits": (1, runtime_kit.echoes),
+    "resumed": (1, runtime_kit.echoes),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+async def test_a_kill_at_any_moment_leaves_no_intent_without_its_row(way: str, home: Path, tmp_path: Path) -> None:
+    per_hour, act = _WAYS[way]
+    clock = server_kit.Clock()
+    if act is not None:
+        runtime_kit.package(home, "a", budget=per_hour, required='["tool.call.x"]')
+    moments = _Moments(home, tmp_path / "copies")
+    async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
+        server = opened.server
+        server.runners = Runners({"python3": Acts(act)}) if act else server.runners
+        await server.agents.reload()
+        for action, scope in (("memory.write", {}), ("tool.call.x", {"version": 1, "max_uses": 5})):
+            signed = capabilities.from_daemon(server, ALICE.agent, action, scope, None)
+            await capabilities.give(server, server.identity.agent, signed)
+        if way in {"waits", "resumed"}:
+            await _used_up(server, server.agents.find("a"))
+        moments.watch(server)
+        moments.watching = way != "resumed"
+        asked = requests.SubmitIntent(text="words", agent=None if act is None else "a")
+        try:
+            await intent.submit_intent(server, ALICE, asked)
+        except errors.CovenantError:
+            assert way in {"failed", "never began", "waits", "resumed"}
+        if way == "resumed":
+            clock.at_ms += 3_600_000
+            moments.watching = True
+            (waiting,) = server.checkpoints.active()
+            await intent.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
+    assert len(moments.copies) >= 8
+    accepted: set[str] = set()
+    for when, copy in moments.copies:
+        await _is_whole(when, copy, clock, way, accepted)
+    assert len(accepted) == (way != "waits")
+
+
+async def _is_whole(when: str, copy: Path, clock: server_kit.Clock, way: str, accepted: set[str]) -> None:
+    """Start on the copy, and look. From the moment on at which an intent was accepted it has its row."""
+    async with daemon_stores.opened(Settings(home=copy), clock=clock) as opened:
+        server = opened.server
+        left = {one.paired_receipt: one for one in server.budget.unsettled()}
+        assert all(one.submitter == ALICE.agent for one in left.values()), when
+        before = await _ends(server)
+        await aftermath.look(server)
+        assert server.budget.unsettled() == (), when
+        after = await _ends(server)
+        accepted.update(left)
+        # Each has one row that says how it ended, and whoever submitted it finds that.
+        assert all(len(after.get(one, ())) == 1 for one in accepted), (when, after)
+        assert {one: rows for one, rows in after.items() if one not in left} == {
+            one: rows for one, rows in before.items() if one not in left
+        }, when
+        answer = {one: await server.memory.get(one) for one in left}
+        assert all(answer[one] is None or after[one] == ["intent_dispatched"] for one in left), when
+        if way == "resumed":
+            waits = server.checkpoints.active()
+            rows = [row.kind for row in await server.audit.recent(1000)]
+            became = [row["intent_id"] for row in rows if row["type"] == "intent_resumed"]
+            # It waits, or it is known what it was resumed as, and what became of that.
+            assert waits or (became and all(after.get(one) for one in became)), when
+        await _a_second_start_changes_nothing(server, when)
+
+
+async def _ends(server: Server) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in await server.audit.recent(1000, issuer_pubkey=ALICE.agent.pubkey):
+        if row.kind["type"] in _ENDS:
+            found.setdefault(row.kind["intent_id"], []).append(row.kind["type"])
+    return found
+
+
+async def _a_second_start_changes_nothing(server: Server, when: str) -> None:
+    before = await server.audit.recent(1000)
+    await aftermath.look(server)
+    assert await server.audit.recent(1000) == before, when
+
+
+async def test_what_was_written_of_an_intent_before_it_was_asked_again_is_not_its_end(home: Path) -> None:
+    """Under its key an intent that failed has the same id again."""
+    clock = server_kit.Clock()
+    async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
+        server = opened.server
+        agent = accounting.budget_of("a")
+        await server.audit.append_all([aftermath._failed(server, Reservation(agent, 0, "k", 1, ALICE.agent))])
+        clock.at_ms += 1
+        await server.budget.try_debit(agent, 0, "k", submitter=ALICE.agent)
+        await aftermath.look(server)
+        assert await _ends(server) == {"k": ["intent_failed"] * 2}
+
+
+async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> None:
+    """Resumed while others took the credits: it waits on under the id that was told, and its checkpoint is not used."""
+    clock = server_kit.Clock()
+    runtime_kit.package(home, "a", budget=1)
+    async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
+        server = opened.server
+        server.runners = Runners({"python3": Acts()})
+        await server.agents.reload()
+        signed = capabilities.from_daemon(server, ALICE.agent, "memory.write", {}, None)
+        await capabilities.give(server, server.identity.agent, signed)
+        await _used_up(server, server.agents.find("a"))
+        with pytest.raises(errors.BudgetExhaustedError):
+            await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="words", agent="a"))
+        waiting: BudgetPauseCheckpoint
+        (waiting,) = server.checkpoints.active()
+        # It looks as if there were enough; until the debit somebody else takes it.
+        server.budget.tokens = lambda agent: 5  # type: ignore[method-assign]
+        with pytest.raises(errors.BudgetExhaustedError, match=f"`{waiting.intent_id}` waits"):
+            await intent.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
+        assert server.checkpoints.active() == (waiting,)
