@@ -1,17 +1,20 @@
-"""The matrices of a durable store: read at the first search, then kept up by what is committed."""
+"""The matrices of a durable store: read ahead or at the first search, then kept up by what is committed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from covenant.stores.memory import vectors
-from covenant.stores.memory.vectors import Entry, Matrices, Near
+from covenant.stores.memory.threads import Thread
+from covenant.stores.memory.vectors import Block, Entry, Matrices
 from covenant.wire.types import Tier
+
+T = TypeVar("T")
 
 # Changes that wait for a search are taken in before they hold more than this many vectors.
 _MOST_PENDING: Final = 4096
@@ -40,18 +43,20 @@ class Moved:
 
 
 Change = Put | Gone | Moved
-Load = Callable[[], AsyncIterator[tuple[Mapping[int, int], Sequence[Entry]]]]
+# Every vector, a few at a time, with how many records there are in all: none has more of one number of dimensions.
+Load = Callable[[], AsyncGenerator[tuple[int, Sequence[Block]], None]]
 
 
 class Cache:
-    """Exact search over what ``load`` reads and ``add`` tells. Computed in a worker thread, one search at a time."""
+    """Matrices of what ``load`` reads and ``add`` tells. Used in ``thread`` alone, so by one search at a time."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, thread: Thread) -> None:
         self._load = load
+        self._thread = thread
         self._matrices: Matrices | None = None
         self._pending: list[Change] = []
         self._recording = False
-        self._lock = anyio.Lock()
+        self._filling = anyio.Lock()
 
     def add(self, changes: Sequence[Change]) -> None:
         """Take note of what was committed, in the order of its commits."""
@@ -61,60 +66,48 @@ class Cache:
     async def settle(self) -> None:
         """Take in what waits, when it is much."""
         if len(self._pending) >= _MOST_PENDING and self._matrices is not None:
-            async with self._lock:
-                await anyio.to_thread.run_sync(self._take_in)
+            await self.use(lambda matrices: None)
 
-    async def best(
-        self,
-        embedding: Sequence[float],
-        count: int,
-        *,
-        tier: Tier | None,
-        owner: str | None,
-        floor: float,
-        also: Sequence[str],
-    ) -> tuple[list[Near], dict[str, float]]:
-        """The best by cosine, and the cosines of ``also``."""
-        query = vectors.query_vector(embedding)
-        if query is None:
-            return [], {}
-        async with self._lock:
-            if self._matrices is None:
-                await self._fill()
+    async def warm(self, most_bytes: int) -> bool:
+        """Read the matrices before somebody asks; whether they are there. Not when they would take more than that."""
+        await self._fill(most_bytes)
+        return self._matrices is not None
 
-            def compute() -> tuple[list[Near], dict[str, float]]:
-                self._take_in()
-                assert self._matrices is not None
-                matrix = self._matrices.matrix(len(query))
-                if matrix is None:
-                    return [], {}
-                found = matrix.best(query, count, tier=tier, owner=owner, floor=floor)
-                return found, matrix.scores(query, also)
-
-            return await anyio.to_thread.run_sync(compute)
-
-    async def _fill(self) -> None:
-        matrices = Matrices()
-        # INVARIANT: changes are noted before the first row is read; what is both read and noted is put twice.
-        self._pending, self._recording = [], True
-        try:
-            async for sizes, entries in self._load():
-                for dimensions, total in sizes.items():
-                    matrices.reserve(dimensions, total)
-                await anyio.to_thread.run_sync(matrices.add_new, entries)
-        except BaseException:
-            self._pending, self._recording = [], False
-            raise
-        self._matrices = matrices
-
-    def _take_in(self) -> None:
+    async def use(self, compute: Callable[[Matrices], T]) -> T:
+        """What ``compute`` finds in the matrices as of all that was committed before."""
+        while (matrices := self._matrices) is None:
+            await self._fill()
+        # INVARIANT: from here to the thread nothing waits, so that changes come there in their order.
         changes, self._pending = self._pending, []
-        assert self._matrices is not None
-        for change in changes:
-            match change:
-                case Put(entry):
-                    self._matrices.put(entry)
-                case Gone(record_id):
-                    self._matrices.discard(record_id)
-                case Moved(record_id, tier):
-                    self._matrices.move(record_id, tier)
+        return await self._thread.run(lambda: compute(_taken_in(matrices, changes)))
+
+    async def _fill(self, most_bytes: int | None = None) -> None:
+        async with self._filling:
+            if self._matrices is not None:
+                return
+            matrices = Matrices()
+            # INVARIANT: changes are noted before the first row is read; what is both read and noted is put twice.
+            self._pending, self._recording = [], True
+            try:
+                async with contextlib.aclosing(self._load()) as loaded:
+                    async for total, blocks in loaded:
+                        for block in blocks:
+                            await anyio.to_thread.run_sync(matrices.add_new, block, total)
+                        if most_bytes is not None and matrices.bytes_of_rows > most_bytes:
+                            return
+                self._matrices = matrices
+            finally:
+                if self._matrices is None:
+                    self._pending, self._recording = [], False
+
+
+def _taken_in(matrices: Matrices, changes: Sequence[Change]) -> Matrices:
+    for change in changes:
+        match change:
+            case Put(entry):
+                matrices.put(entry)
+            case Gone(record_id):
+                matrices.discard(record_id)
+            case Moved(record_id, tier):
+                matrices.move(record_id, tier)
+    return matrices

@@ -29,6 +29,7 @@ COLUMNS: Final = (
     "created_at",
     "parent",
 )
+SELECT: Final = f"SELECT rowid, {', '.join(COLUMNS)} FROM memories"  # noqa: S608 - names of columns
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "id": (str,),
     "tier": (str,),
@@ -40,8 +41,8 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "created_at": (int,),
     "parent": (str, type(None)),
 }
-_TIERS: Final = frozenset({*Tier, "long-term", "long_term"})
-_FLOAT: Final = np.dtype("<f4")
+_TIERS: Final = {name: Tier(name) for name in (*(tier.value for tier in Tier), "long-term", "long_term")}
+FLOAT: Final = np.dtype("<f4")
 # So many rows are parsed before anybody notices.
 _FEW: Final = 32
 
@@ -71,7 +72,7 @@ def encode(record: MemoryRecord) -> tuple[Any, ...]:
         record.owner.display,
         record.owner.pubkey,
         record.text,
-        vector.astype(_FLOAT).tobytes(),
+        vector.astype(FLOAT).tobytes(),
         metadata,
         record.created_at,
         record.parent,
@@ -80,31 +81,54 @@ def encode(record: MemoryRecord) -> tuple[Any, ...]:
 
 def vector(blob: bytes | None) -> np.ndarray[Any, np.dtype[np.float32]] | None:
     """The float32 vector of a blob, None when it is none: empty, broken off, or with a number that is not finite."""
-    if not blob or len(blob) % _FLOAT.itemsize:
+    if not blob or len(blob) % FLOAT.itemsize:
         return None
-    found = np.frombuffer(blob, dtype=_FLOAT).astype(np.float32, copy=False)
+    found = np.frombuffer(blob, dtype=FLOAT).astype(np.float32, copy=False)
     return found if bool(np.isfinite(found).all()) else None
 
 
 def parse(row: Row) -> MemoryRecord | BadRow:
     """The record of ``(rowid, *COLUMNS)``, or what keeps it from being one."""
+    # Every answer of a search comes through here, and rows that are none are rare: only those are looked at twice.
+    found = _record(row)
+    if found is not None:
+        return found
     bad = bad_row(row)
-    if bad is not None:
-        return bad
-    values = dict(zip(COLUMNS, row[1:], strict=True))
-    found = vector(values["embedding"])
-    owner = _owner(values["owner_display"], values["owner_pubkey"])
-    assert isinstance(owner, AgentId)
+    assert bad is not None
+    return bad
+
+
+def _record(row: Row) -> MemoryRecord | None:
+    """The record, None when ``bad_row`` has something to say."""
+    _, record_id, tier, display, pubkey, text, blob, metadata, created_at, parent = row
+    for one in (record_id, tier, display, pubkey, text, metadata, parent):
+        if type(one) is str:
+            if not (one.isascii() or sqlite.sayable(one)):
+                return None
+        elif one is not None:
+            return None
+    if tier not in _TIERS or type(created_at) is not int or created_at < 0 or not isinstance(blob, bytes | None):
+        return None
+    if record_id is None or text is None or display is None or pubkey is None:
+        return None
+    owner = _owner(display, pubkey)
+    found = vector(blob)
+    if isinstance(owner, str) or (blob and found is None):
+        return None
+    try:
+        said = None if metadata == "null" else _metadata(metadata)
+    except (ValueError, RecursionError):
+        return None
     # Nothing is left to validate, and the vector would take longest; tests/property/covenant/test_memory.py shows it.
     return MemoryRecord.model_construct(
-        id=values["id"],
-        tier=Tier(values["tier"]),
+        id=record_id,
+        tier=_TIERS[tier],
         owner=owner,
-        text=values["text"],
+        text=text,
         embedding=() if found is None else tuple(found.tolist()),
-        metadata=_metadata(values["metadata"]),
-        created_at=values["created_at"],
-        parent=values["parent"],
+        metadata=said,
+        created_at=created_at,
+        parent=parent,
     )
 
 
@@ -158,9 +182,9 @@ def _broken(values: dict[str, Any]) -> list[str]:
     if isinstance(owner := _owner(values["owner_display"], values["owner_pubkey"]), str):
         problems.append(owner)
     blob = values["embedding"] or b""
-    if len(blob) % _FLOAT.itemsize:
+    if len(blob) % FLOAT.itemsize:
         problems.append("embedding is broken off")
-    elif blob and not np.isfinite(np.frombuffer(blob, dtype=_FLOAT)).all():
+    elif blob and not np.isfinite(np.frombuffer(blob, dtype=FLOAT)).all():
         problems.append("embedding holds a number that is not finite")
     try:
         _metadata(values["metadata"])

@@ -9,6 +9,7 @@ embedder, and the triggers take their words into the index.
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Final
 
 import aiosqlite
@@ -107,13 +108,16 @@ async def _to_1(db: aiosqlite.Connection, where: str) -> None:
     await db.execute(_FILL)
 
 
-async def mend_index(db: aiosqlite.Connection) -> bool:
-    """Make the index of words anew where it has gone astray; whether it had. The caller holds a transaction."""
-    if not await _number(db, _ASTRAY):
-        return False
-    await db.execute("DELETE FROM memory_fts")
-    await db.execute(_FILL)
-    return True
+def astray(db: sqlite3.Connection) -> bool:
+    """Whether the index of words has gone astray."""
+    return bool(db.execute(_ASTRAY).fetchone()[0])
+
+
+async def mend_index(db: aiosqlite.Connection) -> None:
+    """Make the index of words anew where it has gone astray. The caller holds a transaction."""
+    if await _number(db, _ASTRAY):
+        await db.execute("DELETE FROM memory_fts")
+        await db.execute(_FILL)
 
 
 async def _number(db: aiosqlite.Connection, statement: str) -> int:

@@ -73,6 +73,15 @@ async def connected(path: Path) -> AsyncIterator[aiosqlite.Connection]:
         yield db
 
 
+def reading(path: Path) -> sqlite3.Connection:
+    """A connection for threads of ours: it only reads, and is used by one of them at a time."""
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.text_factory = _text
+    db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    db.execute("PRAGMA query_only = ON")
+    return db
+
+
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 

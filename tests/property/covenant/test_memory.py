@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from covenant.stores.memory import plans, ranking, rows, vectors
 from covenant.stores.memory.in_memory import InMemory
 from covenant.stores.memory.interface import CompactionPolicy
-from covenant.stores.memory.vectors import Entry, Matrices, Matrix
+from covenant.stores.memory.vectors import Block, Entry, Matrices, Matrix
 from covenant.wire.types import MemoryRecord, Tier
 from tests.memory_kit import ALICE, BOB, name, receipt, record
 
@@ -40,6 +40,13 @@ def worlds(draw: st.DrawFn) -> tuple[list[Entry], np.ndarray[Any, Any]]:
     return entries, np.array(draw(st.lists(numbers, min_size=dimensions, max_size=dimensions)), dtype=np.float32)
 
 
+def block(entries: list[Entry]) -> Block:
+    """As many at once."""
+    facts = zip(*((one.id, one.tier, one.owner, one.created_at) for one in entries), strict=True)
+    ids, tiers, owners, times = (list(column) for column in facts)
+    return Block(ids, tiers, owners, times, np.stack([one.vector for one in entries]))
+
+
 @settings(max_examples=150)
 @given(worlds(), st.integers(1, 50), st.none() | TIERS, st.none() | OWNERS, st.sampled_from([0.0, 0.3, 1.0]))
 def test_search_is_the_plain_products_ranking(
@@ -52,7 +59,7 @@ def test_search_is_the_plain_products_ranking(
     matrix = Matrix(len(query))
     half = len(entries) // 2
     if half:
-        matrix.add_new(entries[:half])
+        matrix.add_new(block(entries[:half]))
     for entry in entries[half:]:
         matrix.put(entry)
     pubkey = None if owner is None else owner.pubkey
@@ -111,6 +118,35 @@ def test_a_row_scores_alike_wherever_it_lies() -> None:
     for number, row in enumerate(rows):
         matrix.put(Entry(name(number), Tier.WORKING, "o", 0, row))
     assert [near.id for near in matrix.best(query, 2)] == [name(3), name(500)]
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 12_000),
+    st.integers(1, 40),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0, 3, 1000]),
+    st.sampled_from([0.0, 1e-5, 0.1]),
+)
+def test_nobody_who_is_among_the_best_is_passed_over(
+    size: int, count: int, seed: int, different: int, lost: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    products = generator.standard_normal(size).astype(np.float32)
+    if different:
+        # Many are equal, and stand in any order.
+        products = np.sort(products[: min(size, different)])[generator.integers(0, min(size, different), size)]
+    places = set(vectors.best_of(products, count, -0.5, lost).tolist())
+    last = np.sort(products)[-min(count, size)] if count < size else -np.inf
+    least = max(-0.5, float(last) - lost)
+    assert places >= set(np.flatnonzero(products >= least).tolist())
+    assert all(products[place] >= -0.5 for place in places)
+
+
+def test_of_many_that_differ_few_more_than_asked_for_are_looked_at_again() -> None:
+    products = np.random.default_rng(3).standard_normal(100_000).astype(np.float32)
+    assert 10 <= len(vectors.best_of(products, 10, 0.0, 0.0)) <= 20
+    assert 64 <= len(vectors.best_of(products, 64, 0.0, 0.0)) <= 128
 
 
 # Plans --------------------------------------------------------------------------------------------------------

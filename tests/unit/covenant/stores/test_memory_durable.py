@@ -291,7 +291,7 @@ async def test_a_failed_transaction_changes_nothing_and_the_next_works(path: Pat
 async def test_whoever_is_cancelled_before_its_turn_wrote_nothing(path: Path) -> None:
     async with opened("durable", path) as store:
         assert isinstance(store, DurableMemory)
-        async with store._writing, anyio.create_task_group() as group:
+        async with store._writer.turn, anyio.create_task_group() as group:
             group.start_soon(store.put, record(1))
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()

@@ -1,0 +1,133 @@
+"""One search in a durable store, by likeness and by words, in a thread of its own.
+
+The words are asked for, by another thread over another connection, while numpy makes the product: neither of the two
+holds Python's lock meanwhile. The records are read and parsed where the product was made, so that a search goes to a
+thread and back once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from covenant.stores.memory import ranking, rows, sqlite, vectors
+from covenant.stores.memory.interface import Hit
+from covenant.stores.memory.threads import Thread
+from covenant.stores.memory.vectors import Matrices
+from covenant.wire.types import MemoryRecord, Tier
+
+# More than are asked for, in the place of what is deleted before it is read.
+_SPARE: Final = 8
+
+
+# When each record was made that has the words, best first; None where there are no words.
+Words = Future[dict[str, int]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is searched for, and among whose records."""
+
+    text: str
+    tier: Tier | None
+    limit: int
+    min_relevance: float | None
+    owner: str | None
+
+    def admits(self, record: MemoryRecord) -> bool:
+        """Whether it is one of those that are searched."""
+        return self.tier in (None, record.tier) and self.owner in (None, record.owner.pubkey)
+
+
+class Searcher:
+    """Two threads, each with a connection that only reads: one for words, one for the rest."""
+
+    def __init__(self, path: Path) -> None:
+        with contextlib.ExitStack() as stack:
+            self._words = stack.enter_context(contextlib.closing(sqlite.reading(path)))
+            self._records = stack.enter_context(contextlib.closing(sqlite.reading(path)))
+            self.thread = stack.enter_context(contextlib.closing(Thread("memory-search")))
+            self._beside = stack.enter_context(contextlib.closing(Thread("memory-words")))
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        """Let go of the file once nobody searches."""
+        self._open.close()
+
+    def begin(self, asked: Asked) -> Words:
+        """Ask for the words."""
+        terms = ranking.words(asked.text)
+        if not terms:
+            return None
+        depth = ranking.depth(asked.limit)
+        return self._beside.begin(lambda: by_words(self._words, terms, asked, depth))
+
+    def hits(
+        self, asked: Asked, words: Words, embedding: Sequence[float] = (), matrices: Matrices | None = None
+    ) -> list[Hit]:
+        """The records, in ``thread``. By words alone, unless there are matrices and the query has a vector."""
+        vector = vectors.query_vector(embedding)
+        matrix = None if matrices is None or vector is None else matrices.matrix(len(vector))
+        if matrix is None or vector is None:
+            found = words.result() if words is not None else {}
+            return self._hits(ranking.fused([], found, {}, min_relevance=asked.min_relevance), asked)
+        # Without another ranking this one is the answer, and a little more for what is deleted meanwhile.
+        depth = ranking.depth(asked.limit)
+        count = depth if words is not None else min(depth, asked.limit + _SPARE)
+        near = matrix.best(vector, count, tier=asked.tier, owner=asked.owner, floor=asked.min_relevance or 0.0)
+        if words is None:
+            return self._hits([(one.id, one.score) for one in near], asked)
+        found = words.result()
+        order = ranking.fused(near, found, matrix.scores(vector, found), min_relevance=asked.min_relevance)
+        return self._hits(order, asked)
+
+    def _hits(self, order: Sequence[tuple[str, float]], asked: Asked) -> list[Hit]:
+        """Only what is answered is read whole; what was deleted or moved meanwhile makes room for the next."""
+        hits: list[Hit] = []
+        room = sqlite.MOST_HELD_BYTES
+        while order and len(hits) < asked.limit and room > 0:
+            count = min(asked.limit - len(hits), sqlite.PAGE)
+            page, order = order[:count], order[count:]
+            known = _records(self._records, [record_id for record_id, _ in page])
+            hits += [
+                Hit(known[record_id], score)
+                for record_id, score in page
+                if record_id in known and asked.admits(known[record_id])
+            ]
+            room -= sum(len(record.text) for record in known.values())
+        return hits
+
+
+def by_words(db: sqlite3.Connection, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
+    """When what has the words was made, best first."""
+    expression = ranking.match_expression(_telling(db, terms))
+    if not expression:
+        return {}
+    where, values = sqlite.where(tier=asked.tier, owner=asked.owner, table="m")
+    found = db.execute(
+        f"SELECT m.id, m.created_at FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
+        f"WHERE memory_fts MATCH ? AND {where} ORDER BY f.rank, m.created_at DESC, m.id LIMIT ?",
+        (expression, *values, depth),
+    )
+    return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
+
+
+def _telling(db: sqlite3.Connection, terms: Sequence[str]) -> list[str]:
+    """The words of at most ``ranking.COMMON`` records: to rank by the others takes long and tells little."""
+    count = "SELECT count(*) FROM (SELECT 1 FROM memory_fts WHERE memory_fts MATCH ? LIMIT ?)"
+    values = [v for term in terms for v in (ranking.match_expression([term]) or '""', ranking.COMMON + 1)]
+    found = db.execute(" UNION ALL ".join([count] * len(terms)), values).fetchall()
+    return [term for term, row in zip(terms, found, strict=True) if row[0] <= ranking.COMMON]
+
+
+def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:
+    """Those of the records that are there. They are at most ``sqlite.PAGE``."""
+    sayable = [one for one in ids if sqlite.sayable(one)]
+    marks = ", ".join("?" * len(sayable))
+    found = db.execute(f"{rows.SELECT} WHERE id IN ({marks})", sayable).fetchall()
+    return {one.id: one for row in found if isinstance(one := rows.parse(row), MemoryRecord)}

@@ -1,0 +1,80 @@
+"""The thread that searches: in turn, with its errors, and never half when whoever waited is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from covenant.stores.memory.threads import Thread
+from policy import errors
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def thread() -> Iterator[Thread]:
+    made = Thread("test")
+    yield made
+    made.close()
+
+
+async def test_it_does_one_thing_after_the_other_off_the_loop(thread: Thread) -> None:
+    done: list[int] = []
+    threads: set[threading.Thread] = set()
+
+    async def give(number: int) -> None:
+        def act() -> None:
+            done.append(number)
+            threads.add(threading.current_thread())
+
+        await thread.run(act)
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(give, number)
+    assert done == list(range(20))
+    assert threads == {thread._thread}
+
+
+async def test_what_goes_wrong_goes_to_whoever_asked_and_to_nobody_else(thread: Thread) -> None:
+    def fail() -> None:
+        raise KeyError("this one's")
+
+    with pytest.raises(KeyError, match="this one's"):
+        await thread.run(fail)
+    begun = thread.begin(fail)
+    assert await thread.run(lambda: 7) == 7
+    with pytest.raises(KeyError):
+        begun.result()
+
+
+async def test_what_was_given_is_done_though_nobody_waits(thread: Thread) -> None:
+    going, go_on, done = threading.Event(), threading.Event(), []
+
+    def act() -> None:
+        going.set()
+        assert go_on.wait(60)
+        done.append(1)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(thread.run, act)
+        await anyio.to_thread.run_sync(going.wait, 60)
+        group.start_soon(thread.run, lambda: done.append(2))
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+        go_on.set()
+    assert done == [1, 2]
+
+
+async def test_a_closed_one_takes_nothing_and_has_done_the_rest(thread: Thread) -> None:
+    done: list[int] = []
+    begun = thread.begin(lambda: done.append(1))
+    thread.close()
+    assert (done, begun.done()) == ([1], True)
+    with pytest.raises(errors.MemoryStoreError, match="closed"):
+        await thread.run(lambda: None)
+    with pytest.raises(errors.MemoryStoreError, match="closed"):
+        thread.begin(lambda: None)
