@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from covenant.stores import journal, turns
-from covenant.stores.audit import checking, cutting, files, interface, notary, places, proving, rows, shared
+from covenant.stores.audit import adopting, checking, cutting, files, interface, notary, places, proving, rows, shared
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import audit, errors, events, ledger, note
@@ -352,7 +352,10 @@ def _event_ids(count: int) -> list[str]:
 def _open(home: Path) -> files.Files:
     at = places.Places.open(home)
     try:
-        return files.Files(at)
+        adopted = adopting.adopt(at)
+        of = files.Files(at)
+        of.recovered[:0] = adopted
+        return of
     except OSError as e:
         at.close()
         raise errors.LedgerError(f"the log cannot be opened: {e.strerror}", where=str(home / "audit")) from e

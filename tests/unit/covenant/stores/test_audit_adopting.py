@@ -1,0 +1,200 @@
+"""Version 1's log (tests/golden/v1/audit: each of its 41 kinds once, as it writes them) becomes ours, or is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.identity import Identity
+from covenant.stores.audit import adopting, places
+from covenant.stores.audit.durable import DurableAudit
+from policy import errors, ledger
+from sandbox import durable
+from tests import daemon_kit
+
+pytestmark = pytest.mark.anyio
+GOLDEN = Path(__file__).parents[3] / "golden" / "v1" / "audit"
+NAMES = (places.EVENTS, places.CHAIN)
+SEED = bytes(range(1, 33))
+TOKEN = "3hmiRZikDbAH9BKnK65RHcR5TtqfUB6aLzeVMaiRdiGW"
+ROWS = [json.loads(line) for line in (GOLDEN / places.EVENTS).read_text().splitlines()]
+OWNER = ROWS[0]["issuer"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home as version 1 left it: its identity, its operator's token in clear, its log."""
+    home = tmp_path / "home"
+    registered = {"type": "registered", "token": TOKEN, "agent_id": OWNER, "registered_at": 1_699_999_999_000}
+    files = {
+        "identity/local.key": SEED,
+        "peers/operator.token": TOKEN.encode(),
+        "peers/registry.jsonl": json.dumps(registered).encode() + b"\n",
+        **{f"audit/{name}": (GOLDEN / name).read_bytes() for name in NAMES},
+    }
+    for name, content in files.items():
+        (home / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / name).write_bytes(content)
+        (home / name).chmod(0o600)
+    home.chmod(0o700)
+    return home
+
+
+async def _opened(home: Path) -> DurableAudit:
+    return await DurableAudit.open(home, issuer=Identity.load(home).agent, now_ms=lambda: 1_800_000_000_000)
+
+
+def _chain(lines: list[bytes]) -> str:
+    """Version 1's hashes, by the page's words."""
+    return ledger.fold([ledger.event_hash(line) for line in lines])
+
+
+async def test_the_whole_daemon_serves_a_home_of_version_1(home: Path) -> None:
+    async with daemon_kit.running(home) as daemon:
+        # The client's token is the one that it always had.
+        assert (home / "peers" / "operator.token").read_text() == TOKEN
+        report = (await daemon.ask("verify_audit_integrity"))["report"]
+        assert (report["valid"], report["failures"]) == (True, [])
+        events = (await daemon.ask("recent_audit", limit=100))["events"]
+        assert events[-len(ROWS) :] == ROWS[::-1]
+        (started,) = [one["kind"] for one in events if one["kind"]["type"] == "daemon_started"]
+        (told,) = [one for one in started["recovered"] if "version 1's log" in one]
+        golden = (GOLDEN / places.EVENTS).read_bytes().splitlines()
+        assert f"{len(ROWS)} rows, chain hash {_chain(golden)}" in told
+        assert (await daemon.ask("prove_audit_inclusion", event_id=ROWS[3]["id"]))["proof"]["leaf_index"] == 3
+        assert report["events"] >= len(ROWS) + 1
+    for name in NAMES:
+        assert (home / "audit" / adopting.BACKUPS[name]).read_bytes() == (GOLDEN / name).read_bytes()
+        assert (home / "audit" / name).read_bytes().startswith((GOLDEN / name).read_bytes())
+    async with daemon_kit.running(home) as daemon:
+        (again,) = [
+            one["kind"]
+            for one in (await daemon.ask("recent_audit", limit=3))["events"]
+            if one["kind"]["type"] == "daemon_started"
+        ]
+        assert again["recovered"] == []
+        assert (await daemon.ask("verify_audit_integrity"))["report"]["valid"] is True
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+async def test_a_log_of_any_length_goes_on(count: int, home: Path) -> None:
+    for name in NAMES:
+        lines = (GOLDEN / name).read_bytes().splitlines(keepends=True)[:count]
+        (home / "audit" / name).write_bytes(b"".join(lines))
+    async with await _opened(home) as log:
+        assert log.count == count
+        assert len(log.recovered) == 1
+        await log.append("daemon_stopped", {"reason": "test"})
+        report = await log.verify()
+        assert (report.valid, report.events, report.notes) == (True, count + 1, ())
+    async with await _opened(home) as log:
+        assert log.recovered == []
+
+
+async def test_no_log_and_an_empty_one_are_begun_and_not_taken_over(home: Path) -> None:
+    for name in NAMES:
+        (home / "audit" / name).write_bytes(b"")
+    async with await _opened(home) as log:
+        assert (log.count, log.recovered) == (0, [])
+    assert sorted(os.listdir(home / "audit")) == ["checkpoints.jsonl", *sorted(NAMES)]
+
+
+def _lines(home: Path, name: str) -> list[bytes]:
+    return (home / "audit" / name).read_bytes().splitlines(keepends=True)
+
+
+def _put(home: Path, name: str, lines: list[bytes]) -> None:
+    (home / "audit" / name).write_bytes(b"".join(lines))
+
+
+def _changed(home: Path) -> None:
+    _put(home, places.EVENTS, [one.replace(b'"int', b'"int').replace(b"x y", b"x z") for one in _lines(home, NAMES[0])])
+
+
+def _swapped(home: Path) -> None:
+    lines = _lines(home, places.EVENTS)
+    lines[4], lines[5] = lines[5], lines[4]
+    _put(home, places.EVENTS, lines)
+
+
+def _both_without_one(home: Path) -> None:
+    for name in NAMES:
+        lines = _lines(home, name)
+        _put(home, name, lines[:9] + lines[10:])
+
+
+DAMAGE: list[tuple[Callable[[Path], Any], str]] = [
+    (_changed, "record 0 of version 1's log is not what its chain says"),
+    (_swapped, "record 4 of version 1's log is not what its chain says"),
+    (_both_without_one, "record 9 of version 1's log is not what its chain says"),
+    (lambda home: _put(home, places.EVENTS, _lines(home, places.EVENTS)[:-2]), "names more than its 39 records"),
+    (lambda home: _put(home, places.CHAIN, _lines(home, places.CHAIN)[:-1]), "record 40 .* is not in its chain"),
+    (lambda home: _put(home, places.EVENTS, [*_lines(home, places.EVENTS), b'{"id"']), "record 41 .* has no end"),
+    (lambda home: _put(home, places.EVENTS, [*_lines(home, places.EVENTS), b"{}\n"]), "record 41 .* is no event"),
+    (lambda home: (home / "audit" / places.CHAIN).unlink(), "one file of two, `events.jsonl`"),
+    (lambda home: (home / "audit" / places.EVENTS).unlink(), "one file of two, `events.chain.jsonl`"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE)
+async def test_one_that_does_not_hold_together_is_refused_and_left_as_it_is(
+    damage: Callable[[Path], Any], words: str, home: Path
+) -> None:
+    damage(home)
+    before = {name: (home / "audit" / name).read_bytes() for name in os.listdir(home / "audit")}
+    with pytest.raises(errors.LedgerError, match=words) as raised:
+        await _opened(home)
+    assert "mv audit audit.v1" in str(raised.value.hint)
+    assert {name: (home / "audit" / name).read_bytes() for name in os.listdir(home / "audit")} == before
+    assert os.listdir(home / "audit-head") == []
+    # What the hint says.
+    (home / "audit").rename(home / "audit.v1")
+    async with await _opened(home) as log:
+        assert log.count == 0
+
+
+async def test_a_log_of_ours_whose_head_is_gone_is_not_signed_anew(home: Path) -> None:
+    async with await _opened(home) as log:
+        await log.append("daemon_stopped", {"reason": "test"})
+    for names in itertools.chain(itertools.combinations(("head.json", "pending"), 2), [()]):
+        for name in names:
+            (home / "audit-head" / name).unlink()
+        if not names:
+            for path in (home / "audit-head").iterdir():
+                path.unlink()
+        with pytest.raises(errors.LedgerError, match=r"its head is missing|no head record verifies"):
+            await _opened(home)
+
+
+async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is done before: the copies, the key."""
+    real = durable.replace
+
+    def cut_off(directory: int, name: str, data: bytes) -> None:
+        if name == places.HEAD:
+            raise OSError(28, "No space left on device")
+        real(directory, name, data)
+
+    (home / "audit" / ".events.v1.jsonl.new").write_bytes(b"half")
+    monkeypatch.setattr(durable, "replace", cut_off)
+    with pytest.raises(errors.LedgerError, match="No space left"):
+        await _opened(home)
+    monkeypatch.undo()
+    assert (home / "audit-head" / places.KEY).exists()
+    async with await _opened(home) as log:
+        assert log.count == len(ROWS)
+        assert (await log.verify()).valid
+
+
+@pytest.mark.parametrize("place", NAMES)
+async def test_a_file_that_others_can_read_is_refused_with_the_command_that_mends_it(place: str, home: Path) -> None:
+    (home / "audit" / place).chmod(0o644)
+    with pytest.raises(errors.LedgerError) as raised:
+        await _opened(home)
+    assert raised.value.hint == f"chmod 0600 {place}"
