@@ -55,6 +55,7 @@ class Run(Request):
 
     ``user`` is for trusted-local and root alone. A run ends when whoever asked goes away, unless ``detach``.
     ``intent_id`` is the asker's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
+    ``manifest_sha256`` is the manifest that the asker has seen and has decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.retelling), however the run went.
@@ -67,6 +68,7 @@ class Run(Request):
     detach: bool = False
     intent_id: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] | None = None
     priority: Literal["low", "normal", "high"] = "normal"
+    manifest_sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     on_behalf_of: OnBehalfOf | None = None
     rows: bool = False
 

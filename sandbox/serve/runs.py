@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from policy import contract, errors, ledger
-from policy.package import Package
+from policy.package import MANIFEST_NAME, Package
 from policy.signing import trust
 from sandbox import package as packages
 from sandbox import unended
@@ -45,6 +45,7 @@ def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: in
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, retelling.refused):
             package = packages.read(directory) if talk.caller.uid == 0 else _of_caller(talk, own, directory)
+            _check_seen(package, asked.manifest_sha256)
         # Its children lie beside it; who may not look there has none.
         with in_their_name(talk, own):
             children = stack.enter_context(packages.beside(directory))
@@ -64,6 +65,20 @@ def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: in
             **_for_whom(asked.on_behalf_of, issuer),
         )
         return own.run(request, watches=talk.watches(detach=asked.detach))
+
+
+def _check_seen(package: Package, digest: str | None) -> None:
+    """Whoever asks may have decided by a manifest: that its caller holds what it requires, for one.
+
+    Raises:
+        errors.StaleAgentError: it is another by now, of whoever signed it.
+    """
+    if digest is not None and package.digests[MANIFEST_NAME] != digest:
+        raise errors.StaleAgentError(
+            "the package has another manifest than whoever asks has seen",
+            hint="covenant agents reload, then ask again",
+            where=MANIFEST_NAME,
+        )
 
 
 def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> dict[str, Any]:

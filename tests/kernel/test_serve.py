@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -20,7 +21,7 @@ from sandbox import registry
 from sandbox.serve import client, hardening
 from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
-from tests.kernel.serving import CALLER, STRANGER, Served, covenant
+from tests.kernel.serving import CALLER, STRANGER, Served, asked, covenant
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 
 # Says that it is there, and then works for a minute.
@@ -77,6 +78,19 @@ def _answer(sock: socket.socket) -> dict[str, Any]:
     while (document := client._next(sock))["kind"] == "state":
         pass
     return document
+
+
+def test_a_package_with_another_manifest_than_was_seen_is_not_run(served: Served, hello: Path) -> None:
+    digest = hashlib.sha256((hello / "agent.toml").read_bytes()).hexdigest()
+    with asked(served.path, hello, manifest_sha256=digest) as sock:
+        assert _answer(sock)["error"] is None
+    before = len(served.world.rows())
+    other = hashlib.sha256(b"another").hexdigest()
+    with asked(served.path, hello, manifest_sha256=other) as sock:
+        answer = _answer(sock)
+    assert (answer["kind"], answer["code"]) == ("error", "agent_changed")
+    (row,) = served.world.rows()[before:]
+    assert (row["kind"]["type"], row["kind"]["code"]) == ("manifest_rejected", "agent_changed")
 
 
 def test_an_answer_comes_with_what_was_said_on_the_way(served: Served, hello: Path) -> None:
