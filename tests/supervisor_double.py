@@ -17,8 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from policy import errors
+from policy import errors, events, ledger
 from sandbox.serve import frames
+
+# The id of the log's key, and the issuer of its rows.
+ORIGIN = "b" * 64
+KERNELS_WORD = {"display": "uid7@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
 Document = Mapping[str, Any]
 # What is answered to a run, given the request; None says nothing and waits until the client goes.
@@ -45,16 +49,38 @@ def answer(request: Document, text: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+def told(request: Document, *lines: bytes, **fields: Any) -> dict[str, Any]:
+    """The frame with the rows of a run: these lines as a log would have them from its record 7 on."""
+    head, rows = ledger.Head(count=7), []
+    for number, line in enumerate(lines):
+        anchor, head = head.advance(line, event_id=json.loads(line)["id"], timestamp_ms=number)
+        rows.append([anchor.decode(), line.decode()])
+    family = {"runs": 1, "unended": 0, "cpu_ms": 20, "memory_byte_ms": 30 << 20, "wall_ms": 30}
+    return {"kind": "rows", "origin": ORIGIN, "rows": rows, "left_out": 0, "whole": True, "family": family, **fields}
+
+
+def row(kind: str, run_id: str, **fields: Any) -> bytes:
+    """A line of the supervisor's log."""
+    event_id = str(uuid.uuid4())
+    known = {"run_id": run_id, "agent_id": "a", "operator": None, **fields}
+    return events.event_line(kind, known, event_id=event_id, issuer=KERNELS_WORD, now_ms=1)
+
+
 def echoes(request: Document) -> Document:
     """An agent that says what it was asked."""
     return answer(request, f"{request['agent_id']}: {request['text']}")
 
 
 class SupervisorDouble:
-    """Listens at ``path`` while the block lasts; ``requests`` are those that came, each with the agent's id."""
+    """Listens at ``path`` while the block lasts; ``requests`` are those that came, each with the agent's id.
 
-    def __init__(self, path: Path, act: Act = echoes, *, most: int = 64) -> None:
-        self.path, self.act = path, act
+    ``tells`` gives the frame before an answer to a run, where that asks for rows; None where it sends none.
+    """
+
+    def __init__(
+        self, path: Path, act: Act = echoes, *, most: int = 64, tells: Callable[..., Document | None] = told
+    ) -> None:
+        self.path, self.act, self.tells = path, act, tells
         self.requests: list[dict[str, Any]] = []
         self.gone: list[str] = []
         self._most = most
@@ -99,7 +125,11 @@ class SupervisorDouble:
                 raw = frames.receive(connection, max_bytes=frames.REQUEST_BYTES, until=time.monotonic() + 10, fds=fds)
                 if raw is None:
                     return
-                said = self._answer(connection, json.loads(raw), fds)
+                request = json.loads(raw)
+                said = self._answer(connection, request, fds)
+                beside = self.tells(request) if said is not None and request.get("rows") else None
+                if beside is not None:
+                    frames.send(connection, frames.encode(beside), until=time.monotonic() + 10)
                 if said is not None:
                     frames.send(connection, frames.encode(said), until=time.monotonic() + 10)
             except (frames.FrameError, OSError):

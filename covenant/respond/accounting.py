@@ -13,8 +13,10 @@ from typing import Final
 
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
+from covenant.runtime import told
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Usage
+from covenant.runtime.running import Spent, Usage
+from covenant.runtime.told import Told
 from covenant.stores.audit.interface import Entry
 from covenant.wire.types import AgentId, SettlementReceipt
 from policy import base58, budget
@@ -60,12 +62,10 @@ async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: 
     return reserved
 
 
-def cost(usage: Usage) -> int:
-    """The credits for what a run used; what is not counted on this machine costs nothing."""
-    used = budget.Usage.of_peak(
-        cpu_ms=usage.cpu_ms or 0, memory_peak_bytes=usage.memory_peak_bytes or 0, wall_ms=usage.wall_ms
-    )
-    return budget.cost(used, price_table.prices())
+def cost(usage: Usage, family: Told | None = None) -> int:
+    """The credits for what a run used, and all below it where the supervisor says that; what is not counted on this
+    machine costs nothing."""
+    return budget.cost(told.billed(usage, family), price_table.prices())
 
 
 async def release(server: Server, caller: Caller, reserved: Reserved, intent_id: str) -> None:
@@ -84,9 +84,9 @@ async def settle(server: Server, reserved: Reserved, intent_id: str, receipt: Se
     await server.budget.settle(reserved.agent, intent_id, max(0, cost_ - reserved.credits))
 
 
-async def receipt_of_run(server: Server, caller: Caller, intent_id: str, usage: Usage) -> SettlementReceipt:
-    """Keep the receipt of what a run used, which has the intent's id."""
-    credits_ = cost(usage)
+async def receipt_of_run(server: Server, caller: Caller, intent_id: str, took: Spent) -> SettlementReceipt:
+    """Keep the receipt of what a run used with all below it, which has the intent's id."""
+    credits_ = cost(took.usage, took.told)
     receipt = SettlementReceipt(
         id=intent_id, payer=caller.agent, resource="compute", credits_consumed=credits_, settled_at=server.now_ms()
     )

@@ -29,12 +29,12 @@ from typing import Any, Final
 
 import anyio
 
-from covenant.respond import accounting, authority, denials, live, memory
+from covenant.respond import accounting, authority, denials, live, memory, supervisor_rows
 from covenant.respond.caller import Caller
 from covenant.respond.router import Router
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult, Spent, spent
+from covenant.runtime.running import Intent, RunResult, Spent
 from covenant.stores.audit.interface import Entry
 from covenant.wire import responses
 from covenant.wire.types import (
@@ -193,10 +193,13 @@ class Dispatch:
 
     async def _failed(self, card: Card | None, error: errors.CovenantError) -> None:
         """Settle what was used and give back what was not, and write both down."""
-        server, took, rows, receipt = self.server, spent(error), list[Entry](), None
+        server, took, rows, receipt = self.server, supervisor_rows.took(error), list[Entry](), None
         agent_id = None if card is None else card.id
+        if card is not None and self._stage == "run":
+            sandboxed = card.manifest.agent.runtime != "hermes"
+            rows += supervisor_rows.of_failed(error, self.intent_id, self.caller, sandboxed=sandboxed)
         if took is not None and card is not None:
-            receipt = await accounting.receipt_of_run(server, self.caller, self.intent_id, took.usage)
+            receipt = await accounting.receipt_of_run(server, self.caller, self.intent_id, took)
             rows += [self._used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
         if card is not None and isinstance(error, errors.PreemptedError):
@@ -277,8 +280,10 @@ class Dispatch:
         rows, receipt = list[Entry](), None
         if card is not None:
             self._stage = "receipt"
-            receipt = await accounting.receipt_of_run(self.server, self.caller, self.intent_id, ran.usage)
-            took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials)
+            took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials, ran.told)
+            receipt = await accounting.receipt_of_run(self.server, self.caller, self.intent_id, took)
+            if ran.told is not None:
+                rows += supervisor_rows.entries(ran.told, self.intent_id, self.caller, run_id=ran.run_id)
             rows += [self._used(card, took, "ok", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
         self._stage = "memory"

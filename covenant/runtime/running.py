@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 import anyio
 
+from covenant.runtime import told
 from covenant.runtime.packages import Card
 from covenant.wire.parts import Approval
 from covenant.wire.types import AgentId, Priority
@@ -41,6 +42,7 @@ class RunResult:
     run_id: str | None = None
     policy_digest: str | None = None
     denials: tuple[denials.Row, ...] = ()
+    told: told.Told | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Spent:
     run_id: str | None = None
     policy_digest: str | None = None
     denials: tuple[denials.Row, ...] = ()
+    told: told.Told | None = None
 
 
 class Runner(Protocol):
@@ -134,6 +137,7 @@ class Runners:
                 raise
             ended = errors.PreemptedError(f"the budget of agent `{card.id}` was used up: {live.preempted}")
             took = spent(e)
+            told.with_told(ended, told.of(e))
             raise ended if took is None else with_spent(ended, took) from e
         finally:
             del self.live[intent.id]

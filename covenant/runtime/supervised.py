@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import anyio
 
-from covenant.runtime import packages
+from covenant.runtime import packages, told
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
@@ -49,11 +49,16 @@ class Supervised:
         self._places = anyio.CapacityLimiter(most)
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
-        """As ``running.Runner``. ``caller`` is for our own log: the supervisor names us by what the kernel says."""
-        async with self._places:
-            with _limited(_patience(card), "holds a run for longer than its clocks allow"):
-                document = await self._until_taken(lambda: self._ask_run(card, intent, deadline))
-        return _result(client.answer_of(document), card)
+        """As ``running.Runner``. The supervisor names us by what the kernel says, and ``caller`` as whom we ask for; it
+        tells us what its log has of the run and of all below it (``told``), however the run went."""
+        beside: list[dict[str, Any]] = []
+        try:
+            async with self._places:
+                with _limited(_patience(card), "holds a run for longer than its clocks allow"):
+                    document = await self._until_taken(lambda: self._ask_run(card, intent, caller, deadline, beside))
+        except errors.CovenantError as e:
+            raise told.with_told(e, told.read(beside[-1]) if beside else None) from None
+        return _result(client.answer_of(document), card, told.read(beside[-1] if beside else None))
 
     async def end(self, intent_id: str, *, reason: str) -> bool:
         """As ``running.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed."""
@@ -80,11 +85,23 @@ class Supervised:
             one["intent_id"]: (one.get("cpu_ms"), one.get("memory_bytes") or 0) for one in runs if one.get("intent_id")
         }
 
-    async def _ask_run(self, card: Card, intent: Intent, deadline: int | None) -> dict[str, Any]:
+    async def _ask_run(
+        self, card: Card, intent: Intent, caller: AgentId, deadline: int | None, beside: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         optional = {} if deadline is None else {"timeout_ms": max(1, deadline - self._now_ms())}
         with packages.opened(card) as directory:
             return await self._ask(
-                "run", fds=[directory], text=intent.text, intent_id=intent.id, priority=str(intent.priority), **optional
+                "run",
+                fds=[directory],
+                beside=beside,
+                text=intent.text,
+                intent_id=intent.id,
+                priority=str(intent.priority),
+                # The caller was checked against this one, and the directory is not ours alone.
+                manifest_sha256=card.digest,
+                on_behalf_of={"pubkey_b58": caller.pubkey, "display": caller.display},
+                rows=True,
+                **optional,
             )
 
     async def _until_taken(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
@@ -97,8 +114,10 @@ class Supervised:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _ask(self, kind: str, *, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
-        """One request on a connection of its own; the document that answers.
+    async def _ask(
+        self, kind: str, *, fds: Sequence[int] = (), beside: list[dict[str, Any]] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """One request on a connection of its own; the document that answers. ``beside`` takes the rows before it.
 
         Raises:
             errors.CovenantError: it cannot be asked, or refused.
@@ -120,7 +139,9 @@ class Supervised:
                 document = await _document(sock)
                 if document.get("kind") == "error":
                     raise errors.restored(document)
-                if document.get("kind") != "state":
+                if document.get("kind") == "rows" and beside is not None:
+                    beside.append(document)
+                elif document.get("kind") != "state":
                     return document
         finally:
             sock.close()
@@ -171,19 +192,19 @@ def _patience(card: Card) -> float:
     return manifest.resources.cpu_ms_per_task / 1000 + 2 * (manifest.lifetime.ttl_seconds or 0) + _BEYOND_SECONDS
 
 
-def _result(answer: client.Answer, card: Card) -> RunResult:
+def _result(answer: client.Answer, card: Card, told_: told.Told) -> RunResult:
     used = answer.usage
     usage = Usage(used.cpu_ms, used.memory_peak_bytes, used.wall_ms)
-    took = Spent(usage, answer.run_id, answer.policy_digest, answer.denials)
+    took = Spent(usage, answer.run_id, answer.policy_digest, answer.denials, told_)
     if answer.error is not None:
-        raise with_spent(answer.error, took)
+        raise with_spent(told.with_told(answer.error, told_), took)
     if answer.result is None or answer.agent_id != card.id:
         # What was checked of the caller was checked for another agent.
         stale = errors.StaleAgentError(
             f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now",
             where=card.where,
         )
-        raise with_spent(stale, took)
+        raise with_spent(told.with_told(stale, told_), took)
     result = answer.result
     return RunResult(
         text=result.text,
@@ -194,6 +215,7 @@ def _result(answer: client.Answer, card: Card) -> RunResult:
         run_id=answer.run_id,
         policy_digest=answer.policy_digest,
         denials=answer.denials,
+        told=told_,
     )
 
 

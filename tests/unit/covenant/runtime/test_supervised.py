@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 import uuid
 from collections.abc import Callable
@@ -11,14 +13,14 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.runtime import supervised
+from covenant.runtime import supervised, told
 from covenant.runtime.agents import Agents
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Usage, spent
 from covenant.runtime.supervised import Supervised
 from covenant.wire.types import Priority
 from policy import errors
-from sandbox.serve import frames
+from sandbox.serve import frames, protocol
 from tests import runtime_kit, supervisor_double
 from tests.supervisor_double import Document, SupervisorDouble
 
@@ -59,7 +61,15 @@ async def test_a_run_is_asked_with_the_package_s_descriptor_and_the_intent_s_own
     assert (result.text, result.policy_digest) == ("a: größe", "a" * 64)
     assert result.usage == Usage(20, 1 << 20, 30)
     (request,) = double.requests
-    assert {"kind", "text", "intent_id", "priority", "timeout_ms", "agent_id"} == set(request)
+    known = {"kind", "text", "intent_id", "priority", "timeout_ms", "manifest_sha256", "on_behalf_of", "rows"}
+    assert known | {"agent_id"} == set(request)
+    # What the supervisor itself takes, by its own closed model.
+    asked = protocol.parse(json.dumps({name: request[name] for name in known}).encode())
+    assert isinstance(asked, protocol.Run)
+    assert asked.manifest_sha256 == hashlib.sha256((card.directory / "agent.toml").read_bytes()).hexdigest()
+    assert asked.on_behalf_of is not None
+    assert asked.on_behalf_of.pubkey_b58 == runtime_kit.ALICE.pubkey
+    assert asked.on_behalf_of.display == runtime_kit.ALICE.display
     assert (request["intent_id"], request["priority"], request["timeout_ms"]) == (intent.id, "low", 5_000)
 
 
@@ -73,6 +83,83 @@ async def test_what_a_failed_run_used_comes_with_its_error(tmp_path: Path, card:
     took = spent(raised.value)
     assert took is not None
     assert (took.run_id, took.usage.cpu_ms) == ("r", 20)
+
+
+def _lines(run_id: str, child: str) -> list[bytes]:
+    state = {"state": "Running", "reason": "größe"}
+    return [supervisor_double.row("run_state", one, **state) for one in (run_id, child)]
+
+
+async def test_the_rows_of_a_run_come_as_they_stand_and_its_family_is_billed(tmp_path: Path, card: Card) -> None:
+    lines = _lines("r", "c")
+    family = {"runs": 2, "unended": 1, "cpu_ms": 5_000, "memory_byte_ms": 7, "wall_ms": 90}
+
+    def tells(request: Document) -> Document:
+        return supervisor_double.told(request, *lines, family=family)
+
+    with SupervisorDouble(tmp_path / "s.sock", tells=tells) as double:
+        found = (await _run(_asking(double.path), card, _intent())).told
+    assert found is not None
+    assert [(row.line or "").encode() for row in found.rows] == lines
+    assert [(row.anchor.index, row.kind, row.run_id) for row in found.rows] == [
+        (7, "run_state", "r"),
+        (8, "run_state", "c"),
+    ]
+    assert (found.origin, found.left_out, found.missing) == (supervisor_double.ORIGIN, 0, "")
+    billed = told.billed(Usage(20, 1 << 20, 30), found)
+    assert (billed.cpu_ms, billed.memory_byte_ms, billed.wall_ms) == (5_000, 30 << 20, 90)
+
+
+async def test_a_refusal_brings_its_rows_as_well(tmp_path: Path, card: Card) -> None:
+    def refuses(request: Document) -> Document:
+        return errors.UnsignedError("the package is not signed").to_json()
+
+    def tells(request: Document) -> Document:
+        return supervisor_double.told(request, *_lines("r", "c"))
+
+    with (
+        SupervisorDouble(tmp_path / "s.sock", refuses, tells=tells) as double,
+        pytest.raises(errors.UnsignedError) as raised,
+    ):
+        await _run(_asking(double.path), card, _intent())
+    found = told.of(raised.value)
+    assert found is not None
+    assert len(found.rows) == 2
+
+
+def _broken(**changes: Any) -> Callable[[Document], Document]:
+    return lambda request: {**supervisor_double.told(request, *_lines("r", "c")), **changes}
+
+
+def _forged(request: Document) -> Document:
+    document = supervisor_double.told(request, *_lines("r", "c"))
+    document["rows"][1][1] = document["rows"][1][1].replace("Running", "Walking")
+    return document
+
+
+@pytest.mark.parametrize(
+    ("tells", "why"),
+    [
+        (_forged, "no rows"),
+        (_broken(origin="b"), "no rows"),
+        (_broken(rows=[["{}", None]]), "no rows"),
+        (_broken(rows=[["x"]]), "no rows"),
+        (_broken(left_out=-1), "no rows"),
+        (_broken(family={}), "no rows"),
+        (_broken(family={"runs": 1, "unended": 0, "cpu_ms": True, "memory_byte_ms": 0, "wall_ms": 0}), "no rows"),
+        (_broken(missing="the disk"), "the disk"),
+        (_broken(left_out=3), "3 are not"),
+        (_broken(whole=False), "grew"),
+    ],
+)
+async def test_rows_that_are_none_are_said_to_be_missing(
+    tmp_path: Path, card: Card, tells: Callable[[Document], Document], why: str
+) -> None:
+    with SupervisorDouble(tmp_path / "s.sock", tells=tells) as double:
+        result = await _run(_asking(double.path), card, _intent())
+    assert result.told is not None
+    assert why in result.told.missing
+    assert result.text
 
 
 async def test_a_refusal_used_nothing(tmp_path: Path, card: Card) -> None:

@@ -1,0 +1,120 @@
+"""What the supervisor's log says of the runs that came of one request, as its frame ``rows`` brings it.
+
+Each row comes as its line and its anchor, as both stand in that log (sandbox.retelling), and is held against its own
+hash: what is copied is what was written there, or is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policy import budget, errors, events, ledger
+from policy.contract import Usage
+
+# Twice what a supervisor sends: it is trusted, and a mistake of its is not to fill our memory.
+_MOST_ROWS: Final = 2048
+_TOLD: Final = "told"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its place in the supervisor's log, and its line, None where it is too long to be sent."""
+
+    anchor: ledger.Anchor
+    line: str | None
+    kind: str | None = None
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a run and all below it used that had ended when it was answered: ``runs`` were started, ``unended`` of them
+    had not ended. Memory is each one's peak, over its time."""
+
+    runs: int
+    unended: int
+    cpu_ms: int
+    memory_byte_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The rows, the oldest first, and from which log: ``origin`` is the id of its key. ``left_out`` rows are not among
+    them; ``missing`` says why all or some are not, empty where none are."""
+
+    origin: str | None = None
+    rows: tuple[Row, ...] = ()
+    left_out: int | None = 0
+    missing: str = ""
+    family: Family | None = None
+
+
+def read(document: Mapping[str, Any] | None) -> Told:
+    """The frame, or what is to be said in the place of one that did not come or is none."""
+    if document is None:
+        return Told(left_out=None, missing="the supervisor sent none")
+    if "missing" in document:
+        return Told(left_out=None, missing=str(document["missing"])[:1000])
+    try:
+        found = [_row(*one) for one in document["rows"][:_MOST_ROWS]]
+        left_out = _count(document["left_out"]) + len(document["rows"]) - len(found)
+        family = Family(**{name: _count(document["family"][name]) for name in Family.__slots__})
+        origin = document["origin"]
+        if not isinstance(origin, str) or any(c not in "0123456789abcdef" for c in origin) or len(origin) != 64:
+            raise ValueError(origin)
+    except (KeyError, TypeError, ValueError):
+        return Told(left_out=None, missing="what the supervisor sent are no rows")
+    missing = f"more than are copied, {left_out} are not" if left_out else ""
+    if document.get("whole") is not True:
+        missing = "its log grew by more than is looked through meanwhile"
+    return Told(origin, tuple(found), left_out if document.get("whole") is True else None, missing, family)
+
+
+def _row(anchor: str, line: str | None) -> Row:
+    place = ledger.Anchor.parse(anchor.encode())
+    if place is None:
+        raise ValueError(anchor)
+    if line is None:
+        return Row(place, None)
+    raw = line.encode()
+    begins = events.begins(raw)
+    if begins is None or ledger.event_hash(raw) != place.event_hash_hex:
+        raise ValueError(line)
+    return Row(place, line, begins.kind, begins.run_id)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise ValueError(value)
+    return value
+
+
+def with_told(error: errors.CovenantError, told: Told | None) -> errors.CovenantError:
+    """The error of a request about whose runs this was told."""
+    if told is not None:
+        error.details[_TOLD] = told
+    return error
+
+
+def of(error: BaseException) -> Told | None:
+    """What was told about the runs of a request that ended with this error; None where nothing was."""
+    found = error.details.get(_TOLD) if isinstance(error, errors.CovenantError) else None
+    return found if isinstance(found, Told) else None
+
+
+def billed(usage: Usage, told: Told | None) -> budget.Usage:
+    """What a run is billed for: its whole family's use, where the supervisor says that, and its own at least."""
+    own = budget.Usage.of_peak(
+        cpu_ms=usage.cpu_ms or 0, memory_peak_bytes=usage.memory_peak_bytes or 0, wall_ms=usage.wall_ms
+    )
+    family = None if told is None else told.family
+    if family is None:
+        return own
+    return budget.Usage(
+        max(own.cpu_ms, family.cpu_ms),
+        max(own.memory_byte_ms, family.memory_byte_ms),
+        max(own.wall_ms, family.wall_ms),
+    )
