@@ -49,6 +49,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
+RENAME_NOREPLACE = 1
+
 # mount_setattr(2) attributes, include/uapi/linux/mount.h
 MOUNT_ATTR_RDONLY = 0x01
 MOUNT_ATTR_NOSUID = 0x02
@@ -213,6 +215,12 @@ def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str 
         "mount",
         target,
     )
+
+
+def rename_new(source: str, target: str) -> None:
+    """renameat2(2) with RENAME_NOREPLACE: a file gets its name whole, or there was one of that name already."""
+    result = _libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE)
+    _checked(result, "renameat2", target)
 
 
 def umount2(target: str, flags: int = 0) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
 from sandbox import durable
+from sandbox.kernel import libc
 from sandbox.kernel.locked import Locked, guard_process
 from sandbox.vault.settings import CREDENTIAL
 
@@ -99,21 +100,28 @@ def path_of(place: str) -> Path:
 
 
 def make_file(path: Path) -> None:
-    """A new key file of 32 random bytes, durable.
+    """A new key file of 32 random bytes, whole from its first moment, durable.
 
     Raises:
         errors.VaultKeyError: there is one already, or it cannot be written.
     """
+    making = path.with_name(durable.temporary_name(path.name))
     with Locked(KEY_FILE_BYTES) as key:
         key.fill_random()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(path, flags, 0o400)
+            making.unlink(missing_ok=True)
+            fd = os.open(making, flags, 0o400)
             try:
                 os.write(fd, key.view)
                 os.fsync(fd)
             finally:
                 os.close(fd)
+            try:
+                libc.rename_new(str(making), str(path))
+            except OSError:
+                making.unlink()
+                raise
             durable.sync_directory(path.parent)
         except FileExistsError:
             raise errors.VaultKeyError(f"`{path}` is there already", where=str(path)) from None

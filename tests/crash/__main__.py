@@ -1,6 +1,7 @@
 """kill -9 everywhere: ``python -m tests.crash [--points N] [--seed S]``. As root, on a machine with runsc.
 
-Every step within the writing of each audit row, and as many random points as asked for, over every way of running.
+Every step within the writing of each audit row, and as many random points as asked for, over every way of running; and
+every step of a vault's life.
 Exit status 1 when anything was left, lost or touched; the points are printed, and the seed repeats them.
 """
 
@@ -14,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.crash import scenes
+from tests.crash import scenes, vaults
 from tests.crash.campaign import Campaign, Foreign, Tally, summary
 from tests.crash.server import Server
 
@@ -24,7 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description="Kill a run at every point.")
     parser.add_argument("--points", type=int, default=1000, help="random points, over all scenes (1000)")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--scenes", nargs="+", default=list(scenes.NAMES), choices=scenes.NAMES)
+    names = (*scenes.NAMES, "vault")
+    parser.add_argument("--scenes", nargs="+", default=list(names), choices=names)
     parser.add_argument("--no-rows", action="store_true", help="leave out the points within each audit row")
     options = parser.parse_args()
     # Told to end, it takes away what it planted.
@@ -35,13 +37,29 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="crash-") as scratch,
         Server() as server,
-        scenes.made(Path(scratch), *options.scenes) as made,
+        scenes.made(Path(scratch), *(one for one in options.scenes if one != "vault")) as made,
     ):
+        if "vault" in options.scenes:
+            _vault(Path(scratch) / "vault", server, tally)
         for number, scene in enumerate(made):
             share = options.points // len(made) + (number < options.points % len(made))
             _one(Campaign(scene, server, tally), share, random.Random(seed + number), rows=not options.no_rows)
     print(summary(tally, time.monotonic() - began))
     return int(bool(tally.wrong))
+
+
+def _vault(base: Path, server: Server, tally: Tally) -> None:
+    """Every step of all that writes it."""
+    with vaults.made(base, server, tally) as campaign:
+        print(f"vault: its life takes {campaign.steps} steps", flush=True)
+        for step in range(1, campaign.steps + 2):
+            for line in campaign.attempt(step):
+                print(line, flush=True)
+            if step % 200 == 0:
+                print(f"vault: {step} of {campaign.steps}", flush=True)
+        for line in campaign.verified():
+            tally.wrong.append(line)
+            print(line, flush=True)
 
 
 def _one(campaign: Campaign, points: int, chance: random.Random, *, rows: bool) -> None:

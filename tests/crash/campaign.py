@@ -35,6 +35,9 @@ _ENDINGS = frozenset({
     "not_enforceable", "self_test_failed",
 })  # fmt: skip
 
+# A keeper that only brings an intent to an instance takes fewer steps than this; one that makes an instance many more.
+_SHORT = 500
+
 # Seen once in some two thousand points, where thirty processes waited for each core, and not again in forty tries of
 # the like: what was killed was noticed by the run's clock alone.
 _LATE = frozenset({"deadline"})
@@ -73,6 +76,7 @@ class Campaign:
         self._seen_bytes = 0
         self._open: dict[str, str] = {}
         self._written: set[str] = set()
+        self._started: set[str] = set()
 
     def calibrate(self) -> None:
         """Learn what a run and a start take.
@@ -96,10 +100,17 @@ class Campaign:
         return calm
 
     def rows(self) -> Iterator[Point]:
-        """Every step within the writing of each audit row, and the one after it."""
-        for _, _, slot, first, last in self.calm.rows:
+        """Every step within the writing of each audit row, and the one after it; of an instance that waits every step
+        from its intent on, and every step of whoever brings it that."""
+        # Rows that were written together have the same steps.
+        for slot, first, last in dict.fromkeys(row[2:] for row in self.calm.rows):
             for step in range(first, last + 2):
                 yield Point(Target(slot, step))
+        if self.scene.work == "standby":
+            began = next((slot, last) for _, kind, slot, _, last in self.calm.rows if kind == "run_started")
+            yield from (Point(Target(began[0], step)) for step in range(began[1] + 2, self.steps[began[0]] + 1))
+            askers = [slot for slot in range(1, len(self.steps)) if slot != began[0] and self.steps[slot] < _SHORT]
+            yield from (Point(Target(slot, step)) for slot in askers[:2] for step in range(1, self.steps[slot] + 1))
 
     def random(self, chance: random.Random) -> Point:
         """A point anywhere."""
@@ -120,6 +131,7 @@ class Campaign:
         """What is wrong after this point; each with the point before it. ``endings`` are the errors that a run may end
         with which was not killed itself."""
         ids = traces.run_ids(self.scene.seen)
+        self._started.clear()
         outcome = self._run(point)
         self.last = outcome
         self.tally.count(_kind(point, outcome))
@@ -141,17 +153,20 @@ class Campaign:
         if start.status != 0:
             wrong.append(f"the next start ended with {start.status} {start.error}: {start.detail}")
         wrong += self.problems(outcome, ids)
+        if self.scene.work == "standby":
+            wrong += self._once(outcome)
         wrong = [f"{self.scene.name}: {point}: {one}" for one in wrong]
         self.tally.wrong += wrong
         return wrong
 
     def _leaves(self, point: Point) -> bool:
-        """Whether something is left for the next start although the first process ended by itself: what had run out, or
-        the keeper of a child was killed, and nobody is above both."""
+        """Whether something is left for the next start although the first process ended by itself: what had run out, a
+        child's keeper was killed, and nobody is above both, or one of a supervisor that was then told to end."""
         target = point.target
         if target is None:
             return False
-        return target.victim in FAULTS or (self.scene.name == "family" and target.slot > 0 and target.victim == "self")
+        inner = self.scene.name in ("family", "standby") and target.slot > 0 and target.victim == "self"
+        return target.victim in FAULTS or inner
 
     # --- the parts --------------------------------------------------------------------------------------
 
@@ -184,6 +199,8 @@ class Campaign:
         wrong += traces.left(self.scene.seen, self.before, ids, named=self.scene.place)
         if self.scene.internet is not None:
             wrong += [one for one in self.scene.internet.leftovers() if one not in self.scene.foreign]
+        if self.scene.secrets:
+            wrong += [f"a secret in the clear: {one}" for one in traces.holding(self.scene.seen, self.scene.secrets)]
         return wrong + self._log(outcome)
 
     def _log(self, outcome: Outcome) -> list[str]:
@@ -199,6 +216,7 @@ class Campaign:
                 if run_id in self._open:
                     wrong.append(f"run {run_id} started twice")
                 self._open[run_id] = "started"
+                self._started.add(run_id)
             if kind["type"] == "run_ended":
                 if self._open.get(run_id) != "started":
                     wrong.append(f"run {run_id} ended, and was {self._open.get(run_id)}")
@@ -210,14 +228,32 @@ class Campaign:
                   if name not in self._written]  # fmt: skip
         return wrong
 
+    def _once(self, outcome: Outcome) -> list[str]:
+        """Each intent was run once and answered, or refused with an error that says something; never run twice."""
+        asked = [one["asked"] for one in outcome.done if "run" not in one]
+        answered = [one for one in outcome.done if "run" in one]
+        wrong = [f"`{one['asked']}` was answered with {one}" for one in answered
+                 if one["said"] != one["asked"] or one["run"] not in self._started]  # fmt: skip
+        if len({one["run"] for one in answered}) != len(answered):
+            wrong.append(f"one run answered twice: {answered}")
+        if len(self._started) > len(asked):
+            wrong.append(f"{len(asked)} intents were asked, and {len(self._started)} runs began")
+        if len(answered) < len(asked) and outcome.error not in _ENDINGS - {""} | {"keeper_silent"}:
+            wrong.append(f"an intent was answered with `{outcome.error}`: {outcome.detail}")
+        return wrong
+
     def verified(self) -> list[str]:
         """What ``covenant audit verify`` says of the whole log."""
-        state = self.scene.seen / "supervisor"
-        raw = [(state / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl")]
-        head = (state / "audit-head" / "head.json").read_bytes()
-        key = ledger.read_public_key((state / "audit-head" / "ledger.pub").read_bytes())
-        report = audit.verify(raw[0], raw[1], head, key)
-        return [] if report.valid else [f"{self.scene.name}: the log does not verify: {report}"]
+        return [f"{self.scene.name}: {one}" for one in verified(self.scene.seen / "supervisor")]
+
+
+def verified(state: Path) -> list[str]:
+    """What ``covenant audit verify`` says of a state's whole log; empty when it holds."""
+    raw = [(state / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl")]
+    head = (state / "audit-head" / "head.json").read_bytes()
+    key = ledger.read_public_key((state / "audit-head" / "ledger.pub").read_bytes())
+    report = audit.verify(raw[0], raw[1], head, key)
+    return [] if report.valid else [f"the log does not verify: {report}"]
 
 
 def _kind(point: Point, outcome: Outcome) -> str:

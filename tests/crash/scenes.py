@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox.vault import keys
+from sandbox.vault.file import FileVault
 from tests.crash.server import Server
 from tests.kernel import families, internet
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -17,6 +19,20 @@ from tests.kernel.world import HEAD, TAIL, World
 GRANTS = internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com", "[443]", "tls"))
 # Short, and with something of each kind: a file, a refused call, a moment in which it only waits.
 WORK = "import time\nopen('/tmp/x', 'w').write('x' * 4096)\ntime.sleep(0.05)\nanswer = 1\n"
+# By both ways: the file that was there before it, and the broker.
+SECRET = "planted-secret-" + "s" * 64
+GRANTED = '[permissions.credentials]\ngrants = ["db"]\nfiles = true\n'
+READS = """
+import socket, time
+broker = socket.socket(fileno=3)
+lines = broker.makefile("rb")
+def ask(**fields):
+    broker.sendall(json.dumps({"id": 1, **fields}).encode() + b"\\n")
+    return json.loads(lines.readline())["ok"]
+value = ask(kind="credential", name="db", token=ask(kind="token")["token"])["value"]
+time.sleep(0.05)
+answer = open(os.environ["CREDENTIALS_DIRECTORY"] + "/db").read() == value
+"""
 ASKS = internet.PROBES + "answer = [tcp('api.example.com', 80), tcp('10.8.8.8', 80)]\n"
 
 
@@ -35,6 +51,7 @@ class Scene:
     home: Path | None = None
     root: str = ""
     ballast: str = ""
+    secrets: tuple[bytes, ...] = ()
 
     @property
     def place(self) -> Path:
@@ -81,6 +98,31 @@ def _served(base: Path, warm: Path | None) -> Scene:
     return scene
 
 
+def _standby(base: Path, warm: Path | None) -> Scene:
+    """By a supervisor with an instance that waits, which is asked twice."""
+    world = World(base, warm=warm)
+    world.configure(journal=False)
+    package = world.package({"main.py": HEAD + "answer = intent['text']\n" + TAIL})
+    manifest = package / "agent.toml"
+    manifest.write_text(manifest.read_text().replace("[sandbox]\n", "[sandbox]\nstandby = 1\n"))
+    return Scene("standby", world, world.sign(package), work="standby")
+
+
+def _secrets(base: Path, warm: Path | None) -> Scene:
+    """An agent that has a secret as a file and asks for it as well."""
+    world = World(base, warm=warm)
+    key = base / "vault.key"
+    keys.make_file(key)
+    with (world.state / "config.toml").open("a") as stream:
+        stream.write(f'[vault]\nkey = "{key}"\n')
+    vault = FileVault(world.state, lambda: keys.configured(str(key)))
+    with keys.configured(str(key)) as opener:
+        vault.create([opener], before=lambda change: None)
+    vault.put("probe", "db", memoryview(SECRET.encode()), before=lambda change: None)
+    package = world.package({"main.py": HEAD + READS + TAIL}, more=GRANTED)
+    return Scene("secrets", world, world.sign(package), secrets=(SECRET.encode(),))
+
+
 def _local(base: Path, warm: Path | None) -> Scene:
     world = World(base, warm=warm)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
@@ -115,6 +157,8 @@ def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Sce
         "served": _served,
         "tested": _tested,
         "local": _local,
+        "standby": _standby,
+        "secrets": _secrets,
     }
     with contextlib.ExitStack() as stack:
         scenes = []
@@ -128,4 +172,4 @@ def made(base: Path, *names: str, warm: Path | None = None) -> Iterator[list[Sce
         yield scenes
 
 
-NAMES = ("plain", "family", "networked", "served", "tested", "local")
+NAMES = ("plain", "family", "networked", "served", "tested", "local", "standby", "secrets")

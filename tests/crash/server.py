@@ -28,18 +28,21 @@ from typing import Any
 from policy import errors
 
 ROOT = Path(__file__).resolve().parents[2]
+_OVER_SECONDS = 30.0
 # What a run imports, here once for all subjects.
 _PARTS = (
     "covenant.identity", "sandbox.canary_run", "sandbox.kernel.conntrack", "sandbox.kernel.nft", "sandbox.package",
     "sandbox.kernel.seccomp_loader", "sandbox.runsc_probe", "sandbox.serve.client", "sandbox.serve.main",
-    "sandbox.supervisor", "sandbox.trusted_local", "shutil", "tests.crash.steps",
+    "sandbox.supervisor", "sandbox.trusted_local", "shutil", "covenant.cli.vault", "covenant.cli.vault_log",
+    "sandbox.vault.giving", "tests.crash.clients", "tests.crash.steps", "tests.crash.vault_work",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a subject does: ``run`` the package, ``serve`` until a client has had it run, or only ``recover`` or
-    ``start`` (which run nothing), in the network namespace at ``network`` unless that is empty. It is given up after
+    """What a subject does: ``run`` the package, ``serve`` until a client has had it run, or ``standby`` until one has
+    had instances of it answer, write the ``vault`` from its ``first`` command on, or only ``recover`` or ``start``
+    (which run nothing), in the network namespace at ``network`` unless that is empty. It is given up after
     ``deadline`` seconds; ``kill_after`` kills it from outside. ``ballast`` is the file that fills the disk, and is
     taken away before a start that only recovers."""
 
@@ -54,13 +57,15 @@ class Subject:
     kill_after: float | None = None
     ballast: str = ""
     deadline: float = 300.0
+    first: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of a subject. ``status`` is its exit status or minus a signal, None when it hung and was killed;
     ``rows`` the ids of the audit rows that were acknowledged to it, each with its kind, the process that
-    wrote it, and its first and last step there; ``error`` the code of what it ended with."""
+    wrote it, and its first and last step there; ``error`` the code of what it ended with; ``done`` what it said of
+    what it was asked for."""
 
     status: int | None
     fired: bool
@@ -69,6 +74,7 @@ class Outcome:
     error: str = ""
     detail: str = ""
     seconds: float = 0.0
+    done: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Server:
@@ -179,8 +185,11 @@ def _subject(subject: Subject, folder: str) -> dict[str, Any]:
         finally:
             os._exit(status)
     ended = _await(pid, began, subject)
+    if subject.work == "standby":
+        _hear(told)
     lines = [json.loads(line) for line in Path(told).read_bytes().splitlines() if line.endswith((b"}", b"]"))]
-    ends = [one for one in lines if isinstance(one, dict)]
+    said = [one for one in lines if isinstance(one, dict)]
+    ends = [one for one in said if "error" in one]
     return {
         "status": ended,
         "fired": counter.fired,
@@ -189,7 +198,15 @@ def _subject(subject: Subject, folder: str) -> dict[str, Any]:
         "error": ends[-1]["error"] if ends else "",
         "detail": ends[-1]["detail"] if ends else "",
         "seconds": time.monotonic() - began,
+        "done": [one for one in said if "error" not in one and "over" not in one],
     }
+
+
+def _hear(told: str) -> None:
+    """Whoever asked outlives what was asked, and is told that by the kernel; so long it has for saying so."""
+    until = time.monotonic() + _OVER_SECONDS
+    while b'{"over": true}\n' not in Path(told).read_bytes() and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def _tell_error(told: str, error: BaseException) -> None:
@@ -200,6 +217,10 @@ def _tell_error(told: str, error: BaseException) -> None:
     detail = "".join(traceback.format_exception(error))[-3000:]
     with contextlib.suppress(BaseException):
         _tell(told, json.dumps({"error": code, "detail": detail}))
+
+
+def _say(told: str, document: Mapping[str, Any]) -> None:
+    _tell(told, json.dumps(document))
 
 
 def _tell(told: str, *lines: str, calls: tuple[Any, ...] = (os.open, os.write, os.close)) -> None:
@@ -234,6 +255,7 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
     from sandbox.ledger import Ledger, Record
     from sandbox.serve import main as service
     from sandbox.supervisor import Request, Supervisor
+    from tests.crash import clients, vault_work
 
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 0)
     if subject.work == "recover" and subject.ballast:
@@ -256,8 +278,11 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
         return names
 
     setattr(Ledger, "append_all", acknowledged)  # noqa: B010
-    if subject.work == "serve":
-        _client(subject, told)
+    if subject.work == "vault":
+        vault_work.do(subject.home, subject.first, trigger.install, functools.partial(_say, told))
+        return
+    if subject.work in ("serve", "standby"):
+        clients.fork(subject, functools.partial(_say, told), functools.partial(_tell_error, told))
         trigger.install()
         service.serve(Path(subject.state))
         return
@@ -276,39 +301,6 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
                 answer = supervisor.run(request)
             if answer.error is not None:
                 raise answer.error
-
-
-def _client(subject: Subject, told: str) -> None:
-    """Fork a client of the supervisor that this process is about to be: it asks for one run, and ends the supervisor
-    when nothing of that is left."""
-    from sandbox.serve import client, places
-
-    parent = os.getpid()
-    if os.fork() != 0:
-        return
-    path, until = places.socket_of(subject.state), time.monotonic() + subject.deadline
-    try:
-        directory = os.open(subject.package, os.O_RDONLY | os.O_DIRECTORY)
-        while time.monotonic() < until and os.getppid() == parent:
-            with client.connected(path) as sock:
-                if sock is None:
-                    time.sleep(0.005)
-                    continue
-                answer = client.run(sock, directory, "hi", user=subject.user)
-                if answer.error is not None:
-                    raise answer.error
-                break
-    except BaseException as e:
-        _tell_error(told, e)
-    finally:
-        state = Path(subject.state)
-        while time.monotonic() < until and os.getppid() == parent and (
-            any(p.is_dir() for p in (state / "runs").iterdir()) or any((state / "unended").glob("*-*"))
-        ):  # fmt: skip
-            time.sleep(0.01)
-        if os.getppid() == parent:
-            os.kill(parent, signal.SIGTERM)
-        os._exit(0)
 
 
 def _settle(seconds: float) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection
@@ -46,8 +47,14 @@ def cgroups(ids: Collection[str]) -> list[str]:
 
 
 def mounts(home: Path) -> list[str]:
-    """What is mounted below the home, as this process sees it."""
-    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{home}/" in line]
+    """What is mounted below the home, in every mount namespace that somebody is in."""
+    found = {}
+    for entry in ("self", *filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            space = os.readlink(f"/proc/{entry}/ns/mnt")
+            if space not in found:
+                found[space] = Path(f"/proc/{entry}/mountinfo").read_text().splitlines()
+    return [line for lines in found.values() for line in lines if f"{home}/" in line]
 
 
 def processes(home: Path) -> list[str]:
@@ -63,14 +70,33 @@ def processes(home: Path) -> list[str]:
     return found
 
 
+def unknown(home: Path, before: set[str]) -> list[str]:
+    """Every name in the home that was not there ``before``: said once, and known from then on."""
+    new = {name for name in tree(home) - before if not _ALLOWED.fullmatch(name)}
+    before |= new
+    return sorted(new)
+
+
+def holding(place: Path, secrets: Collection[bytes]) -> list[str]:
+    """The files below a place in which one of these lies in the clear."""
+    found: list[str] = []
+    for folder, directories, names in os.walk(place):
+        if os.path.relpath(folder, place) == "supervisor":
+            # Copies of programs, in which nothing is written: a new name there is told (``unknown``).
+            directories[:] = [one for one in directories if one not in ("rootfs", "closures", "packages")]
+        paths = [Path(folder, name) for name in names]
+        paths = [path for path in paths if path.is_file() and not path.is_symlink()]
+        found += [str(path) for path in paths if any(one in path.read_bytes() for one in secrets)]
+    return found
+
+
 def left(home: Path, before: set[str], ids: Collection[str], *, named: Path | None = None) -> list[str]:
     """Everything of these runs that is still there, and every name in the home that was not there ``before``: said
     once, and known from then on. ``named`` is the home as the runs' own processes name it, where that differs."""
-    new = {name for name in tree(home) - before if not _ALLOWED.fullmatch(name)}
-    before |= new
+    new = unknown(home, before)
     return [
         *(f"cgroup {one}" for one in cgroups(ids)),
         *(f"mount {one}" for one in mounts(home)),
         *processes(named or home),
-        *(f"file {one}" for one in sorted(new)),
+        *(f"file {one}" for one in new),
     ]

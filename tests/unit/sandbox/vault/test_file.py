@@ -100,6 +100,19 @@ def test_after_rekey_the_old_key_opens_nothing(
         read(at(state, key_file))
 
 
+def test_a_key_file_is_whole_or_not_there(tmp_path: pathlib.Path) -> None:
+    """What a kill left half is made anew; one that is there is never replaced."""
+    (tmp_path / ".key.new").write_bytes(b"half")
+    keys.make_file(tmp_path / "key")
+    made = (tmp_path / "key").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert (len(made), (tmp_path / "key").stat().st_mode & 0o777) == (32, 0o400)
+    with pytest.raises(errors.VaultKeyError, match="is there already"):
+        keys.make_file(tmp_path / "key")
+    assert (tmp_path / "key").read_bytes() == made
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
 def test_no_secret_lies_in_its_files(state: pathlib.Path, vault: FileVault) -> None:
     vault.put("a", "n", value("a-planted-secret"), before=nothing)
     vault.rotate("a", "n", value("another-planted-one"), before=nothing)
