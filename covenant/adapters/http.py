@@ -260,7 +260,7 @@ class Gateway:
             return self._answered(done) if isinstance(done, responses.Response) else done
 
     async def _metrics(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        text = await http_metrics.text(self.server)
+        text = await http_metrics.text(self.server, caller)
         return web.Response(body=text.encode(), headers={"Content-Type": http_metrics.CONTENT_TYPE})
 
     def _watch(self, request: web.Request, caller: Caller) -> http_feeds.Watch:

@@ -1,7 +1,7 @@
 """What the daemon did and holds, in the text that Prometheus reads.
 
-Numbers, kinds of requests, codes of errors and keys of agents alone: no text, no path, no token. The number of series
-is bounded, as in ``sandbox.metrics``, which has the numbers of the supervisor's runs.
+Numbers, kinds of requests, codes of errors and, for the operator, keys of agents alone: no text, no path, no token.
+The number of series is bounded, as in ``sandbox.metrics``, which has the numbers of the supervisor's runs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Final
 
 import anyio.to_thread
 
+from covenant.respond.caller import Caller
 from covenant.respond.feed import TOPICS
 from covenant.respond.server import Server
 from policy import budget
 from sandbox import prometheus
 
 CONTENT_TYPE: Final = prometheus.CONTENT_TYPE
-# Buckets with a series of their own; an agent's id is public, so that those with the least left are shown.
+# Buckets with a series of their own: those with the least left.
 MAX_AGENTS: Final = 100
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -27,13 +28,14 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 Samples = Iterable[tuple[Mapping[str, str], float]]
 
 
-async def text(server: Server) -> str:
-    """Everything, as one answer to a scraper."""
+async def text(server: Server, caller: Caller) -> str:
+    """Everything, as one answer to a scraper; to whoever is not the operator sums alone of what belongs to agents."""
     process = await anyio.to_thread.run_sync(_process)
     rows = [({"tier": tier}, count) for tier, count in (await server.memory.counts()).items()]
     families: list[tuple[str, str, str, Samples]] = [
         *_requests(server),
         *_stores(server),
+        _credits(server, by_agent=caller.operator),
         ("covenant_memory_rows", "gauge", "Records of memory.", rows),
         *process,
     ]
@@ -62,10 +64,16 @@ def _stores(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
     yield "covenant_intents_total", "counter", "Intents that ended, by how.", ended
     said = [({"topic": topic}, server.feed.published[topic]) for topic in TOPICS]
     yield "covenant_events_total", "counter", "Rows of the audit log, records of memory and events of intents.", said
+
+
+def _credits(server: Server, *, by_agent: bool) -> tuple[str, str, str, Samples]:
     now = server.now_ms()
     buckets = sorted((budget.refill(bucket, now).tokens, key) for key, bucket in server.budget.buckets().items())
-    left = [({"agent": key}, tokens) for tokens, key in buckets[:MAX_AGENTS]]
-    yield "covenant_budget_credits", "gauge", "Credits that an agent has left.", left
+    if not by_agent:
+        left = sum(tokens for tokens, _ in buckets)
+        return "covenant_budget_credits", "gauge", "Credits that all agents together have left.", [({}, left)]
+    shown = [({"agent": key}, tokens) for tokens, key in buckets[:MAX_AGENTS]]
+    return "covenant_budget_credits", "gauge", "Credits that an agent has left.", shown
 
 
 def _process() -> list[tuple[str, str, str, Samples]]:

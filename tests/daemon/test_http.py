@@ -259,6 +259,20 @@ async def test_numbers(world: World) -> None:
     assert found["process_open_fds"][""] > 3
 
 
+async def test_numbers_of_agents_are_for_the_operator(world: World) -> None:
+    for agent, credits_ in ((http_kit.OTHER, 7), (http_kit.ME, 5)):
+        await world.server.budget.set_capacity(agent, credits_)
+    told = {}
+    for token in (http_kit.TOKEN, http_kit.OTHER_TOKEN):
+        async with http_kit.client(world.gateway, token) as client, client.get("/metrics") as answer:
+            told[token] = await answer.text()
+    of_operator, of_other = (prometheus_text.parse(text)["covenant_budget_credits"] for text in told.values())
+    assert len(of_operator) == 2
+    assert of_other == {"": 12.0}
+    assert http_kit.ME.pubkey not in told[http_kit.OTHER_TOKEN]
+    assert "agent=" not in told[http_kit.OTHER_TOKEN]
+
+
 async def test_a_body_comes_whole_in_its_time(tmp_path: Path) -> None:
     echo = http_kit.Echo()
     server = http_kit.server(tmp_path, echo)
