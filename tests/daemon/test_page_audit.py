@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from policy import event_kinds
 from tests import cli_daemon_kit
 from tests.cli_kit import call, done
 from tests.house.test_docs import commands
@@ -45,3 +47,15 @@ def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pyte
     assert ran == ["recent", "verify", "purge", "checkpoint", "prove", "checkpoint", "cosign", "cosigned"]
     report = json.loads(done("audit", "verify", "--json"))
     assert report["valid"]
+
+
+def test_it_names_the_kinds_of_version_1_that_nothing_writes(clone: Path) -> None:
+    page = (clone / "docs" / "audit.md").read_text()
+    sources = [path.read_text() for folder in ("covenant", "sandbox") for path in (clone / folder).rglob("*.py")]
+    never = {kind for kind in event_kinds.V1 if not any(f'"{kind}"' in source for source in sources)}
+    said = re.search(
+        r"Version 1 names (\d+) kinds of rows\. The daemon writes (\d+) of them; (.*?) are known", page, re.DOTALL
+    )
+    assert said is not None
+    assert (int(said[1]), int(said[2])) == (len(event_kinds.V1), len(event_kinds.V1) - len(never))
+    assert set(re.findall(r"`(\w+)`", said[3])) == never
