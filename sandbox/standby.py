@@ -30,6 +30,7 @@ from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
 from sandbox import admission, bundle, gvisor, lifecycle, revocation, standby_wire
+from sandbox import state as states
 from sandbox.channel import Finished, Given, Outcome, Round
 from sandbox.config import SYSTEM_FILE, Config
 from sandbox.kernel import cgroupfs, waiting
@@ -63,7 +64,8 @@ class Instance(lifecycle.Run):
     """
 
     def __init__(self, means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
-        self._made_of = _Files.of_config(means.config)
+        self._mark = means.ledger.mark
+        self._made_of = _Files.of_state(means.state).joined(_Files.of_config(means.config))
         super().__init__(means, request, now_ms=int(time.time() * 1000))
         self._alive, self._tell = alive, tell
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
@@ -190,18 +192,14 @@ class Instance(lifecycle.Run):
         self._now_ms = int(time.time() * 1000)
         try:
             intent_id = request.intent_id or self.intent_id
-            line = contract.Intent(intent_id, request.text, request.issuer, self._now_ms, request.priority).line()
+            line = contract.Intent(intent_id, request.text, request.reads, self._now_ms, request.priority).line()
         except errors.UsageError as e:
             # What no agent could be told costs no instance.
             standby_wire.send(connection, {"cold": e.message})
             return None
         try:
-            standby_wire.send(connection, {"offer": self.run_id})
-            trusted = self._verify()
-            assert isinstance(trusted, trust.TrustedPackage)
-            if trusted.root_version != self._trusted.root_version:
-                # What was decided was decided under the one before: who may sign for this role, above all.
-                raise errors.TrustError(f"trust root version {trusted.root_version} holds now")
+            standby_wire.send(connection, {"offer": self.run_id, "since": self._mark})
+            trusted = self._verify_again()
             # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
             if standby_wire.receive(connection).get("go") != self.run_id:
                 return None
@@ -240,6 +238,20 @@ class Instance(lifecycle.Run):
             self._listening.close()
 
         return Given(self._line, self._limits(deadline), watches, release)
+
+    def _verify_again(self) -> trust.TrustedPackage:
+        """The package as it is to be trusted now, its bytes being those in our memory, under the root that they were
+        verified under: what was decided, who may sign for this role above all, was decided under that one."""
+        state = self._means.state
+        greatest_time_ms = state.still_holds(self._trusted.root_version)
+        return trust.again(
+            self._trusted,
+            self._root,
+            now_ms=self._now_ms,
+            audience=self._means.config.host,
+            serials=state,
+            greatest_time_ms=greatest_time_ms,
+        )
 
     def _still_working(self) -> Outcome:
         if self._untold:
@@ -356,6 +368,12 @@ class _Files:
 
     few: Mapping[str, tuple[int, ...] | None]
     many: Mapping[str, tuple[int, ...] | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_state(cls, state: states.State) -> _Files:
+        """The trust root that holds: one file for each version, and each is written once."""
+        name = str(state.root_place(state.root_version()))
+        return cls({name: _identity(name)})
 
     @classmethod
     def of_config(cls, config: Config) -> _Files:

@@ -23,6 +23,7 @@ from sandbox.kernel.cgroupfs import Leaf
 from sandbox.registry import Entry
 from sandbox.request import Request
 from sandbox.serve import client
+from sandbox.state import State
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
 from tests.kernel.serving import Served, covenant, open_place
@@ -121,6 +122,12 @@ def _states(world: World, run_id: str) -> list[str]:
     return [
         row["kind"]["state"] for row in world.rows() if row["kind"].get("run_id") == run_id and "state" in row["kind"]
     ]
+
+
+def _codes(world: World, run_id: str) -> list[str | None]:
+    """What its rows say it ended with."""
+    rows = (row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended")
+    return [row["code"] for row in rows if row["run_id"] == run_id]
 
 
 def test_an_instance_answers_once_and_the_next_is_another(served: Served) -> None:
@@ -233,6 +240,34 @@ def test_what_is_revoked_is_not_kept_and_a_new_root_ends_what_rests_on_the_old(s
     assert not _ready(served, "revoked")
 
 
+def test_a_root_that_comes_while_it_is_asked_is_seen_before_the_start_is_written(served: Served) -> None:
+    world = served.world
+    path, (instance,) = _warmed(served, "meanwhile")
+    request = Request(packages.read(path), "x", world.issuer)
+    root = next_root(world, manifest_of(world, "0" * 64))
+    (connection,) = standby_wire._ready(world.state / "runs", request.package)
+    with connection, State(world.state) as state:
+        standby_wire.send(connection, standby_wire.order(request))
+        assert standby_wire.receive(connection)["offer"] == instance.run_id
+        state.replace_root(root, int(time.time() * 1000))
+        standby_wire.send(connection, {"go": instance.run_id})
+        assert "cold" in standby_wire.receive(connection)
+    _until(lambda: not instance.path.exists(), served)
+    kinds = [row["kind"]["type"] for row in world.rows() if row["kind"].get("run_id") == instance.run_id]
+    assert "run_started" not in kinds
+    # The control: with the same root all along the next one is used.
+    (fresh,) = _await(served, "meanwhile")
+    assert _said(served.run(path, "y"))["run"] == fresh.run_id
+
+
+def test_a_root_s_file_that_was_written_again_is_read_anew(served: Served) -> None:
+    path, (instance,) = _warmed(served, "rewritten")
+    place = max((served.world.state / "trust").glob("root-*.json"))
+    os.utime(place)
+    assert _said(served.run(path, "x"))["run"] != instance.run_id
+    _until(lambda: not instance.path.exists(), served)
+
+
 def test_a_loosened_limit_is_seen_before_the_agent_is_told(served: Served) -> None:
     path, (instance,) = _warmed(served, "limits")
     leaf = _leaf(instance)
@@ -273,8 +308,8 @@ def test_whoever_goes_away_ends_the_instance_that_worked_for_it(served: Served) 
         asking.join(PATIENCE)
         os.close(directory)
     _until(lambda: not instance.path.exists(), served)
-    ended = [row["kind"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"]
-    assert next(row for row in ended if row["run_id"] == instance.run_id)["code"] == errors.KilledError.code
+    # Its last row comes after its directory is gone.
+    _until(lambda: _codes(served.world, instance.run_id) == [errors.KilledError.code], served)
 
 
 def _asked(sock: object, directory: int) -> None:
@@ -321,7 +356,7 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
         (connection,) = standby_wire._ready(runs, request.package)
         with connection:
             standby_wire.send(connection, standby_wire.order(request))
-            assert standby_wire.receive(connection) == {"offer": instance.run_id}
+            assert standby_wire.receive(connection)["offer"] == instance.run_id
             if says is not None:
                 standby_wire.send(connection, says)
     assert _states(served.world, instance.run_id)[-1] == "Isolated"
