@@ -31,6 +31,8 @@ from policy import errors
 _LOCK_SECONDS = 10.0
 _TRIES = 10
 _SHOWN_FAILURES = 40
+# So much of the id of a log's key is shown beside a row that was copied from it.
+_ORIGIN_SHOWN = 12
 _NAMES = ("events.jsonl", "events.chain.jsonl")
 
 
@@ -303,9 +305,26 @@ def _line(row: dict[str, Any]) -> str:
         return common.visible(f"{row['origin']} unreadable record: {row['unreadable']}")
     kind = row.get("kind")
     fields = dict(kind) if isinstance(kind, dict) else {"kind": kind}
+    copied = _copied(fields)
+    if copied is not None:
+        where = f"supervisor:{str(fields.get('origin'))[:_ORIGIN_SHOWN]}#{fields.get('index')}"
+        return _line({**copied, "origin": f"{row['origin']} (from {where})"})
     name = fields.pop("type", "?")
     shown = " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
     return common.visible(f"{_time(row.get('timestamp_ms'))} {row['origin']} {name} {shown}")
+
+
+def _copied(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """The row of the supervisor's log that a row of the daemon's is a copy of; None of any other, and of one whose line
+    was too long to be copied or holds another copy, which none of ours does."""
+    if fields.get("type") != "supervisor_row" or not isinstance(fields.get("line"), str):
+        return None
+    try:
+        row = _NUMBERS_ONLY.decode(fields["line"])
+    except (ValueError, RecursionError):
+        return None
+    kind = row.get("kind") if isinstance(row, dict) else None
+    return row if isinstance(kind, dict) and kind.get("type") != "supervisor_row" else None
 
 
 def _value(value: Any) -> str:

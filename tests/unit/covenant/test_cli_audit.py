@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from covenant.cli.main import cli
-from policy import errors
+from policy import errors, events
 from sandbox.ledger import Ledger
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
@@ -199,3 +199,44 @@ def test_the_exit_status_of_the_real_command(covenant_home: Path, clone: Path) -
     assert run("verify").returncode == 0
     edit(covenant_home / "supervisor" / "audit" / "events.jsonl", b'"run_id":"r1"', b'"run_id":"r9"')
     assert run("verify").returncode == 3
+
+
+def copied(line: bytes | None) -> None:
+    """A daemon's log with a copy of a row of the supervisor's, in the home."""
+    home = Path(os.environ["COVENANT_HOME"])
+    fields = {
+        "intent_id": "i",
+        "run_id": "r",
+        "origin": "ab" * 32,
+        "index": 41,
+        "event_id": "e",
+        "event_hash_hex": "1" * 64,
+        "chain_hash_hex": "2" * 64,
+        "row_type": "run_state",
+        "line": None if line is None else line.decode(),
+    }
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with Ledger.open(home / "audit", head=home / "audit-head" / "head.json") as log:
+        log.append("supervisor_row", fields, issuer=ISSUER, now_ms=1_700_000_000_000)
+
+
+def test_a_copied_row_is_shown_as_it_was_with_its_origin(covenant_home: Path) -> None:
+    fields = {"run_id": "r", "agent_id": "a", "operator": None, "state": "Running", "reason": "x\u202ey"}
+    line = events.event_line("run_state", fields, event_id="e", issuer=ISSUER, now_ms=1_600_000_000_000)
+    copied(line)
+    shown = call("recent").stdout
+    assert "2020-09-13T12:26:40.000Z daemon (from supervisor:abababababab#41) run_state run_id=r agent_id=a" in shown
+    assert "\u202e" not in shown
+    (row,) = document("recent")["events"]
+    assert row["kind"]["line"].encode() == line
+    assert row["kind"]["origin"] == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    "line",
+    [None, b"no row", b'{"kind":{"type":"supervisor_row","line":"{}"}}', b'{"kind":7}', b"[" * 100_000],
+    ids=["too long", "no json", "a copy of a copy", "no kind", "deep"],
+)
+def test_a_copy_without_a_row_is_shown_as_it_is(covenant_home: Path, line: bytes | None) -> None:
+    copied(line)
+    assert " daemon supervisor_row intent_id=i run_id=r" in call("recent").stdout
