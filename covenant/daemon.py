@@ -170,6 +170,8 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
                 gc.collect()
                 gc.freeze()
                 _say_ready(settings, opened, web, time.monotonic() - began)
+                # Not before: nobody waits for it but whoever searches.
+                group.start_soon(_warm, opened)
                 ready(Running(opened, gateway, web.port if web else None))
                 await stop.event.wait()
                 await _end(opened, gateway, web, stop.reason)
@@ -228,6 +230,13 @@ async def _peers(opened: Opened) -> None:
             await peers.note_expired(opened.server)
         except errors.CovenantError as e:
             _LOG.error("the end of a token is not in the log: %s", e)
+
+
+async def _warm(opened: Opened) -> None:
+    try:
+        await opened.server.memory.warm()
+    except errors.CovenantError as e:
+        _LOG.error("memory could not be read ahead: %s", e)
 
 
 async def _watchdog() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
+from covenant.stores.memory.durable import DurableMemory
 from policy import errors
 from tests import daemon_kit
 
@@ -37,3 +39,40 @@ async def test_what_was_put_is_found_again_after_a_restart_and_nothing_drifts(co
         assert all(check["passed"] for check in report["checks"])
         assert (await daemon.ask("purge_memory", tier="working", before_ms=2**63))["purged"] == 2
         assert (await daemon.ask("verify"))["drift"] == []
+
+
+async def test_vectors_are_read_once_it_serves_and_before_anybody_searches(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed, warm = anyio.Event(), DurableMemory.warm
+
+    async def told(store: DurableMemory) -> None:
+        await warm(store)
+        warmed.set()
+
+    monkeypatch.setattr(DurableMemory, "warm", told)
+    async with daemon_kit.running(covenant_home) as daemon:
+        with anyio.fail_after(60):
+            await warmed.wait()
+        assert daemon.server.memory._cache._matrices is not None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_daemon_serves_and_ends_whatever_becomes_of_its_reading_ahead(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bool
+) -> None:
+    begun = anyio.Event()
+
+    async def warm(store: DurableMemory) -> None:
+        begun.set()
+        if ends:
+            raise errors.MemoryStoreError("disk is broken")
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(DurableMemory, "warm", warm)
+    async with daemon_kit.running(covenant_home) as daemon:
+        with anyio.fail_after(60):
+            await begun.wait()
+        await daemon.grant("memory.read", "memory.write")
+        await daemon.ask("put_memory", tier="working", text="apple pie")
+        assert len((await daemon.ask("search_memory", query="apple pies"))["records"]) == 1

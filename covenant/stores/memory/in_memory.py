@@ -113,6 +113,9 @@ class InMemory:
         order = ranking.fused(by_cosine, by_words, scores, min_relevance=min_relevance)
         return [Hit(self._records[record_id], score) for record_id, score in order[:limit]]
 
+    async def warm(self) -> None:
+        """Nothing has to be read."""
+
     def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> dict[str, int]:
         terms = [term for word in ranking.words(text) for term in _terms(word)]
         holders = {term: sum(term in counts for counts in self._words.values()) for term in terms}

@@ -156,6 +156,10 @@ class Memory(Protocol):
         """What is like the embedding, fused with what has words of the text; see ``ranking``."""
         ...
 
+    async def warm(self) -> None:
+        """Read what the first search needs, unless that is much. A search that comes meanwhile waits for it."""
+        ...
+
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
         """Delete what was made before; how many."""
         ...
