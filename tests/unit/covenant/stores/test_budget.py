@@ -251,31 +251,38 @@ async def test_nobody_hears_of_a_capacity_that_may_be_taken_back(place: Place, m
     assert (held.calls, place.ledger.tokens(agent("b"))) == (3, 7)
 
 
+async def _after_a_refusal(first: Callable[[], Any], second: Callable[[], Any], held: Held) -> list[str]:
+    """The code with which ``second`` is refused, which was asked while the row of ``first`` was held up, in vain."""
+    heard: list[str] = []
+
+    async def asks_first() -> None:
+        with pytest.raises(errors.StoreFullError):
+            await first()
+
+    async def asks_second() -> None:
+        try:
+            await second()
+        except errors.CovenantError as e:
+            heard.append(e.code)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(asks_first)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(asks_second)
+        await anyio.wait_all_tasks_blocked()
+        held.refuses = True
+        held.gate.set()
+    return heard
+
+
 @pytest.mark.anyio
 async def test_nothing_is_taken_under_a_capacity_that_may_be_taken_back(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(place.ledger, monkeypatch)
-    heard = []
-
-    async def debit() -> None:
-        try:
-            await place.ledger.try_debit(agent(), 1, "r")
-        except errors.BudgetUnseededError:
-            heard.append("unseeded")
-
-    async def seed() -> None:
-        with pytest.raises(errors.StoreFullError):
-            await place.ledger.set_capacity(agent(), 7)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(seed)
-        await anyio.wait_all_tasks_blocked()
-        group.start_soon(debit)
-        await anyio.wait_all_tasks_blocked()
-        held.refuses = True
-        held.gate.set()
-    assert heard == ["unseeded"]
+    ledger = place.ledger
+    seed, debit = lambda: ledger.set_capacity(agent(), 7), lambda: ledger.try_debit(agent(), 1, "r")
+    found = await _after_a_refusal(seed, debit, Held(ledger, monkeypatch))
+    assert found == [errors.BudgetUnseededError.code]
 
 
 @pytest.mark.anyio
@@ -294,27 +301,10 @@ async def test_nobody_hears_of_a_checkpoint_that_may_be_taken_back(
 async def test_a_checkpoint_that_may_be_taken_back_is_nobodys_yet(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(place.checkpoints, monkeypatch)
-    heard = []
-
-    async def save() -> None:
-        with pytest.raises(errors.StoreFullError):
-            await place.checkpoints.save(checkpoint())
-
-    async def claim() -> None:
-        try:
-            await place.checkpoints.claim("i", agent())
-        except errors.NoCheckpointError:
-            heard.append("none")
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(save)
-        await anyio.wait_all_tasks_blocked()
-        group.start_soon(claim)
-        await anyio.wait_all_tasks_blocked()
-        held.refuses = True
-        held.gate.set()
-    assert heard == ["none"]
+    points = place.checkpoints
+    save, claim = lambda: points.save(checkpoint()), lambda: points.claim("i", agent())
+    found = await _after_a_refusal(save, claim, Held(points, monkeypatch))
+    assert found == [errors.NoCheckpointError.code]
 
 
 def checkpoint(intent_id: str = "i", name: str = "hello", **more: Any) -> types.BudgetPauseCheckpoint:
