@@ -120,7 +120,8 @@ class Window:
     ``records``, ``receipts``, ``grants`` and ``events`` are the newest of each. ``existing`` are the ids among those
     that these name which memory has; ``parents`` maps ids to parents, as far as chains were followed; ``paying`` are
     all receipts that name one of the records or are named by one. ``log`` are the rows that tell of acts since
-    ``log_since_ms``: what is older cannot be judged.
+    ``log_since_ms``: what is older cannot be judged. ``operator`` is the key whose purge is of everybody's records;
+    anybody else's is of their own.
     """
 
     records: Sequence[MemoryRecord] = ()
@@ -133,11 +134,12 @@ class Window:
     paying: Sequence[SettlementReceipt] = ()
     log: Sequence[AuditEvent] = ()
     log_since_ms: int = 0
+    operator: str = ""
 
 
 def found(window: Window) -> list[Drift]:
     """All drift in the window, in the order of ``KINDS``, then by id."""
-    history = History(window.log, window.log_since_ms)
+    history = History(window.log, window.log_since_ms, window.operator)
     finders: tuple[Iterator[Drift], ...] = (
         _rows(window),
         _parents(window),
@@ -162,12 +164,13 @@ def drift(kind: str, identity: str | None, message: str) -> Drift:
 class History:
     """What the log says was written, deleted and cut."""
 
-    def __init__(self, log: Sequence[AuditEvent], since_ms: int) -> None:
+    def __init__(self, log: Sequence[AuditEvent], since_ms: int, operator: str) -> None:
+        self._operator = operator
         self.written: set[str] = set()
         self.granted: set[str] = set()
         self.unkept: set[str] = set()
         self._deleted: set[str] = set()
-        self._purged_before = 0
+        self._purged_before: dict[str, int] = {}
         self._told_since = since_ms
         for event in log:
             self._learn(event)
@@ -192,7 +195,8 @@ class History:
                 gone = row.get("deleted")
                 self._deleted.update(gone if isinstance(gone, list | tuple) else ())
             case "memory_purged":
-                self._purged_before = max(self._purged_before, _int(row.get("before_ms")))
+                who = event.issuer.pubkey
+                self._purged_before[who] = max(self._purged_before.get(who, 0), _int(row.get("before_ms")))
             case "audit_purged":
                 self._told_since = max(self._told_since, _int(row.get("before_ms")))
 
@@ -200,9 +204,10 @@ class History:
         """Whether a row about something of that moment would still be there."""
         return moment_ms >= self._told_since
 
-    def deleted(self, record_id: str, told_ms: int) -> bool:
-        """Whether a record, told of at that moment, was deleted for all that the log says."""
-        purged = bool(self._purged_before) and told_ms - _SLACK_MS < self._purged_before
+    def deleted(self, record_id: str, owner: str, told_ms: int) -> bool:
+        """Whether a record of this owner, told of at that moment, was deleted for all that the log says."""
+        before = max(self._purged_before.get(who, 0) for who in (owner, self._operator))
+        purged = bool(before) and told_ms - _SLACK_MS < before
         return purged or record_id in self._deleted
 
 
@@ -257,7 +262,7 @@ def _memory_audit(window: Window, history: History) -> Iterator[Drift]:
         record_id = str(event.kind.get("intent_id", event.kind.get("memory_id")))
         gone = record_id not in window.existing and record_id not in history.unkept
         kept = event.kind.get("status", "ok") == "ok"
-        if gone and kept and not history.deleted(record_id, event.timestamp_ms):
+        if gone and kept and not history.deleted(record_id, event.issuer.pubkey, event.timestamp_ms):
             yield drift("audit_without_memory", record_id, f"row `{event.id}` tells of a record that is not there")
     counts = Counter(str(e.kind.get("intent_id")) for e in told if e.kind["type"] == "intent_dispatched")
     for intent_id, count in counts.items():
@@ -291,7 +296,11 @@ def _receipts_records(window: Window, history: History) -> Iterator[Drift]:
         named = receipt.memory_record_id
         if receipt.resource == "memory" and named is None:
             yield drift("receipt_without_memory_record", receipt.id, "the receipt names no record")
-        elif named is not None and named not in window.existing and not history.deleted(named, receipt.settled_at):
+        elif (
+            named is not None
+            and named not in window.existing
+            and not history.deleted(named, receipt.payer.pubkey, receipt.settled_at)
+        ):
             yield drift("receipt_without_memory_record", receipt.id, f"its record `{named}` is not there")
         if named is not None and receipt.resource != "memory":
             message = f"it names a record and is for `{receipt.resource}`"

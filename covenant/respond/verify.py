@@ -5,7 +5,7 @@ It takes no grant, as in version 1. The operator sees drift in everybody's thing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from covenant.respond import drift, fitting
@@ -83,7 +83,9 @@ async def gather(server: Server, caller: Caller, size: int) -> Window:
     moments = [r.created_at for r in records] + [r.settled_at for r in receipts]
     moments += [e.timestamp_ms for e in events] + [g.granted_at_ms for g in grants if g.granted_at_ms]
     since = max(min(moments, default=0) - _BEFORE_MS, 0)
-    scan = await server.audit.scan(lambda event: event.kind.get("type") in _TELLING, MAX_LOG, since_ms=since)
+    ids = frozenset(named | {record.id for record in records} | {grant.signed.signature for grant in grants})
+    telling = (lambda event: event.kind.get("type") in _TELLING) if owner is None else _telling_of(server, me, ids)
+    scan = await server.audit.scan(telling, MAX_LOG, since_ms=since)
     if scan.cut or len(scan.events) == MAX_LOG:
         since = scan.events[-1].timestamp_ms + 1
     return Window(
@@ -97,7 +99,27 @@ async def gather(server: Server, caller: Caller, size: int) -> Window:
         paying=paying,
         log=scan.events,
         log_since_ms=since,
+        operator=server.identity.agent.pubkey,
     )
+
+
+def _telling_of(server: Server, me: str, ids: frozenset[str]) -> Callable[[parts.AuditEvent], bool]:
+    """Rows that tell of the caller's own things: how many there are of others neither shows nor crowds those out."""
+    own = (me, server.identity.agent.pubkey)
+
+    def telling(event: parts.AuditEvent) -> bool:
+        row = event.kind
+        if row.get("type") not in _TELLING:
+            return False
+        if event.issuer.pubkey == me or row["type"] == "audit_purged":
+            return True
+        if row["type"] == "memory_purged":
+            return event.issuer.pubkey in own
+        gone = row.get("deleted")
+        about = {row.get(name) for name in ("intent_id", "memory_id", "signature_b58")}
+        return not ids.isdisjoint(about.union(gone if isinstance(gone, list | tuple) else ()))
+
+    return telling
 
 
 async def _paying(server: Server, records: Iterable[MemoryRecord]) -> Sequence[SettlementReceipt]:

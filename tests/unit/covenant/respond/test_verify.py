@@ -82,6 +82,32 @@ async def test_everybody_but_the_operator_sees_drift_in_its_own(world: World) ->
     assert {one.id for one in (await report(world)).drift} >= {name(1), name(2)}
 
 
+async def test_what_others_do_neither_hides_nor_crowds_out_what_is_wrong_with_one_s_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "MAX_LOG", 3)
+    alice = await world.granted(ALICE)
+    await world.server.memory.put(record(1, owner=ALICE))
+    written = {"memory_id": name(7), "tier": "working", "reason": "client", "text_hash_hex": "ab" * 32}
+    await world.server.audit.append("memory_written", written, ALICE)
+    # Bob may purge his own, and says so in the log as often as he likes.
+    purged = {"tier": None, "before_ms": world.clock.at_ms + 10**9, "purged": 0}
+    for _ in range(5):
+        await world.server.audit.append("memory_purged", purged, BOB)
+    for caller in (alice, world.operator):
+        kinds = {one.kind for one in (await report(world, caller=caller)).drift}
+        # The operator looks at everybody's rows, of which there are too many here to judge what is older.
+        assert ("memory_without_audit" in kinds) == (caller is alice)
+    monkeypatch.setattr(verify, "MAX_LOG", 1000)
+    for caller in (alice, world.operator):
+        kinds = {one.kind for one in (await report(world, caller=caller)).drift}
+        assert kinds >= {"memory_without_audit", "audit_without_memory"}
+    # The operator's purge is of everybody's.
+    await world.server.audit.append("memory_purged", purged, world.operator.agent)
+    for caller in (alice, world.operator):
+        assert "audit_without_memory" not in {one.kind for one in (await report(world, caller=caller)).drift}
+
+
 async def test_a_cycle_that_leaves_the_window_is_followed(world: World) -> None:
     for number, parent in ((1, 3), (2, 1), (3, 2)):
         await world.server.memory.put(record(number, owner=ALICE, parent=name(parent)))
