@@ -11,7 +11,7 @@ from collections.abc import Container
 from functools import partial
 
 from covenant.stores.mailbox import events
-from covenant.stores.mailbox.book import Book, Key, may_repeat, size_of
+from covenant.stores.mailbox.book import Book, size_of
 from covenant.stores.mailbox.interface import (
     ATTEMPTS_EXHAUSTED,
     DEADLINE_EXCEEDED,
@@ -26,6 +26,7 @@ from covenant.stores.mailbox.interface import (
     Skip,
     State,
 )
+from covenant.stores.mailbox.shelf import Key, may_repeat
 from covenant.wire.types import A2ATask, A2ATaskResult
 from policy import errors
 
