@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from policy import errors, event_kinds
+from policy import errors, event_kinds, event_text
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
+# What the id and the time of a row take at most, with a UUID for the id.
+_OPENING_BYTES = 128
+
 _json = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
-_U64 = 2**64
-_HEX64 = re.compile(r"[0-9a-f]{64}\Z")
 _DISPLAY = re.compile(r"[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}\Z")
 _BASE58 = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,64}\Z")
 
@@ -30,7 +31,7 @@ def _text(value: Any) -> bool:
 
 
 def _int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _U64
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < event_text.U64
 
 
 def _texts(value: Any) -> bool:
@@ -54,7 +55,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "text": _text,
     "int": _int,
     "bool": lambda value: isinstance(value, bool),
-    "digest": lambda value: isinstance(value, str) and _HEX64.match(value) is not None,
+    "digest": lambda value: isinstance(value, str) and event_text.HEX64.match(value) is not None,
     "texts": _texts,
     "objects": _objects,
     "counts": _counts,
@@ -194,6 +195,12 @@ SUPERVISOR: dict[str, dict[str, str]] = {
 
 KINDS: dict[str, Mapping[str, str]] = {**SUPERVISOR, **event_kinds.V1, **event_kinds.OURS}
 
+# What a row that comes of no run may leave out, where its kind allows null for it.
+_OF_RUNS = ("run_id", "operator")
+_MAY_LACK = {kind: [name for name in _OF_RUNS if table.get(name) == "text?"] for kind, table in KINDS.items()}
+_TEXTS = {kind: event_text.Kind(kind, table) for kind, table in KINDS.items()}
+_TEXTS_OF_NO_RUN = {kind: event_text.Kind(kind, table, _MAY_LACK[kind]) for kind, table in KINDS.items()}
+
 
 # How a line of ours begins; what the kinds of a run have first is the run.
 _BEGINS = re.compile(
@@ -238,33 +245,26 @@ def kind_object(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(kind: str, table: Mapping[str, str], fields: Mapping[str, Any]) -> None:
-    # The whole question at once first: it is asked for every row, and almost always answered with yes.
-    if len(fields) == len(table):
-        try:
-            if all(_CHECKS[wanted](fields[name]) for name, wanted in table.items()):
-                return
-        except KeyError:
-            pass
     problems = [f"`{name}` is missing" for name in table if name not in fields]
     problems += [f"`{name}` is not a field" for name in fields if name not in table]
     problems += [
         f"`{name}` is not {table[name]}" for name in table if name in fields and not _CHECKS[table[name]](fields[name])
     ]
-    raise errors.EventError(f"audit event `{kind}`: {', '.join(problems)}")
+    if problems:
+        raise errors.EventError(f"audit event `{kind}`: {', '.join(problems)}")
 
 
-def kind_text(kind: str, fields: Mapping[str, Any]) -> str:
-    """``kind_object`` as it stands in a line."""
-    table = KINDS.get(kind)
-    if table is not None and type(fields) is dict:
-        _check(kind, table, fields)
-        try:
-            text = _json({"type": kind, **{name: fields[name] for name in table}})
-        except TypeError:
-            text = "\\ud"
-        if "\\ud" not in text:
-            # No surrogate, lone or not: cleaning would change nothing.
-            return text
+def kind_text(kind: str, fields: Mapping[str, Any], *, of_no_run: bool = False) -> str:
+    """``kind_object`` as it stands in a line.
+
+    ``of_no_run``: ``run_id`` and ``operator`` may be left out where the kind allows null for them.
+    """
+    known = (_TEXTS_OF_NO_RUN if of_no_run else _TEXTS).get(kind)
+    text = known.text(fields) if known is not None else None
+    if text is not None:
+        return text
+    if of_no_run and known is not None:
+        fields = {**dict.fromkeys(_MAY_LACK[kind]), **fields}
     return _json(kind_object(kind, fields))
 
 
@@ -280,19 +280,38 @@ def issuer_text(issuer: Mapping[str, str]) -> str:
     return _json({"display": display, "pubkey": pubkey})
 
 
+def body_text(issuer: str, kind: str) -> str:
+    """What stands in a line behind its id and its time, of an issuer and a kind that were made text before.
+
+    Raises:
+        errors.EventError: more than 8 MiB.
+    """
+    if len(issuer) + len(kind) > MAX_LINE_BYTES - _OPENING_BYTES:
+        raise errors.EventError(f"an audit event has {len(issuer) + len(kind)} bytes, more than {MAX_LINE_BYTES}")
+    return f'{issuer},"kind":{kind}}}'
+
+
+def lines(event_ids: Sequence[str], now_ms: int, bodies: Sequence[str]) -> list[bytes]:
+    """Events of one moment as their exact JSON lines, without the newlines; the ids are UUIDs.
+
+    Raises:
+        errors.EventError: a malformed time.
+    """
+    if not _int(now_ms):
+        raise errors.EventError(f"audit event time `{now_ms}` is not a number of milliseconds")
+    between = f'","timestamp_ms":{now_ms},"issuer":'
+    return [
+        f'{{"id":"{event_id}{between}{body}'.encode("ascii") for event_id, body in zip(event_ids, bodies, strict=True)
+    ]
+
+
 def assembled(event_id: str, now_ms: int, issuer: str, kind: str) -> bytes:
     """One event as its exact JSON line, without the newline, of an issuer and a kind that were made text before.
 
     Raises:
         errors.EventError: a malformed time, or more than 8 MiB.
     """
-    if not _int(now_ms):
-        raise errors.EventError(f"audit event time `{now_ms}` is not a number of milliseconds")
-    quoted = json.encoder.encode_basestring_ascii(event_id)
-    text = f'{{"id":{quoted},"timestamp_ms":{now_ms},"issuer":{issuer},"kind":{kind}}}'
-    if len(text) > MAX_LINE_BYTES:
-        raise errors.EventError(f"an audit event has {len(text)} bytes, more than {MAX_LINE_BYTES}")
-    return text.encode("ascii")
+    return lines([event_text.quoted(event_id)[1:-1]], now_ms, [body_text(issuer, kind)])[0]
 
 
 def event_line(kind: str, fields: Mapping[str, Any], *, event_id: str, issuer: Mapping[str, str], now_ms: int) -> bytes:
