@@ -1,37 +1,30 @@
-"""Group commit: of many that want to write at once, one writes for all that wait.
+"""Group commit: of many that want to write at once, all that wait are written together.
 
-There is no task in the background. Whoever finds nobody writing leads: it takes all that queued, writes it in a worker
-thread, tells each what came of it, and hands on to the first that queued meanwhile. So one sync serves as many writers
-as there are, and a lone writer waits for nobody.
+A thread of its own takes all that queued, writes it, has each told what came of it, and goes on with what queued
+meanwhile. So one sync serves as many writers as there are, and a lone writer waits for nobody. There is no task in the
+background; the thread begins with the first write and ends with the queue.
+
+Every row of the daemon's log comes through here, which is why the loop's own futures are used: an ``anyio.Event`` for
+each of many writers costs three times as much (benchmarks/audit_append.py).
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import concurrent.futures
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NoReturn, TypeVar
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 
 from policy import errors
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-
-class _Waiting(Generic[T, R]):
-    __slots__ = ("answer", "error", "event", "item", "leads", "taken")
-
-    def __init__(self, item: T) -> None:
-        self.item = item
-        self.event: anyio.Event | None = None
-        self.leads = False
-        self.taken = False
-        self.answer: R | None = None
-        self.error: Exception | None = None
+_Group = Sequence[tuple[asyncio.Future[R], T]]
 
 
 class Turns(Generic[T, R]):
@@ -39,131 +32,100 @@ class Turns(Generic[T, R]):
 
     ``write`` gets a group in a worker thread and returns one answer, or one exception, for each item. When it raises
     instead, nobody knows what is on disk: everything that waits is refused, and so is everything later.
+
+    ``told`` gets the answers of each group on the loop, before whoever waits for them goes on: each in the order of
+    writing, and also those that nobody waits for any more.
     """
 
-    def __init__(self, write: Callable[[Sequence[T]], Sequence[R | Exception]], *, what: str, most: int = 1024) -> None:
+    def __init__(
+        self,
+        write: Callable[[Sequence[T]], Sequence[R | Exception]],
+        *,
+        what: str,
+        most: int = 1024,
+        told: Callable[[Sequence[R | Exception]], None] | None = None,
+    ) -> None:
         self._write = write
+        self._told = told
         self._what = what
         self._most = most
-        self._queue: deque[_Waiting[T, R]] = deque()
-        self._led = False
+        # The loop appends and the thread takes, each in one step.
+        self._queue: deque[tuple[asyncio.Future[R], T]] = deque()
+        self._busy = False
         self._failure: str | None = None
         self._idle: anyio.Event | None = None
         # A thread of its own: what blocks in the shared ones must not hold up what others wait for.
-        self._limiter = anyio.CapacityLimiter(1)
-        self._writing = threading.Lock()
-        self._broken: Exception | None = None
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
-    async def submit(self, item: T) -> R:
-        """Have the item written; what ``write`` answered for it. Cancelled, it may have been written or not.
+    def submit(self, item: T) -> asyncio.Future[R]:
+        """Have the item written; await what ``write`` answers for it. Cancelled, it may have been written or not.
 
         Raises:
             errors.StoreError: an earlier write failed in a way that left the disk's state unknown, or this one did.
         """
-        # What leads is shielded: without this, whoever writes in a loop could not be cancelled at all.
-        await anyio.lowlevel.checkpoint_if_cancelled()
         if self._failure is not None:
             raise self._refused()
-        mine: _Waiting[T, R] = _Waiting(item)
-        self._queue.append(mine)
-        if self._led:
-            await self._wait(mine)
-        else:
-            self._led = mine.leads = True
-        if mine.leads:
-            await self._lead()
-        if mine.error is not None:
-            raise mine.error
-        return mine.answer  # type: ignore[return-value]  # R may be None, and each that was taken has its answer
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[R] = loop.create_future()
+        self._queue.append((mine, item))
+        if not self._busy:
+            self._busy = True
+            # Whoever is ready to write gets to queue first.
+            loop.call_soon(self._begin, loop)
+        return mine
 
     async def close(self, reason: str) -> None:
         """Refuse what comes from now on, after what waits has been written."""
         self._failure = self._failure or reason
-        if self._led:
+        if self._busy:
             self._idle = self._idle or anyio.Event()
             await self._idle.wait()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
 
-    async def _wait(self, mine: _Waiting[T, R]) -> None:
-        mine.event = anyio.Event()
+    # --- on the loop ------------------------------------------------------------------------------------
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="turns")
+        self._thread.submit(self._work, loop)
+
+    def _tell(self, told: _Group[R, R | Exception]) -> None:
         try:
-            await mine.event.wait()
-        except BaseException:
-            if not mine.taken:
-                # INVARIANT: what was cancelled before anybody took it is never written.
-                self._queue.remove(mine)
-            if mine.leads:
-                self._hand_on()
-            raise
+            if self._told is not None:
+                self._told([answer for _, answer in told])
+        finally:
+            for future, answer in told:
+                if future.done():  # cancelled by whoever waited
+                    continue
+                if isinstance(answer, Exception):
+                    _refuse(future, answer)
+                else:
+                    future.set_result(answer)
 
-    async def _lead(self) -> None:
-        with anyio.CancelScope(shield=True):
-            # Whoever is ready to write gets to queue first.
-            await anyio.lowlevel.checkpoint()
-            group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
-            for one in group:
-                one.taken = True
-            try:
-                items = [one.item for one in group]
-                answers = await self._run(items)
-                self._tell(group, answers)
-            except Exception as e:
-                self._failure = _reason(e)
-                self._fail(group, self._refused, e)
-                self._fail(self._queue, self._refused, e)
-                self._queue.clear()
-            except BaseException as e:
-                # Only the loop itself breaks a shield (asyncio's own cancel). The thread goes on, and ends before the
-                # next may begin; what it found nobody will hear.
-                self._fail(group, self._interrupted, e)
-                raise
-            finally:
-                self._hand_on()
+    def _tell_last(self, loop: asyncio.AbstractEventLoop, told: _Group[R, R | Exception]) -> None:
+        try:
+            self._tell(told)
+        finally:
+            self._rest(loop)
 
-    async def _run(self, items: Sequence[T]) -> Sequence[R | Exception]:
-        return await anyio.to_thread.run_sync(self._one_at_a_time, items, limiter=self._limiter)
+    def _fail(self, loop: asyncio.AbstractEventLoop, group: _Group[R, T], cause: BaseException) -> None:
+        self._failure = _reason(cause)
+        for future, _ in [*group, *self._queue]:
+            if not future.done():
+                error = self._refused()
+                error.__cause__ = cause
+                _refuse(future, error)
+        self._queue.clear()
+        self._rest(loop)
 
-    def _one_at_a_time(self, items: Sequence[T]) -> Sequence[R | Exception]:
-        with self._writing:
-            if self._broken is not None:
-                raise self._broken
-            try:
-                return self._write(items)
-            except Exception as e:
-                self._broken = e
-                raise
-
-    def _tell(self, group: Sequence[_Waiting[T, R]], answers: Sequence[R | Exception]) -> None:
-        for one, answer in zip(group, answers, strict=True):
-            if isinstance(answer, Exception):
-                one.error = answer
-            else:
-                one.answer = answer
-            if one.event is not None:
-                one.event.set()
-
-    def _fail(
-        self, group: Iterable[_Waiting[T, R]], error: Callable[[], errors.StoreError], cause: BaseException
-    ) -> None:
-        for one in group:
-            one.taken = True
-            one.error = error()
-            one.error.__cause__ = cause
-            if one.event is not None:
-                one.event.set()
-
-    def _hand_on(self) -> None:
-        if not self._queue:
-            self._led = False
-            if self._idle is not None:
-                self._idle.set()
+    def _rest(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._queue:
+            self._begin(loop)
             return
-        following = self._queue[0]
-        following.leads = True
-        assert following.event is not None
-        following.event.set()
-
-    def _interrupted(self) -> errors.StoreError:
-        return errors.StoreError("the write was interrupted: it may be there or not", where=self._what)
+        self._busy = False
+        if self._idle is not None:
+            self._idle.set()
 
     def _refused(self) -> errors.StoreError:
         return errors.StoreError(
@@ -171,6 +133,34 @@ class Turns(Generic[T, R]):
             hint="nothing that was acknowledged is lost; mend the disk and start the daemon again",
             where=self._what,
         )
+
+    # --- in the thread ----------------------------------------------------------------------------------
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A loop that was closed has nobody left to be told.
+        with contextlib.suppress(RuntimeError):
+            group = self._taken()
+            while True:
+                try:
+                    answers = self._write([item for _, item in group]) if group else []
+                    told = list(zip([future for future, _ in group], answers, strict=True))
+                except BaseException as e:
+                    loop.call_soon_threadsafe(self._fail, loop, group, e)
+                    return
+                group = self._taken()
+                if not group:
+                    loop.call_soon_threadsafe(self._tell_last, loop, told)
+                    return
+                loop.call_soon_threadsafe(self._tell, told)
+
+    def _taken(self) -> list[tuple[asyncio.Future[R], T]]:
+        queue, group = self._queue, []
+        for _ in range(min(self._most, len(queue))):
+            one = queue.popleft()
+            # INVARIANT: what was cancelled before it was taken is never written.
+            if not one[0].cancelled():
+                group.append(one)
+        return group
 
 
 class LoopTurns(Turns[T, R]):
@@ -182,16 +172,38 @@ class LoopTurns(Turns[T, R]):
     ) -> None:
         super().__init__(_in_no_thread, what=what, most=most)
         self._awaited = write
+        self._task: asyncio.Task[None] | None = None
 
-    async def _run(self, items: Sequence[T]) -> Sequence[R | Exception]:
-        return await self._awaited(items)
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A task of nobody's, for as long as something waits: whoever submits may be cancelled, and what others wait for
+        # is carried through all the same. ``close`` waits for it.
+        self._task = loop.create_task(self._work_here(loop))
+
+    async def _work_here(self, loop: asyncio.AbstractEventLoop) -> None:
+        while group := self._taken():
+            try:
+                answers = await self._awaited([item for _, item in group])
+                told = list(zip([future for future, _ in group], answers, strict=True))
+            except BaseException as e:
+                self._fail(loop, group, e)
+                if not isinstance(e, Exception):
+                    raise
+                return
+            self._tell(told)
+        self._rest(loop)
 
 
 def _in_no_thread(items: Sequence[object]) -> NoReturn:
     raise AssertionError("these are written on the loop")
 
 
-def _reason(error: Exception) -> str:
+def _refuse(future: asyncio.Future[R], error: Exception) -> None:
+    future.set_exception(error)
+    # Whoever waits hears of it. Where that one is cancelled just now nobody does, which is no bug to be logged.
+    future.exception()
+
+
+def _reason(error: BaseException) -> str:
     if isinstance(error, errors.CovenantError):
         return error.message
     return (isinstance(error, OSError) and error.strerror) or type(error).__name__
