@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import mmap
 import os
@@ -26,9 +27,13 @@ T = TypeVar("T")
 _MOST_AT_ONCE: Final = 1024
 
 
-class _Line(NamedTuple):
-    kind: str
-    issuer: str
+# The bits of a UUID that say its version and its variant (RFC 9562, 4).
+_VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
+_VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
+
+
+class _New(NamedTuple):
+    body: str
     pubkey: str
 
 
@@ -37,8 +42,8 @@ class _Cut:
     before_ms: int
 
 
-_Item = tuple[_Line, ...] | _Cut
-_Answer = list[tuple[str, bytes]] | interface.Purged
+_Item = tuple[_New, ...] | _Cut
+_Answer = list[ledger.Row] | interface.Purged
 
 
 class DurableAudit:
@@ -57,7 +62,9 @@ class DurableAudit:
         self._listeners: list[interface.Listener] = []
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
-        self._turns: turns.Turns[_Item, _Answer] = turns.Turns(self._write, what="the audit log", most=_MOST_AT_ONCE)
+        self._turns: turns.Turns[_Item, _Answer] = turns.Turns(
+            self._write, what="the audit log", most=_MOST_AT_ONCE, told=self._publish
+        )
         self._shape = _Shape()
         self._proving = anyio.Lock()
 
@@ -108,11 +115,13 @@ class DurableAudit:
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
         """As the interface says."""
-        return (await self._append((self._line(interface.Entry(kind, fields, issuer)),)))[0]
+        return (await self._append((self._new(kind, fields, issuer),)))[0]
 
     async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
         """As the interface says."""
-        return await self._append(tuple(self._line(entry) for entry in entries)) if entries else []
+        if not entries:
+            return []
+        return await self._append(tuple(self._new(one.kind, one.fields, one.issuer) for one in entries))
 
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
@@ -179,21 +188,25 @@ class DurableAudit:
 
     # --- on the loop ------------------------------------------------------------------------------------
 
-    def _line(self, entry: interface.Entry) -> _Line:
-        issuer = entry.issuer or self._issuer
-        kind = events.kind_text(entry.kind, shared.completed(entry.kind, entry.fields))
-        return _Line(kind, shared.issuer_text(issuer.display, issuer.pubkey), issuer.pubkey)
+    def _new(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None) -> _New:
+        who = issuer or self._issuer
+        return _New(shared.body_text(kind, fields, who), who.pubkey)
 
-    async def _append(self, lines: tuple[_Line, ...]) -> list[str]:
-        written = await self._turns.submit(lines)
+    async def _append(self, new: tuple[_New, ...]) -> list[str]:
+        written = await self._turns.submit(new)
         assert isinstance(written, list)
-        if self._listeners:
-            for _, line in written:
-                row = rows.event(line)
+        return [row.event_id for row in written]
+
+    def _publish(self, answers: Sequence[_Answer | Exception]) -> None:
+        """Rows are told as they stand in the log, whatever became of whoever wrote them."""
+        if not self._listeners:
+            return
+        for answer in answers:
+            for row in answer if isinstance(answer, list) else ():
+                event = rows.event(row.line)
                 for listener in self._listeners:
-                    if row is not None:
-                        listener(row)
-        return [event_id for event_id, _ in written]
+                    if event is not None:
+                        listener(event)
 
     def _back(self, pubkey: str | None) -> Iterator[bytes]:
         return self._rows.of(pubkey) if pubkey else (line for _, line in self._rows.backwards())
@@ -222,7 +235,7 @@ class DurableAudit:
 
     def _write(self, items: Sequence[_Item]) -> list[_Answer | Exception]:
         answers: list[_Answer | Exception] = []
-        together: list[tuple[_Line, ...]] = []
+        together: list[tuple[_New, ...]] = []
         for item in items:
             if isinstance(item, _Cut):
                 answers += self._write_rows(together)
@@ -232,32 +245,23 @@ class DurableAudit:
                 together.append(item)
         return answers + self._write_rows(together)
 
-    def _write_rows(self, items: Sequence[tuple[_Line, ...]]) -> list[_Answer | Exception]:
+    def _write_rows(self, items: Sequence[tuple[_New, ...]]) -> list[_Answer | Exception]:
         if not items:
             return []
         # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
-        made: list[ledger.Row] = []
-        places_of: list[tuple[str, int]] = []
-        answers: list[_Answer | Exception] = []
-        offset = self._files.head.events_bytes
-        ids = iter(_event_ids(sum(map(len, items))))
-        for item in items:
-            answer = []
-            for one in item:
-                event_id = next(ids)
-                line = events.assembled(event_id, now, one.issuer, one.kind)
-                made.append(ledger.Row(line, event_id, now))
-                places_of.append((one.pubkey, offset))
-                answer.append((event_id, line))
-                offset += len(line) + 1
-            answers.append(answer)
+        new = [one for item in items for one in item]
+        ids = _event_ids(len(new))
+        lines = events.lines(ids, now, [one.body for one in new])
+        made = list(map(ledger.Row, lines, ids, itertools.repeat(now)))
+        begin = self._files.head.events_bytes
         try:
             self._files.append(made)
         except errors.StoreFullError as e:
             return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
-        self._rows.wrote(places_of)
-        return answers
+        self._rows.wrote([one.pubkey for one in new], lines, begin)
+        following = iter(made)
+        return [list(itertools.islice(following, len(item))) for item in items]
 
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
@@ -342,11 +346,12 @@ class _Source:
 
 def _event_ids(count: int) -> list[str]:
     """As many random UUIDs of version 4 as str(uuid.uuid4()) would give, from one read of the kernel's randomness."""
-    raw = os.urandom(16 * count).hex()
-    return [
-        f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
-        for h in (raw[at : at + 32] for at in range(0, len(raw), 32))
-    ]
+    raw = bytearray(os.urandom(16 * count))
+    raw[6::16] = raw[6::16].translate(_VERSION)
+    raw[8::16] = raw[8::16].translate(_VARIANT)
+    whole = raw.hex()
+    each = (whole[at : at + 32] for at in range(0, len(whole), 32))
+    return [f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}" for one in each]
 
 
 def _open(home: Path) -> files.Files:

@@ -33,6 +33,7 @@ NEW: Final = ".new"
 
 _CHUNK_BYTES: Final = 1 << 20
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BLANK: Final = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
 _HINT: Final = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
 
 
@@ -68,6 +69,7 @@ class Files:
             self._pending = self._file(places.PENDING, at.head, stack)
             with self._turn():
                 self._recover()
+            self._identify()
             self._stack = stack.pop_all()
 
     def append(self, rows: Sequence[ledger.Row]) -> None:
@@ -78,16 +80,20 @@ class Files:
             errors.LedgerError, OSError: anything else; nobody knows what is on the disk until it is opened again.
         """
         entries, before, head = ledger.extend(self.head, rows)
-        signed = self._signed(before), self._signed(head)
-        record = pending.group(signed[1], rows)
+        lines = b"".join([row.line + b"\n" for row in rows])
+        signed = self._signed(head)
+        record = b"".join((signed, b"\n", lines))
         with self._writing, self._turn():
             self._check_names()
             if self._end + len(record) > PENDING_BYTES:
                 self._settle()
             try:
                 _write(self._pending, record, self._end)
+                # This begins to write to the disk, and does not wait: what only the files need is made meanwhile.
+                os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
+                shown = _slots((before, self._signed(before)), (head, signed))
                 os.fdatasync(self._pending)
-                _write(self.events, b"".join(row.line + b"\n" for row in rows), self.head.events_bytes)
+                _write(self.events, lines, self.head.events_bytes)
                 _write(self.chain, entries, self.head.chain_bytes)
             except OSError as e:
                 if e.errno not in _FULL:
@@ -98,7 +104,7 @@ class Files:
                     hint="make room on the disk and repeat",
                     where=str(self.at.home / "audit"),
                 ) from e
-            self._show((before, signed[0]), (head, signed[1]))
+            _write(self._head_fd, shown, 0)
             self.head, self._before = head, before
             self._end += len(record)
 
@@ -224,16 +230,9 @@ class Files:
     def _signed(self, head: ledger.Head) -> bytes:
         return ledger.signed_head(head, self.key, signer=self._signer)
 
-    def _show(self, *heads: tuple[ledger.Head, bytes]) -> None:
-        """Both slots of ``head.json``: the head, and the one before it, each with its signed line."""
-        for head, signed in heads:
-            _write(self._head_fd, ledger.slot(signed), ledger.slot_offset(head))
-
     def _show_again(self) -> None:
         heads = {head.count: head for head in (self._before, self.head)}.values()
-        self._show(*((head, self._signed(head)) for head in heads))
-        if os.fstat(self._head_fd).st_size < ledger.HEAD_BYTES:
-            _write(self._head_fd, b" " * (ledger.SLOT_BYTES - 1) + b"\n", ledger.SLOT_BYTES)
+        _write(self._head_fd, _slots(*((head, self._signed(head)) for head in heads)), 0)
 
     def _settle(self) -> None:
         if not os.fstat(self._head_fd).st_size:
@@ -281,6 +280,7 @@ class Files:
                 os.close(held)
         for fd, name in ((self.events, places.EVENTS), (self.chain, places.CHAIN)):
             self._take_over(fd, name)
+        self._identify()
 
     def _check_size(self, name: str, size: int) -> None:
         fd = self.at.file_if_there(name)
@@ -299,6 +299,10 @@ class Files:
         finally:
             os.close(fresh)
 
+    def _identify(self) -> None:
+        infos = (os.fstat(fd) for fd in (self.events, self.chain, self._pending, self._head_fd))
+        self._identities = [(info.st_dev, info.st_ino) for info in infos]
+
     def _discard_new(self) -> None:
         for name in (places.EVENTS, places.CHAIN):
             with contextlib.suppress(FileNotFoundError):
@@ -306,20 +310,19 @@ class Files:
 
     def _check_names(self) -> None:
         """The open files must still be the ones under their names, and hold what we wrote: anything else was not us."""
-        for fd, name, folder, size in (
-            (self.events, places.EVENTS, self.at.log, self.head.events_bytes),
-            (self.chain, places.CHAIN, self.at.log, self.head.chain_bytes),
-            (self._pending, places.PENDING, self.at.head, None),
-            (self._head_fd, places.HEAD, self.at.head, None),
+        for name, folder, identity, size in (
+            (places.EVENTS, self.at.log, self._identities[0], self.head.events_bytes),
+            (places.CHAIN, self.at.log, self._identities[1], self.head.chain_bytes),
+            (places.PENDING, self.at.head, self._identities[2], None),
+            (places.HEAD, self.at.head, self._identities[3], None),
         ):
-            ours = os.fstat(fd)
             try:
                 named = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except FileNotFoundError:
                 self._broken(f"`{name}` was removed while the log was open")
-            if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino):
+            if (named.st_dev, named.st_ino) != identity:
                 self._broken(f"`{name}` was replaced while the log was open")
-            if size is not None and ours.st_size != size:
+            if size is not None and named.st_size != size:
                 self._broken(f"somebody else wrote to `{name}`")
 
     @contextlib.contextmanager
@@ -366,6 +369,13 @@ def _lines(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         for line in whole:
             yield offset, line
             offset += len(line) + 1
+
+
+def _slots(*heads: tuple[ledger.Head, bytes]) -> bytes:
+    """Both slots of ``head.json``: the head and the one before it, each with its signed line; blank where there is
+    none."""
+    slots = {ledger.slot_offset(head): ledger.slot(signed) for head, signed in heads}
+    return slots.get(0, _BLANK) + slots.get(ledger.SLOT_BYTES, _BLANK)
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:

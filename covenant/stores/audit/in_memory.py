@@ -60,16 +60,10 @@ class InMemoryAudit:
 
     async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
         """As the interface says."""
-        made = [
-            (entry.issuer or self._issuer, events.kind_text(entry.kind, shared.completed(entry.kind, entry.fields)))
-            for entry in entries
-        ]
-        now = self._tick()
-        written = []
-        for issuer, kind in made:
-            event_id = str(uuid.uuid4())
-            text = shared.issuer_text(issuer.display, issuer.pubkey)
-            written.append(ledger.Row(events.assembled(event_id, now, text, kind), event_id, now))
+        bodies = [shared.body_text(one.kind, one.fields, one.issuer or self._issuer) for one in entries]
+        now, ids = self._tick(), [str(uuid.uuid4()) for _ in entries]
+        lines = events.lines(ids, now, bodies)
+        written = [ledger.Row(line, event_id, now) for line, event_id in zip(lines, ids, strict=True)]
         self._write(written)
         for row in written:
             event = rows.event(row.line)

@@ -77,14 +77,15 @@ class Rows:
             # Of rows below this offset nothing is known; above it everything.
             self._known_from = self._files.head.events_bytes
 
-    def wrote(self, written: Iterable[tuple[str, int]]) -> None:
-        """Rows were written: of whom, and where."""
+    def wrote(self, pubkeys: Iterable[str], lines: Iterable[bytes], offset: int) -> None:
+        """Rows were written from an offset on: of whom, and which."""
         with self._lock:
-            for pubkey, offset in written:
+            for pubkey, line in zip(pubkeys, lines, strict=True):
                 seen = self._issuers.get(pubkey)
                 if seen is None:
                     seen = self._issuers[pubkey] = _Seen()
                 seen.newer.append(offset)
+                offset += len(line) + 1
 
     def backwards(self, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Every line with its offset, from the newest back."""

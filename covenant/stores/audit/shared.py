@@ -1,4 +1,4 @@
-"""What every log does alike: how entries are completed, and which rows are asked for."""
+"""What every log does alike: how entries become text, and which rows are asked for."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, Final
 
 from covenant.stores.audit import interface, rows
 from covenant.wire import parts
+from covenant.wire.types import AgentId
 from policy import events, note
 
 # A row may be as long as an intent, and anybody may cause thousands: what is held of them at once has an end.
 MOST_HELD_BYTES: Final = 128 * 1024 * 1024
 
 
-def completed(kind: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields, with null for ``run_id`` and ``operator`` where the kind has them and they were left out."""
-    table = events.KINDS.get(kind, {})
-    missing = {name: None for name in ("run_id", "operator") if table.get(name) == "text?" and name not in fields}
-    return {**fields, **missing} if missing else fields
-
-
 @functools.lru_cache(maxsize=4096)
 def issuer_text(display: str, pubkey: str) -> str:
     """The issuer as it stands in a line."""
     return events.issuer_text({"display": display, "pubkey": pubkey})
+
+
+def body_text(kind: str, fields: Mapping[str, Any], issuer: AgentId) -> str:
+    """What a line says behind its id and its time."""
+    text = events.kind_text(kind, fields, of_no_run=True)
+    return events.body_text(issuer_text(issuer.display, issuer.pubkey), text)
 
 
 def newest(lines: Iterator[bytes], limit: int, since_ms: int | None) -> Iterator[parts.AuditEvent]:

@@ -15,7 +15,7 @@ from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.audit.interface import AuditLog, Entry
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy import base58, errors, merkle, note, rebase
+from policy import base58, errors, events, merkle, note, rebase
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +87,17 @@ async def test_what_is_not_in_the_table_is_refused_and_hurts_nothing(log: AuditL
         await log.append_all([Entry("authentication_failed", failed(1)), Entry("nothing", {})])
     await write(log, 1)
     assert len(await log.recent(10)) == 1
+
+
+async def test_a_row_that_is_too_long_is_refused_and_the_log_goes_on(log: AuditLog) -> None:
+    """Six bytes of a line stand for one letter: what comes as a frame of 8 MiB may be too long for a line."""
+    long = {"transport": "ipc", "reason": "\u00e9" * (events.MAX_LINE_BYTES // 6)}
+    with pytest.raises(errors.EventError, match="more than 8388608"):
+        await log.append("authentication_failed", long)
+    with pytest.raises(errors.EventError, match="more than 8388608"):
+        await log.append_all([Entry("authentication_failed", failed(1)), Entry("authentication_failed", long)])
+    event_id = await log.append("authentication_failed", failed(2))
+    assert [row.id for row in await log.recent(10)] == [event_id]
 
 
 async def test_recent_is_newest_first_with_the_limit_after_the_filter(log: AuditLog, clock: Clock) -> None:

@@ -11,11 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -223,6 +227,47 @@ async def test_nothing_is_acknowledged_before_it_is_synced(home: Path, monkeypat
         async with await opened(path) as again:
             assert set(acknowledged[:count]) <= await ids(again)
             assert (await again.verify()).valid
+
+
+async def test_listeners_hear_of_rows_as_they_stand_in_the_log_whoever_went_away(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go, real = threading.Event(), threading.Event(), os.fdatasync
+
+    def slow(fd: int) -> None:
+        entered.set()
+        assert go.wait(60)
+        real(fd)
+
+    heard: list[str] = []
+    async with await opened(home) as log:
+        log.listen(lambda row: heard.append(row.id))
+        monkeypatch.setattr(os, "fdatasync", slow)
+        async with anyio.create_task_group() as group:
+            scope = anyio.CancelScope()
+
+            async def cancelled() -> None:
+                with scope:
+                    await log.append("authentication_failed", failed("cancelled"))
+
+            group.start_soon(cancelled)
+            for n in range(3):
+                group.start_soon(log.append, "authentication_failed", failed(n))
+            assert await anyio.to_thread.run_sync(entered.wait, 60)
+            assert heard == []
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+            go.set()
+        assert scope.cancelled_caught
+        assert heard == [row.id for row in reversed(await log.recent(9))]
+        assert len(heard) == 4
+
+
+async def test_an_id_is_a_random_uuid(home: Path) -> None:
+    made = await fill(home, 50)
+    assert len(set(made)) == 50
+    assert all(str(uuid.UUID(one)) == one and uuid.UUID(one).version == 4 for one in made)
+    assert {uuid.UUID(one).variant for one in made} == {uuid.RFC_4122}
 
 
 # A power cut: only `pending` is as it was when it was synced ------------------------------------------------------
