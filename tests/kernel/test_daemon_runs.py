@@ -85,8 +85,10 @@ async def _running(served: Served, home: Path, **settings: Any) -> AsyncIterator
 
 
 async def _rows(daemon: Daemon, intent_id: str) -> list[dict[str, Any]]:
+    """The daemon's own rows of an intent; of those that it copies there is more in test_told_runs.py."""
     events = (await daemon.ask("recent_audit", limit=200))["events"]
-    return [one["kind"] for one in reversed(events) if one["kind"].get("intent_id") == intent_id]
+    rows = [one["kind"] for one in reversed(events) if one["kind"].get("intent_id") == intent_id]
+    return [one for one in rows if one["type"] != "supervisor_row"]
 
 
 async def test_every_runtime_answers_through_the_daemon(served: Served, home: Path) -> None:
@@ -190,10 +192,10 @@ async def _of_kind(daemon: Daemon, kind: str) -> list[dict[str, Any]]:
 class Process:
     """``covenantd`` as a user who is not root and whom the supervisor knows as one of its callers."""
 
-    def __init__(self, served: Served, home: Path) -> None:
+    def __init__(self, served: Served, home: Path, *, http: str = "off") -> None:
         code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from covenant.daemon import entry; entry()"
         paths = serving.covenant_command()[3]
-        environment = {"COVENANT_HOME": str(home), "COVENANT_HTTP_PORT": "off", "COVENANT_SOCKET": str(served.path)}
+        environment = {"COVENANT_HOME": str(home), "COVENANT_HTTP_PORT": http, "COVENANT_SOCKET": str(served.path)}
         self.home, self._log = home, (served.world.base / "covenantd.log").open("ab")
         self._popen = subprocess.Popen(
             ["/usr/bin/python3", "-c", code, paths],
@@ -212,6 +214,16 @@ class Process:
     def __exit__(self, *exc: object) -> None:
         self.end(signal.SIGTERM)
         self._log.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the daemon."""
+        return self._popen.pid
+
+    @property
+    def log(self) -> str:
+        """What it and those before it wrote."""
+        return Path(self._log.name).read_text()
 
     def end(self, number: int) -> int:
         """Send it a signal, and its exit status."""

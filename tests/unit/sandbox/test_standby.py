@@ -21,7 +21,7 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(monkey
     """The signature would hold under both; who may sign for the role was asked under the first alone."""
     trusted = kit.verify(kit.signed(1), ROOT)
     one: Any = object.__new__(standby.Instance)
-    one._trusted, one.run_id, one.intent_id = trusted, "run", "intent"
+    one._trusted, one.run_id, one.intent_id, one._mark = trusted, "run", "intent", (1, 2, 3)
     later = object.__new__(type(trusted))
     for field in dataclasses.fields(trusted):
         object.__setattr__(later, field.name, getattr(trusted, field.name))
@@ -34,6 +34,6 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(monkey
             end.settimeout(10)
         ours.shutdown(socket.SHUT_WR)
         said = one._dispatch(None, Request(kit.signed(1), "text", {"display": "d", "pubkey": "p"}), theirs)
-        assert standby_wire.receive(ours) == {"offer": "run"}
+        assert standby_wire.receive(ours) == {"offer": "run", "since": [1, 2, 3]}
         assert "cold" in standby_wire.receive(ours)
     assert isinstance(said, errors.KilledError)

@@ -1,0 +1,334 @@
+"""What a caller is told of the runs that came of its request: rows byte for byte, what a family used, and for whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.respond import accounting
+from covenant.runtime.running import Usage
+from covenant.runtime.told import Family, Told
+from policy import audit, errors, events, ledger
+from sandbox import registry
+from sandbox.serve import client
+from tests import daemon_kit
+from tests.daemon_kit import Daemon
+from tests.kernel import families, serving
+from tests.kernel.serving import CALLER, Served
+from tests.kernel.test_serve import eventually
+from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
+
+pytestmark = pytest.mark.anyio
+
+KEY = "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"
+_BURN = "import time\nbegan = time.process_time()\nwhile time.process_time() - began < 0.3: pass\n"
+_READS = 'answer = intent["issuer"]\n'
+_SMALL = {**families.SMALL, "resources": "pids_max = 16\ncpu_millis = 500\n"}
+
+
+@pytest.fixture(scope="module")
+def served(warm: Path) -> Iterator[Served]:
+    with serving.open_place() as base, Served(World(base, warm=warm)) as made:
+        world = made.world
+        families.member(world, "works", _BURN + "answer = 1", **_SMALL)
+        families.member(world, "sleeps", "import time\ntime.sleep(600)", more=families.spawn(1, 1, "adopt"), **_SMALL)
+        families.member(world, "reads", _READS, **_SMALL)
+        yield made
+        made.quiet()
+
+
+def _top(world: World, name: str, code: str, **more: Any) -> Path:
+    return families.member(world, name, code, more=families.spawn(**more), **families.BIG)
+
+
+def _asked(served: Served, package: Path, **fields: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The document that answers, or the error's, and the rows that came before it."""
+    beside: list[Any] = []
+    with served.connected() as sock, serving.opened(package) as directory:
+        try:
+            document = client.ask(sock, "run", fds=[directory], text="hi", said=beside.append, **fields)
+        except errors.CovenantError as e:
+            document = e.to_json()
+    rows = [one for one in beside if one["kind"] == "rows"]
+    assert len(rows) == bool(fields.get("rows"))
+    return document, rows[0] if rows else None
+
+
+def _log(served: Served) -> list[tuple[bytes, bytes]]:
+    """Each anchor of the supervisor's log with its event, as they stand on the disk."""
+    place = served.world.state / "audit"
+    lines = [(place / name).read_bytes().splitlines() for name in ("events.chain.jsonl", "events.jsonl")]
+    return list(zip(*lines, strict=True))
+
+
+def _of(served: Served, *runs: str) -> list[tuple[bytes, bytes]]:
+    return [one for one in _log(served) if (row := events.begins(one[1])) is not None and row.run_id in runs]
+
+
+def _lines(told: dict[str, Any] | None) -> list[tuple[bytes, bytes]]:
+    assert told is not None
+    return [(anchor.encode(), line.encode()) for anchor, line in told["rows"]]
+
+
+def _ended(lines: list[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
+    kinds = [json.loads(line)["kind"] for _, line in lines]
+    return [kind for kind in kinds if kind["type"] == "run_ended"]
+
+
+def test_a_family_comes_byte_for_byte_as_the_log_has_it_and_with_what_it_used(served: Served) -> None:
+    limits = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 1000\n"}
+    families.member(served.world, "middle", "answer = child('works')", more=families.spawn(2, 2), **limits)
+    top = _top(served.world, "told", "answer = child('middle')")
+    answer, told = _asked(served, top, rows=True)
+    assert told is not None
+    found = _lines(told)
+    runs = {kind["run_id"] for kind in _ended(found)}
+    assert len(runs) == 3, answer
+    assert answer["run_id"] in runs
+    assert found == _of(served, *runs)
+    public = ledger.read_public_key((served.world.state / "audit-head" / "ledger.pub").read_bytes())
+    assert told["origin"] == ledger.key_id(public)
+    assert (told["left_out"], told["whole"]) == (0, True)
+    ended = _ended(found)
+    used = sum(kind["cpu_ms"] for kind in ended)
+    family = told["family"]
+    assert (family["runs"], family["unended"], family["cpu_ms"]) == (3, 0, used)
+    assert family["memory_byte_ms"] == sum(kind["memory_peak_bytes"] * kind["wall_ms"] for kind in ended)
+    assert used >= 250
+    # The control: who does not ask is told nothing.
+    assert _asked(served, top)[1] is None
+
+
+def test_a_refusal_and_a_failure_bring_their_rows_and_another_run_s_are_not_among_them(served: Served) -> None:
+    world = served.world
+    unsigned = world.package({"main.py": HEAD + "answer = 1\n" + TAIL}, name="unsigned", id="unsigned")
+    fails = world.sign(world.package({"main.py": HEAD + "sys.exit(3)\n"}, name="fails", id="fails"))
+    other = families.member(world, "other", _BURN + "answer = 1", **_SMALL)
+    with serving.asked(served.path, other):
+        refused, told = _asked(served, unsigned, rows=True)
+        assert refused["code"] == errors.UnsignedError.code
+        ((_, line),) = _lines(told)[-1:]
+        assert json.loads(line)["kind"]["code"] == errors.UnsignedError.code
+        failed, told = _asked(served, fails, rows=True)
+        assert failed["error"]["code"] == errors.AgentFailedError.code
+        assert _lines(told) == _of(served, failed["run_id"])
+
+
+def test_whoever_is_not_root_is_told_of_a_refusal_that_has_no_run(served: Served) -> None:
+    world = served.world
+    package = world.package({"main.py": HEAD + "answer = 1\n" + TAIL}, name="theirs", id="theirs")
+    package.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(CALLER)
+            os.setuid(CALLER)
+            refused, told = _asked(served, package, rows=True)
+            ((_, line),) = _lines(told)
+            row = json.loads(line)
+            assert row["issuer"]["display"] == f"uid{CALLER}@local"
+            assert (row["kind"]["type"], row["kind"]["run_id"]) == ("manifest_rejected", None)
+            assert row["kind"]["code"] == refused["code"] == errors.UnsignedError.code
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_whose_keeper_was_killed_has_its_end_and_its_use_among_the_rows(served: Served) -> None:
+    families.member(
+        served.world,
+        "burns",
+        "import time\nwhile True: time.sleep(0.001) if time.process_time() > 1 else None",
+        **_SMALL,
+    )
+    top = _top(served.world, "loses", "answer = child('burns')")
+    told: list[Any] = []
+
+    def ask() -> None:
+        told.extend(_asked(served, top, rows=True))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        child = eventually(lambda: _live(served, "burns"))
+        eventually(lambda: _cpu_ms(child) >= 400)
+        os.kill(child.keeper, signal.SIGKILL)
+    finally:
+        asking.join(120 * SLOWNESS)
+    answer, beside = told
+    assert answer["result"]["text"] == json.dumps(
+        {"error": {"code": "cut_off", "message": "whoever kept the run is gone"}}
+    )
+    ended = {kind["run_id"]: kind for kind in _ended(_lines(beside))}
+    assert ended[child.run_id]["code"] == errors.CutOffError.code
+    assert ended[child.run_id]["cpu_ms"] >= 200
+    assert ended[child.run_id]["wall_ms"] == 0
+    assert (beside["family"]["runs"], beside["family"]["unended"]) == (2, 0)
+    assert beside["family"]["cpu_ms"] == sum(kind["cpu_ms"] for kind in ended.values())
+
+
+def _live(served: Served, agent_id: str) -> registry.Entry | None:
+    entries = registry.live(served.world.state / "runs")
+    return next((one for one in entries if one.agent_id == agent_id and one.state == "Running"), None)
+
+
+def _cpu_ms(entry: registry.Entry) -> int:
+    for name, file, unit in (("cpuacct", "cpuacct.usage", 1_000_000), ("cpu", "cpu.stat", 0)):
+        place = entry.cgroups.get(name)
+        if place is not None and (place / file).exists():
+            text = (place / file).read_text()
+            return int(text) // unit if unit else int(text.split()[1]) // 1000
+    return 0
+
+
+def test_who_outlives_its_root_is_counted_as_not_ended(served: Served) -> None:
+    top = _top(served.world, "leaves", "answer = ask(kind='spawn', agent='sleeps', text='')", fate="adopt")
+    answer, told = _asked(served, top, rows=True)
+    assert told is not None
+    assert (told["family"]["runs"], told["family"]["unended"]) == (2, 1)
+    orphan = eventually(lambda: _live(served, "sleeps"))
+    assert {row.run_id for _, line in _lines(told) if (row := events.begins(line))} == {answer["run_id"], orphan.run_id}
+    with served.connected() as sock:
+        client.ask(sock, "operate", operation="kill", run=orphan.run_id)
+
+
+# --- for whom ---------------------------------------------------------------------------------------------------------
+
+
+def _whom(display: str = "ada@laptop") -> dict[str, str]:
+    return {"pubkey_b58": KEY, "display": display}
+
+
+def test_an_agent_reads_for_whom_it_is_asked_and_the_log_names_both(served: Served) -> None:
+    reads = served.world.base / "packages" / "reads"
+    plain, _ = _asked(served, reads)
+    assert json.loads(plain["result"]["text"])["display"] == "operator@local"
+    for display in ("ada@laptop", "operator@local", "x@h.via.uid7"):
+        answer, _ = _asked(served, reads, on_behalf_of=_whom(display))
+        assert json.loads(answer["result"]["text"]) == {"display": f"{display}.via.operator", "pubkey": KEY}
+        (started,) = [
+            row for row in served.world.rows() if row["kind"]["type"] == "run_started"
+            and row["kind"]["run_id"] == answer["run_id"]
+        ]  # fmt: skip
+        assert started["issuer"]["display"] == "operator@local"
+        assert (started["kind"]["behalf_display"], started["kind"]["behalf_pubkey"]) == (display, KEY)
+
+
+def test_a_child_reads_its_parent_s_run_under_the_key_that_its_parent_reads(served: Served) -> None:
+    top = _top(served.world, "asks", "answer = child('reads')")
+    answer, told = _asked(served, top, rows=True, on_behalf_of=_whom())
+    child = json.loads(json.loads(answer["result"]["text"])["ok"]["text"])
+    assert child == {"display": f"asks@{answer['run_id']}", "pubkey": KEY}
+    kinds = [json.loads(line)["kind"] for _, line in _lines(told)]
+    assert [kind["behalf_display"] for kind in kinds if kind["type"] == "run_started"] == ["ada@laptop"] * 2
+
+
+@pytest.mark.parametrize(
+    "whom",
+    [
+        {"display": "ada@laptop"},
+        {**_whom(), "role": "operator"},
+        {**_whom(), "pubkey_b58": "1" * 31},
+        {**_whom(), "pubkey_b58": "0" * 44},
+        _whom("ada"),
+        _whom("ada@lap top"),
+        _whom("ada@laptop\n"),
+        _whom("ada@" + "x" * 257),
+        _whom("ад@laptop"),
+        "ada@laptop",
+    ],
+)
+def test_for_whom_is_a_closed_and_bounded_field(served: Served, whom: Any) -> None:
+    refused, _ = _asked(served, served.world.base / "packages" / "reads", on_behalf_of=whom)
+    assert refused["code"] == errors.RequestError.code
+
+
+# --- through the daemon -----------------------------------------------------------------------------------------------
+
+
+def _home(served: Served, *packages: str) -> Path:
+    """A daemon's home with these packages."""
+    home = served.world.base / f"home-{uuid.uuid4()}"
+    (home / "agents").mkdir(parents=True, mode=0o700)
+    home.chmod(0o700)
+    for name in packages:
+        shutil.copytree(served.world.base / "packages" / name, home / "agents" / name)
+    return home
+
+
+async def test_the_daemons_log_has_the_supervisor_s_rows_byte_for_byte(served: Served) -> None:
+    _top(served.world, "spends", "answer = [child('works'), intent['issuer']]")
+    home = _home(served, "spends", "works")
+    async with daemon_kit.running(home, socket=served.path) as daemon:
+        await daemon.grant("memory.write")
+        with anyio.fail_after(120 * SLOWNESS):
+            result = await daemon.ask("submit_intent", text="x", agent="spends")
+        copied = await _kinds(daemon, "supervisor_row")
+        runs = {row["run_id"] for row in copied}
+        assert len(runs) == 2
+        log = _of(served, *runs)
+        assert [row["line"].encode() for row in copied] == [line for _, line in log]
+        for row, (anchor, _) in zip(copied, log, strict=True):
+            place = ledger.Anchor.parse(anchor)
+            assert place is not None
+            assert (row["index"], row["event_id"]) == (place.index, place.event_id)
+            assert (row["event_hash_hex"], row["chain_hash_hex"]) == (place.event_hash_hex, place.chain_hash_hex)
+            assert row["intent_id"] == result["intent_id"]
+        ended = _ended(log)
+        assert {kind["run_id"] for kind in ended} == runs
+        (family,) = await _kinds(daemon, "family_usage")
+        assert family["cpu_ms"] == sum(kind["cpu_ms"] for kind in ended)
+        (used,) = await _kinds(daemon, "run_usage")
+        whole = _cost_of(family)
+        assert used["credits"] == result["settlement"]["credits_consumed"] == whole
+        reads = json.loads(result["text"])[1]
+        assert reads["display"].endswith(".via.operator")
+        assert reads["pubkey"] == daemon.server.identity.agent.pubkey
+        assert (await daemon.ask("verify_audit_integrity"))["report"]["valid"] is True
+    events_, chain = ((home / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl"))
+    key = ledger.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
+    assert audit.verify(events_, chain, (home / "audit-head" / "head.json").read_bytes(), key).valid
+
+
+async def test_of_a_run_whose_keeper_was_killed_the_daemon_says_that_its_rows_are_missing(served: Served) -> None:
+    home = _home(served, "sleeps")
+    async with daemon_kit.running(home, socket=served.path) as daemon:
+        await daemon.grant("memory.write")
+
+        async def kill() -> None:
+            top = await anyio.to_thread.run_sync(lambda: eventually(lambda: _live(served, "sleeps")))
+            os.kill(top.keeper, signal.SIGKILL)
+
+        with anyio.fail_after(120 * SLOWNESS):
+            async with anyio.create_task_group() as group:
+                group.start_soon(kill)
+                with pytest.raises(errors.CovenantError):
+                    await daemon.ask("submit_intent", text="x", agent="sleeps")
+        (missing,) = await _kinds(daemon, "supervisor_rows_missing")
+        assert (missing["copied"], missing["left_out"]) == (0, None)
+        assert "before its answer" in missing["reason"]
+        assert await _kinds(daemon, "supervisor_row") == []
+
+
+def _cost_of(family: dict[str, Any]) -> int:
+    """What a family costs, by its own row."""
+    used = Family(**{name: family[name] for name in Family.__slots__})
+    return accounting.cost(Usage(0, 0, 0), Told(family=used))
+
+
+async def _kinds(daemon: Daemon, kind: str) -> list[dict[str, Any]]:
+    found = [one.kind for one in await daemon.server.audit.recent(500)]
+    return [one for one in reversed(found) if one["type"] == kind]
