@@ -277,7 +277,7 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
     ending = None if found else unended.named(state, run)
-    if ending is not None and not registry.held(state / "runs" / ending):
+    if ending is not None and not registry.held(state / "runs" / ending) and asker.may(_started_by(state, ending)):
         # It lives no more and has no record yet: whoever keeps it has still to write its end, or was killed.
         try:
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS).run_id]
@@ -286,17 +286,24 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
                 raise
     record = archive.read(state, found[0]) if len(found) == 1 else None
     # What somebody may not see is not there for them.
-    if record is None or not asker.may(_asked_by(state, record)):
+    if record is None or not asker.may(_asked_by(state, record.issuer, record.parent)):
         how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
         raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
     return record
 
 
-def _asked_by(state: Path, record: archive.Record) -> Iterator[str]:
+def _started_by(state: Path, run_id: str) -> Iterator[str]:
+    """As ``_asked_by``, of a run that has neither a label any more nor a record yet: by the row of its start. Whoever
+    may not see it does not wait for its end."""
+    event = unended.start_of(state, run_id)
+    if event is not None:
+        yield from _asked_by(state, event["issuer"]["display"], event["kind"].get("parent"))
+
+
+def _asked_by(state: Path, issuer: str, parent: str | None) -> Iterator[str]:
     """Who asked for the run, and for each one above it: those that ended have records, those that live their labels."""
-    yield record.issuer
+    yield issuer
     live = {entry.run_id: entry for entry in registry.live(state / "runs")}
-    parent = record.parent
     for _ in range(_MOST_ABOVE):
         if parent is None:
             return

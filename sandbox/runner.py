@@ -187,6 +187,9 @@ class Exchange:
             # The grace counts from here: an agent that keeps its sandbox too busy to be asked gains no time by it.
             grace_seconds: float = error.details.get("grace_seconds", self.limits.grace_seconds)
             self._kill_at = time.monotonic() + grace_seconds
+            if not isinstance(error, errors.DeadlineError):
+                # Whatever grace somebody asks for, the run's own deadline holds, and what that leaves.
+                self._kill_at = min(self._kill_at, self._deadline + self.limits.grace_seconds)
             self.channel.terminate()
         else:
             self._kill()

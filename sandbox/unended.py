@@ -112,6 +112,19 @@ def named(state: Path, begin: str) -> str | None:
     return None
 
 
+def start_of(state: Path, run_id: str) -> dict[str, Any] | None:
+    """The row of the start of a run whose end is still to be written."""
+    name = json.dumps(run_id).encode()
+    with contextlib.suppress(OSError), (state / "audit" / "events.jsonl").open("rb") as stream:
+        stream.seek(settled(state))
+        for line in stream:
+            if _STARTED in line and name in line and line.endswith(b"\n"):
+                event: dict[str, Any] = json.loads(line)
+                if event["kind"]["run_id"] == run_id:
+                    return event
+    return None
+
+
 def owed(state: Path, run_id: str) -> bool:
     """Whether somebody lives who will write the run's end."""
     return durable.held(state / "unended" / run_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import archive, control, oversight
+from sandbox import archive, control, oversight, unended
+from sandbox.ledger import Ledger
 from sandbox.oversight import Asker
 from tests.unit.sandbox.test_archive import FIELDS
+from tests.unit.sandbox.test_unended import ISSUER, start
 
 ROOT, SOMEBODY, OTHER = (
     Asker("operator@local", root=True),
@@ -104,6 +107,47 @@ def test_a_name_is_no_path(state: Path) -> None:
     for text in ("../state", ".", ".settled", "passwd", "\0", "a/b"):
         with pytest.raises((errors.NoRunError, errors.StateError)):
             oversight.logs(state, ROOT, text)
+
+
+@pytest.fixture
+def just_ended(state: Path, tmp_path: Path) -> Iterator[str]:
+    """A run of ``SOMEBODY`` whose directory is gone and whose end somebody who lives is still to write."""
+    run_id = "00000007-0000-4000-8000-000000000000"
+    with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as ledger:
+        mark = unended.Mark(ledger, run_id)
+        start(ledger, run_id, issuer={**ISSUER, "display": SOMEBODY.display})
+    yield run_id
+    mark.clear()
+
+
+def test_only_who_may_see_it_waits_for_what_is_still_to_be_written(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    def record(where: Path, run_id: str, until: float) -> archive.Record:
+        waited.append(run_id)
+        ended(state, 7)
+        found = archive.read(where, run_id)
+        assert found is not None
+        return found
+
+    monkeypatch.setattr(oversight, "_await_record", record)
+    for ask in (oversight.logs, oversight.ended):
+        with pytest.raises(errors.NoRunError):
+            ask(state, OTHER, just_ended)
+    assert waited == []
+    assert oversight.logs(state, SOMEBODY, just_ended)["run_id"] == just_ended
+    assert waited == [just_ended]
+
+
+def test_root_waits_for_what_the_log_does_not_show(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oversight, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(unended, "start_of", lambda state, run_id: None)
+    with pytest.raises(errors.CutOffError):
+        oversight.logs(state, ROOT, just_ended)
 
 
 def test_nothing_is_asked_of_what_is_not_live(state: Path) -> None:

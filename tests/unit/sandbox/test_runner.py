@@ -122,6 +122,20 @@ def test_asking_that_takes_its_time_is_part_of_the_grace() -> None:
     assert 2.4 < exchange.ended_at < 4.0
 
 
+def test_no_grace_that_somebody_asks_for_goes_beyond_the_deadline() -> None:
+    def asked() -> errors.RunError:
+        return errors.KilledError("ended by somebody", gently=True, grace_seconds=600.0)
+
+    with child(READ + "signal.signal(15, signal.SIG_IGN)\ntime.sleep(300)") as channel:
+        told = dataclasses.replace(channel, rounds=[Round(0.1, asked)])
+        exchange = Exchange(told, b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
+        exchange.run()
+    assert isinstance(exchange.error, errors.KilledError)
+    assert exchange.forced
+    assert exchange.started_at is not None
+    assert 2.4 < exchange.ended_at - exchange.started_at < 60
+
+
 def test_a_flood_of_stdout_is_cut_at_its_bound() -> None:
     done = _run(READ + "while True: os.write(1, b'x' * 65536)", stdout_bytes=1_000_000)
     assert isinstance(done.error, errors.OutputTooLargeError)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def run(name: object) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, str(name)))
 
 
-def start(ledger: Ledger, run_id: str, size: int = 1) -> None:
+def start(ledger: Ledger, run_id: str, size: int = 1, *, issuer: Mapping[str, str] = ISSUER) -> None:
     ledger.append(
         "run_started",
         {
@@ -47,7 +48,7 @@ def start(ledger: Ledger, run_id: str, size: int = 1) -> None:
             "deadline_ms": 1,
             "deadline_clock": "ttl",
         },
-        issuer=ISSUER,
+        issuer=issuer,
         now_ms=1,
     )
 
