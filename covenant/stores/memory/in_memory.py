@@ -119,7 +119,8 @@ class InMemory:
     def _by_words(self, text: str, tier: Tier | None, depth: int, owner: str | None) -> dict[str, int]:
         terms = [term for word in ranking.words(text) for term in _terms(word)]
         holders = {term: sum(term in counts for counts in self._words.values()) for term in terms}
-        telling = [term for term in terms if 0 < holders[term] <= ranking.COMMON]
+        among = [self._words[record.id] for record in self._among(None, owner)]
+        telling = [term for term in terms if 0 < sum(term in counts for counts in among) <= ranking.COMMON]
         total = len(self._records)
         average = sum(counts.total() for counts in self._words.values()) / total if total else 0.0
         found = []

@@ -105,7 +105,7 @@ class Searcher:
 
 def by_words(db: sqlite3.Connection, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
     """When what has the words was made, best first."""
-    expression = ranking.match_expression(_telling(db, terms))
+    expression = ranking.match_expression(_telling(db, terms, asked.owner))
     if not expression:
         return {}
     where, values = sqlite.where(tier=asked.tier, owner=asked.owner, table="m")
@@ -117,10 +117,18 @@ def by_words(db: sqlite3.Connection, terms: Sequence[str], asked: Asked, depth: 
     return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
 
 
-def _telling(db: sqlite3.Connection, terms: Sequence[str]) -> list[str]:
-    """The words of at most ``ranking.COMMON`` records: to rank by the others takes long and tells little."""
-    count = "SELECT count(*) FROM (SELECT 1 FROM memory_fts WHERE memory_fts MATCH ? LIMIT ?)"
-    values = [v for term in terms for v in (ranking.match_expression([term]) or '""', ranking.COMMON + 1)]
+def _telling(db: sqlite3.Connection, terms: Sequence[str], owner: str | None) -> list[str]:
+    """The words of at most ``ranking.COMMON`` records: to rank by the others takes long and tells little.
+
+    Of one owner only its own records count: whoever searches must not learn how many others have a word.
+    """
+    held = "memory_fts f"
+    if owner is not None:
+        held += " CROSS JOIN memories m ON m.rowid = f.rowid AND m.owner_pubkey = ?"
+    count = f"SELECT count(*) FROM (SELECT 1 FROM {held} WHERE memory_fts MATCH ? LIMIT ?)"  # noqa: S608
+    whose = () if owner is None else (owner,)
+    asked = (ranking.match_expression([term]) or '""' for term in terms)
+    values = [value for one in asked for value in (*whose, one, ranking.COMMON + 1)]
     found = db.execute(" UNION ALL ".join([count] * len(terms)), values).fetchall()
     return [term for term, row in zip(terms, found, strict=True) if row[0] <= ranking.COMMON]
 

@@ -255,6 +255,22 @@ async def test_a_word_that_stands_everywhere_ranks_nothing(path: Path, monkeypat
         assert await store.search((), "common", None, 10, None) == []
 
 
+@pytest.mark.parametrize("kind", ["durable", "in_memory"])
+async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
+    kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 3)
+    async with opened(kind, path) as store:
+        await store.put(record(1, "common", owner=ALICE))
+        for number in range(2, 7):
+            assert [h.record.id for h in await store.search((), "common", None, 9, None, owner=ALICE.pubkey)] == [
+                name(1)
+            ]
+            await store.put(record(number, "common", owner=BOB))
+        assert await store.search((), "common", None, 9, None, owner=BOB.pubkey) == []
+        assert await store.search((), "common", None, 9, None) == []
+
+
 async def test_changes_are_taken_in_before_they_are_many(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.stores.memory.cache._MOST_PENDING", 3)
     async with opened("durable", path) as store:
