@@ -136,7 +136,7 @@ class Book:
     def _enter(self, grant: Grant) -> None:
         row = self._live[grant.token.subject, grant.token.action]
         # The daemon's own stand before those that holders gave.
-        at = len(row) if grant.parent is not None else sum(one.parent is None for one in row)
+        at = sum(one.parent is None for one in row) if row and grant.parent is None else len(row)
         row.insert(at, grant)
 
     def _concerned(self, grant: Grant) -> frozenset[str]:

@@ -8,8 +8,9 @@ first, then their tombstones, then their uses: a grant that was revoked never st
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -130,12 +131,13 @@ class DurableCapabilities(InMemoryCapabilities):
     # --- reading ----------------------------------------------------------------------------------------
 
     async def _read_granted(self) -> None:
-        async for line in self._granted:
-            try:
-                self._book.add(rows.read_granted(line))
-            except rows.UnreadableError:
-                # It grants nothing, so that going on is safe.
-                self.recovered.append("a line of `granted.jsonl` is no grant, and grants nothing")
+        with _uncollected():
+            async for line in self._granted:
+                try:
+                    self._book.add(rows.read_granted(line))
+                except rows.UnreadableError:
+                    # It grants nothing, so that going on is safe.
+                    self.recovered.append("a line of `granted.jsonl` is no grant, and grants nothing")
 
     async def _read_revoked(self) -> None:
         found = [_readable(rows.read_revoked, line, "revoked.jsonl") async for line in self._revoked]
@@ -176,6 +178,19 @@ class DurableCapabilities(InMemoryCapabilities):
     def _is_current(self, signature: str, generation: int) -> bool:
         grant = self._book.get(signature)
         return grant is not None and grant.generation == generation
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """All that is read is kept: whoever looks for garbage in it again and again takes as long as the reading."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _readable(read: Callable[[bytes], T], line: bytes, name: str) -> T:

@@ -36,8 +36,10 @@ class Grant:
     _signed: SignedCapability | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.parent = scopes.parent_of(self.token.scope)
-        self.max_uses = scopes.max_uses(self.token.action, self.token.scope)
+        # An empty scope says neither; nearly all of many grants have one.
+        scope = self.token.scope
+        self.parent = scopes.parent_of(scope) if scope else None
+        self.max_uses = scopes.max_uses(self.token.action, scope) if scope else None
 
     @property
     def signed(self) -> SignedCapability:

@@ -8,15 +8,32 @@ uses.jsonl      {signature} is one use; with `used` it says how many there were 
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from covenant import identity
 from covenant.stores.capabilities.interface import Grant
 from covenant.wire import strict
 from policy import base58, errors
 from policy.capabilities.token import SIGNATURE_BYTES, Token
+
+# A grant as `granted` writes it, as long as its texts are plain: with its keys in this order, each of them once. Any
+# other line is read as JSON; what both take they read alike (tests/property/covenant/test_capability_rows.py).
+_TEXT: Final = rb'"([ !#-\[\]-~]*)"'
+_NUMBER: Final = rb"(0|[1-9][0-9]{0,19})"
+_PLAIN: Final = re.compile(
+    rb'\{"capability":\{"subject":\{"display":%(text)s,"pubkey":%(text)s\},"action":%(text)s,"scope":(.*),'
+    rb'"granted_by":\{"display":%(text)s,"pubkey":%(text)s\},"expires_at":(?:null|%(number)s)\},'
+    rb'"signature":%(text)s,"granted_at":%(number)s(?:,"generation":%(number)s)?\}'
+    % {b"text": _TEXT, b"number": _NUMBER}
+)
+
+# Of a scope: those that are read are kept for the next lines.
+_MOST_PLAIN_BYTES: Final = 512
 
 
 class UnreadableError(Exception):
@@ -72,6 +89,15 @@ def read_granted(line: bytes) -> Grant:
     Raises:
         UnreadableError: it is none.
     """
+    plain = _PLAIN.fullmatch(line)
+    if plain is not None and len(plain[4]) <= _MOST_PLAIN_BYTES:
+        scope = _scope(plain[4])
+        if scope is not None:
+            return _read_plain(scope, plain)
+    return _read_any(line)
+
+
+def _read_any(line: bytes) -> Grant:
     row = _read(line)
     try:
         capability = row["capability"]
@@ -93,6 +119,54 @@ def read_granted(line: bytes) -> Grant:
         )
     except (KeyError, TypeError) as e:
         raise UnreadableError from e
+
+
+def _read_plain(scope: _Scope, plain: re.Match[bytes]) -> Grant:
+    """The grant of a line that is ``_PLAIN``.
+
+    Raises:
+        UnreadableError: a number is too large.
+    """
+    subject_display, subject, action, _, granted_by_display, granted_by, expires_at, *rest = plain.groups()
+    signature, granted_at, generation = rest
+    return Grant(
+        Token(
+            subject.decode(),
+            _shared(action),
+            scope.value,
+            _shared(granted_by),
+            None if expires_at is None else _number(int(expires_at)),
+        ),
+        signature.decode(),
+        _shared(subject_display),
+        _shared(granted_by_display),
+        _number(int(granted_at)),
+        0 if generation is None else _number(int(generation)),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(text: bytes) -> str:
+    """Many grants name the same grantor and action."""
+    return sys.intern(text.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """One that was read, since any value may be one."""
+
+    value: Any
+
+
+@functools.lru_cache(maxsize=1024)
+def _scope(raw: bytes) -> _Scope | None:
+    """The scope that stands in a plain line, None where the line has to be read whole: it is not one value, or deep."""
+    if raw.count(b"{") + raw.count(b"[") > strict.MAX_DEPTH // 2:
+        return None
+    try:
+        return _Scope(strict.read(raw))
+    except errors.MalformedRequestError:
+        return None
 
 
 def revoked(tombstone: Tombstone) -> bytes:
