@@ -115,18 +115,19 @@ async def revoke_capability(
     """End a grant and those that narrow it.
 
     Raises:
-        errors.NotYoursError: the caller neither holds it nor gave it, and is not the operator.
+        errors.NotYoursError: the caller neither holds it nor gave it, and is not the operator. Of one that is not there
+            it is told the same.
     """
     signature = asked.signature_b58[:128]
     grant = server.capabilities.get(signature)
-    reason = "there is no such grant" if grant is None else None
-    if grant is not None and not (caller.operator or caller.agent.pubkey in grant.concerns):
-        reason = "the grant is another's"
-    if grant is None or reason is not None:
-        row = {"signature_b58": signature, "reason": reason}
-        await server.audit.append("capability_revoke_rejected", row, issuer=caller.agent)
-        if grant is not None:
-            raise errors.NotYoursError("only who holds or gave the grant, or the operator, may revoke it")
+    if grant is None or not (caller.operator or caller.agent.pubkey in grant.concerns):
+        row = {"signature_b58": signature, "reason": "there is no such grant" if grant is None else "it is another's"}
+        # The daemon's row: what is said here of others' grants is not for the caller's feed.
+        await server.audit.append("capability_revoke_rejected", row, issuer=server.identity.agent)
+        if not caller.operator:
+            raise errors.NotYoursError(
+                "the caller holds and gave no such grant", hint="who holds or gave it, or the operator, may revoke it"
+            )
         return responses.CapabilityRevoked(signature_b58=signature, removed=False)
     ended = await server.capabilities.revoke(signature, server.now_ms())
     rows = [Entry("capability_revoked", _revoked(one, removed=True), caller.agent) for one in ended]

@@ -194,15 +194,22 @@ async def test_who_may_revoke(world: World) -> None:
     given = await world.ask(ada, grant("memory.read", subject=BOB.pubkey))
     revoke = requests.RevokeCapability(signature_b58=given.signature_b58)
     world.kinds()
-    assert isinstance(await world.refused(eve, revoke), errors.NotYoursError)
-    assert world.kinds() == ["capability_revoke_rejected"]
+    refused = await world.refused(eve, revoke)
+    assert isinstance(refused, errors.NotYoursError)
+    unknown = requests.RevokeCapability(signature_b58="nothing like it")
+    # Whether there is such a grant a stranger is told in no way: nor in its own feed.
+    of_none = await world.refused(eve, unknown)
+    assert (refused.code, refused.message, refused.hint) == (of_none.code, of_none.message, of_none.hint)
+    assert [(kind, issuer) for kind, issuer, _ in world.rows] == [
+        ("capability_revoke_rejected", world.operator.agent.display)
+    ] * 2
+    world.kinds()
     assert (await world.ask(bob, revoke)).removed
     assert world.kinds() == ["capability_revoked"]
     assert not (await world.ask(ada, revoke)).removed
     assert [row["removed"] for _, _, row in world.rows] == [False]
     world.kinds()
-    unknown = requests.RevokeCapability(signature_b58="nothing like it")
-    assert not (await world.ask(eve, unknown)).removed
+    assert not (await world.ask(world.operator, unknown)).removed
     assert world.kinds() == ["capability_revoke_rejected"]
     held = world.capabilities.usage(1, ADA.pubkey)[0].signature
     assert (await world.ask(world.operator, requests.RevokeCapability(signature_b58=held))).removed
