@@ -18,6 +18,7 @@ import anyio
 import anyio.abc
 
 from covenant.adapters.ipc_connection import Connection
+from covenant.respond import refusals
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from policy import errors
@@ -34,7 +35,8 @@ class Bounds:
     ``strangers`` have not authenticated yet: of more, the oldest goes. One peer has at most ``of_one_peer``
     connections, and all but the operator at most ``of_others``, so that it gets in. Of a peer's frames above
     ``small_bytes`` at most ``large_frames`` are on their way at once. A frame that has begun is whole, and an answer
-    read, within ``frame_seconds``.
+    read, within ``frame_seconds``. Of those who were not let in ``refusals`` have a row of their own in each
+    ``refusal_seconds``.
     """
 
     connections: int = 512
@@ -46,6 +48,8 @@ class Bounds:
     small_bytes: int = 256 * 1024
     large_frames: int = 4
     frame_seconds: float = 60.0
+    refusals: int = 20
+    refusal_seconds: float = 1.0
 
 
 class Gateway:
@@ -54,6 +58,9 @@ class Gateway:
     def __init__(self, server: Server, group: anyio.abc.TaskGroup, *, bounds: Bounds | None = None) -> None:
         self.server = server
         self.bounds = bounds or Bounds()
+        self.refusals = refusals.Refusals(
+            server, "ipc", group, most=self.bounds.refusals, seconds=self.bounds.refusal_seconds
+        )
         self.peers: dict[str, Peer] = {}
         self.connections: set[Connection] = set()
         # In the order in which they came.

@@ -86,7 +86,7 @@ class Connection(Channel):
                 # What is no frame, or no request, is answered alike before the handshake.
                 reason = e.message
         self._say(responses.AuthenticationFailed(reason=reason))
-        await admission.refused(self._gateway.server, reason, "ipc")
+        await self._gateway.refusals.write(reason)
         return None
 
     async def _handshake(self) -> Caller | None:

@@ -76,6 +76,7 @@ def test_its_bounds_are_those_of_the_code() -> None:
         f"| {bounds.handshake_seconds:.0f}, {bounds.handshake_bytes // 1024} KiB |",
         f"frames of more than {bounds.small_bytes // 1024} KiB on their way, of one peer | {bounds.large_frames} |",
         f"answer is read | {bounds.frame_seconds:.0f} |",
+        f"of more the log has the number | {bounds.refusals} |",
         f"depth of a document | {strict.MAX_DEPTH} |",
         f"at most {frames.MAX_BYTES >> 20} MiB",
     ):

@@ -100,6 +100,24 @@ async def test_who_does_not_say_who_it_is_in_time_goes(covenant_home: Path) -> N
         assert len(adapter.audit.of("authentication_failed")) == 1
 
 
+async def test_a_flood_of_wrong_tokens_has_few_rows_and_is_counted(covenant_home: Path) -> None:
+    bounds = ipc.Bounds(refusals=2, refusal_seconds=3600.0)
+    wrong = {"kind": "authenticate", "token_b58": "nobody's"}
+    async with ipc_kit.running(covenant_home, bounds=bounds) as adapter:
+        for _ in range(30):
+            async with adapter.client() as client:
+                assert (await client.ask(wrong))["kind"] == "authentication_failed"
+                assert await client.receive() is None
+        async with adapter.client() as client:
+            await client.enter()
+            assert await client.ask(PING) == PONG
+        assert len(adapter.audit.of("authentication_failed")) == 2
+        adapter.gateway.group.cancel_scope.cancel()
+    reasons = [row["reason"] for row in adapter.audit.of("authentication_failed")]
+    alone = "the token is nobody's"
+    assert reasons == [alone, alone, f"28 more were refused and not written one by one; the last: {alone}"]
+
+
 async def test_who_only_looks_in_leaves_no_row(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter:
         async with adapter.client() as client:
