@@ -48,7 +48,8 @@ class Rows:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Rows that are durable only at the end of the block, all at once: nothing in it has an effect by itself."""
+        """Rows that are durable only at the end of the block, all at once: nothing in it has an effect by itself. The
+        state that others are shown is behind until ``show`` is called."""
         self._together = True
         try:
             yield
@@ -74,7 +75,8 @@ class Rows:
         state = lifecycle.step(self.state, target)
         self._append("run_state", waits=waits, agent_id=self.agent_id, state=str(state), reason=reason)
         self.state = state
-        self._show()
+        if not self._together:
+            self.show()
 
     def remark(self, reason: str) -> None:
         """Something happened to the run that is no change of its state."""
@@ -83,9 +85,14 @@ class Rows:
     def show_state(self, directory: Path | None) -> None:
         """From here on the state stands in the run's directory as well, for whoever lists the runs; None: no more."""
         self._place = directory
-        self._show()
+        self.show()
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Write the state into the run's directory, where it is to stand.
+
+        Raises:
+            errors.StateError: it cannot be written.
+        """
         if self._place is not None:
             made = self._place / f".{registry.STATE}.new"
             try:

@@ -19,7 +19,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from policy import clocks, contract, decide, errors
@@ -50,6 +49,8 @@ ALONE_SECONDS: Final = 0.1
 # As long as a self-test of its policy counts (sandbox.canary_run).
 MOST_SECONDS = 86_400
 _RESOLVERS = "/etc/resolv.conf"
+# As much as the kernel gives of a file of a cgroup in one read.
+_LIMIT_BYTES = 4096
 
 
 class UnusedError(Exception):
@@ -199,17 +200,18 @@ class Instance(lifecycle.Run):
             return None
         try:
             standby_wire.send(connection, {"offer": self.run_id, "since": self._mark})
-            trusted = self._verify_again()
-            # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
-            if standby_wire.receive(connection).get("go") != self.run_id:
-                return None
+            trusted, manifest = self._verify_again(), self._decision.manifest
+            before = self._request, self._line, self.intent_id
             self._request, self._line, self.intent_id = request, line, intent_id
-            manifest = self._decision.manifest
             deadline = self._deadline(trusted, manifest)
             place = dataclasses.replace(
                 self._place, trusted=trusted, package_name=request.package_name, caller=request.issuer["display"]
             )
             label, claim = self._claim(place)
+            # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
+            if not standby_wire.told_to_go(connection, self.run_id):
+                self._request, self._line, self.intent_id = before
+                return None
             bundle.relabel(started.directory, label, claim)
             self._rows.asked_by(request.issuer)
             with self._rows.together():
@@ -234,6 +236,8 @@ class Instance(lifecycle.Run):
             # One that is revoked at this moment stands until it is killed, which its watch says.
             with contextlib.suppress(errors.RunRevokedError), revocation.going_on(started.directory):
                 started.leaf.thaw()
+            # Until here it waits for nothing that it could do without.
+            self._rows.show()
             # Whoever came second is not kept waiting for what is not to be had.
             self._listening.close()
 
@@ -439,10 +443,18 @@ def _loosened(started: gvisor.Started) -> list[str]:
 
 def _holds(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit) -> bool:
     directory = leaf.paths.get(limit.controller)
+    if directory is None:
+        return False
     try:
-        return directory is not None and cgroupfs.same(Path(directory, limit.file).read_text().strip(), limit.value)
+        fd = os.open(f"{directory}/{limit.file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return not limit.required
+    try:
+        return cgroupfs.same(os.read(fd, _LIMIT_BYTES).decode().strip(), limit.value)
+    except OSError:
+        return not limit.required
+    finally:
+        os.close(fd)
 
 
 def _seldom(one: Round) -> Round:

@@ -83,6 +83,14 @@ def accept(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | No
     return None
 
 
+def told_to_go(connection: socket.socket, run_id: str) -> bool:
+    """Whether whoever was offered an instance takes it; no when they have gone."""
+    try:
+        return bool(receive(connection).get("go") == run_id)
+    except GoneError:
+        return False
+
+
 def order(request: Request) -> dict[str, Any]:
     """A request as the instance is asked it. It has the package; the digests say which one is meant."""
     return {

@@ -9,6 +9,7 @@ import shlex
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -351,7 +352,9 @@ def test_one_that_never_waits_for_its_intent_is_tried_ever_more_seldom(served: S
 
 def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_nothing(served: Served) -> None:
     path, (instance,) = _warmed(served, "gave-up")
-    runs, request = served.world.state / "runs", Request(packages.read(path), "x", served.world.issuer)
+    left = str(uuid.uuid4())
+    request = Request(packages.read(path), "x", served.world.issuer, intent_id=left)
+    runs = served.world.state / "runs"
     for says in (None, {"go": "another"}, {"nonsense": 1}):
         (connection,) = standby_wire._ready(runs, request.package)
         with connection:
@@ -360,7 +363,9 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
             if says is not None:
                 standby_wire.send(connection, says)
     assert _states(served.world, instance.run_id)[-1] == "Isolated"
-    assert _said(served.run(path, "y"))["run"] == instance.run_id
+    answer = served.run(path, "y")
+    assert _said(answer) == {"text": "y", "used": False, "run": instance.run_id}
+    assert answer.intent_id != left
 
 
 def test_an_intent_that_no_agent_can_be_told_costs_no_instance(served: Served) -> None:

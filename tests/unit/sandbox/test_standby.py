@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policy import errors
 from sandbox import standby, standby_wire
+from sandbox.config import Config
 from sandbox.request import Request
+from sandbox.state import State
 from tests import signing_kit as kit
 
-op = kit.operator
-ROOT = kit.root(op(1))
+ROOT = kit.root_bytes(kit.root_document())
 
 
-def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("taken_away", [False, True])
+def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_away: bool
+) -> None:
     """The signature would hold under both; who may sign for the role was asked under the first alone."""
-    trusted = kit.verify(kit.signed(1), ROOT)
-    one: Any = object.__new__(standby.Instance)
-    one._trusted, one.run_id, one.intent_id, one._mark = trusted, "run", "intent", (1, 2, 3)
-    later = object.__new__(type(trusted))
-    for field in dataclasses.fields(trusted):
-        object.__setattr__(later, field.name, getattr(trusted, field.name))
-    object.__setattr__(later, "root_version", trusted.root_version + 1)
-    monkeypatch.setattr(one, "_changed", lambda started, *, every_file: None, raising=False)
-    monkeypatch.setattr(one, "_verify", lambda: later, raising=False)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for end in (ours, theirs):
-            end.settimeout(10)
-        ours.shutdown(socket.SHUT_WR)
-        said = one._dispatch(None, Request(kit.signed(1), "text", {"display": "d", "pubkey": "p"}), theirs)
-        assert standby_wire.receive(ours) == {"offer": "run", "since": [1, 2, 3]}
-        assert "cold" in standby_wire.receive(ours)
+    tmp_path.chmod(0o700)
+    with State(tmp_path) as state:
+        state.init_root(ROOT, kit.NOW)
+        one: Any = object.__new__(standby.Instance)
+        one._root = state.trust_root(kit.NOW)
+        one._trusted = kit.verify(kit.signed(1), one._root)
+        one.run_id, one.intent_id, one._mark = "run", "intent", (1, 2, 3)
+
+        class Means:
+            config = Config()
+
+        one._means = Means
+        Means.state = state  # type: ignore[attr-defined]
+        monkeypatch.setattr(one, "_changed", lambda started, *, every_file: None, raising=False)
+        state.replace_root(kit.root_bytes(kit.root_document(version=2)), kit.NOW)
+        if taken_away:
+            state.root_place(2).unlink()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for end in (ours, theirs):
+                end.settimeout(10)
+            ours.shutdown(socket.SHUT_WR)
+            said = one._dispatch(None, Request(kit.signed(1), "text", {"display": "d", "pubkey": "p"}), theirs)
+            assert standby_wire.receive(ours) == {"offer": "run", "since": [1, 2, 3]}
+            cold = standby_wire.receive(ours)["cold"]
+    assert ("version 2 was installed and is gone" if taken_away else "version 2 holds now") in cold
     assert isinstance(said, errors.KilledError)

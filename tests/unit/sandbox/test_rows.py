@@ -1,0 +1,60 @@
+"""A run's pen: what is written together, and when others are shown the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from policy.lifecycle import State
+from sandbox import registry
+from sandbox.ledger import Ledger, Record
+from sandbox.rows import Rows
+
+
+class Log:
+    """Remembers each write, and what the run's directory showed at that moment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.writes: list[tuple[list[str], str]] = []
+
+    def append_all(self, records: Sequence[Record], *, issuer: Mapping[str, Any]) -> list[str]:
+        place = self.directory / registry.STATE
+        shown = place.read_text().strip() if place.exists() else ""
+        self.writes.append(([one.fields["state"] for one in records], shown))
+        return []
+
+
+def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_once_that_is_asked(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    rows = Rows(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
+    rows.to(State.PROVISIONED, "", waits=True)
+    rows.show_state(tmp_path)
+    rows.to(State.VALIDATED, "")
+    with rows.together():
+        rows.to(State.ISOLATED, "")
+        rows.to(State.RUNNING, "")
+        assert len(log.writes) == 1
+    assert log.writes == [(["Provisioned", "Validated"], "Provisioned"), (["Isolated", "Running"], "Validated")]
+    assert (tmp_path / registry.STATE).read_text() == "Validated\n"
+    rows.show()
+    assert (tmp_path / registry.STATE).read_text() == "Running\n"
+
+
+def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    rows = Rows(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
+    rows.to(State.PROVISIONED, "")
+
+    def fails() -> None:
+        with rows.together():
+            rows.to(State.VALIDATED, "")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    rows.to(State.REJECTED, "")
+    assert [states for states, _ in log.writes] == [["Provisioned"], ["Validated", "Rejected"]]
