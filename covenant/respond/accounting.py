@@ -46,18 +46,24 @@ async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: 
     The reservation is what says after a death of the daemon that there was such an intent (``aftermath``), also where
     it takes nothing, and where no agent does it.
 
-    Version 1 ran an agent whose budget nobody had set as if it had none; here its manifest sets it.
+    Version 1 ran an agent whose budget nobody had set as if it had none, and said so (``budget_unseeded``). Here its
+    manifest sets it at that moment, the same row says so, and the intent is under it.
 
     Raises:
         errors.BudgetExhaustedError: there is none; ``details`` says what there is and when there is enough.
     """
     agent = server.identity.agent if card is None else budget_of(card.id)
     per_hour = 0 if card is None else card.manifest.settlement.budget_credits_per_hour
+    reserved = Reserved(agent, budget.DISPATCH_CREDITS if per_hour else 0)
+    unseeded = server.budget.tokens(agent) is None
     # Nothing happens where the bucket holds that already; a manifest that was changed holds from now on.
     if per_hour and await server.budget.set_capacity(agent, per_hour):
-        row = {"agent_display": agent.display, "credits_per_hour": per_hour}
-        await server.audit.append("budget_capacity_set", row)
-    reserved = Reserved(agent, budget.DISPATCH_CREDITS if per_hour else 0)
+        about = {"agent_display": agent.display}
+        rows = [Entry("budget_capacity_set", {**about, "credits_per_hour": per_hour})]
+        if unseeded:
+            row = {**about, "intent_id": intent_id, "requested": reserved.credits}
+            rows.insert(0, Entry("budget_unseeded", row, caller.agent))
+        await server.audit.append_all(rows)
     await server.budget.try_debit(agent, reserved.credits, intent_id, submitter=caller.agent)
     return reserved
 

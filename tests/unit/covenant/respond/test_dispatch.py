@@ -396,8 +396,20 @@ async def test_a_budget_of_nothing_is_no_gate_and_a_changed_one_holds_at_once(tm
     assert server.budget.tokens(accounting.budget_of("a")) is None
     runtime_kit.package(tmp_path, "a", budget=5)
     await server.agents.reload()
-    await _submit(server, "x", agent="a")
+    again = await _submit(server, "x", agent="a")
     assert server.budget.tokens(accounting.budget_of("a")) == 3
+    # Version 1's row of an intent whose agent has no bucket yet; here it is not run without one.
+    (unseeded,) = await rows(server, "budget_unseeded")
+    assert unseeded == {
+        "type": "budget_unseeded", "agent_display": "a@agent", "intent_id": again.intent_id, "requested": 1,
+    }  # fmt: skip
+    (capacity,) = await rows(server, "budget_capacity_set")
+    assert capacity["credits_per_hour"] == 5
+    runtime_kit.package(tmp_path, "a", budget=7)
+    await server.agents.reload()
+    await _submit(server, "x", agent="a")
+    assert len(await rows(server, "budget_unseeded")) == 1
+    assert len(await rows(server, "budget_capacity_set")) == 2
 
 
 async def test_one_that_its_budget_ended_waits_as_well(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ LINES = [
     supervisor_double.row("run_state", "run-1", state="Running", reason="größe \u202e"),
     supervisor_double.row("run_state", "below", state="Running", reason=""),
 ]
+# What stands in the log before the run.
+BEFORE = ("capability_check", "budget_unseeded", "budget_capacity_set")
 
 
 def _told(**fields: Any) -> Told:
@@ -67,7 +69,7 @@ async def test_each_row_is_copied_as_it_stands_with_its_origin_before_the_row_of
     server = await _server(tmp_path, _answering(_told()))
     result = await Dispatch(server, ALICE, "x", agent="a").go()
     found = await rows(server)
-    assert [row["type"] for row in found if row["type"] not in ("capability_check", "budget_capacity_set")] == [
+    assert [row["type"] for row in found if row["type"] not in BEFORE] == [
         "supervisor_row", "supervisor_row", "run_usage", "receipt_written", "memory_written", "receipt_written",
         "intent_dispatched",
     ]  # fmt: skip
