@@ -11,6 +11,7 @@ from policy.package import Package
 from sandbox import standby_wire
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.limits import Meter
+from sandbox.network import gate_leaf
 from sandbox.request import Request
 
 
@@ -32,6 +33,48 @@ def test_processor_time_counts_from_the_intent(tmp_path: Path, version: int, the
     assert meter.cpu_ms() == 43
 
 
+@pytest.mark.parametrize(
+    ("version", "then", "now"), [(1, "5000000", "48000000"), (2, "usage_usec 5000", "usage_usec 48000")]
+)
+def test_what_the_gates_of_a_run_take_is_its_own(tmp_path: Path, version: int, then: str, now: str) -> None:
+    places = tmp_path / "agent", tmp_path / "gates"
+    for place in places:
+        place.mkdir()
+    agent, gates = (_leaf(version, place, cpu=then) for place in places)
+    meter = Meter(agent, gates)
+    meter.begin()
+    _leaf(version, places[1], cpu=now)
+    assert meter.cpu_ms() == 43
+    _leaf(version, places[0], cpu=now)
+    assert meter.cpu_ms() == 86
+
+
+def test_what_a_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(tmp_path: Path) -> None:
+    leaf, noted = _leaf(1, tmp_path, cpu="5000000"), tmp_path / "meter"
+    assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() is None
+    Meter(leaf, None, noted).begin()
+    _leaf(1, tmp_path, cpu="48000000")
+    assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() == 43
+    noted.write_text("")  # the kernel counted nothing then
+    assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() is None
+
+
+def test_the_gates_part_of_what_was_noted_is_found_again(tmp_path: Path) -> None:
+    leaf = Leaf(Hierarchies(1, {"cpuacct": tmp_path}), "run")
+    gates = gate_leaf.of(leaf)
+    noted = {**leaf.plan(), **gate_leaf.noted(gates)}
+    for place in noted.values():
+        place.mkdir(parents=True)
+    adopted = Leaf(leaf.hierarchies, "run")
+    adopted.adopt(noted)
+    found = gate_leaf.adopted_of(adopted)
+    assert found is not None
+    assert found.paths == gates.plan()
+    alone = Leaf(leaf.hierarchies, "run")
+    alone.adopt(leaf.plan())
+    assert gate_leaf.adopted_of(alone) is None
+
+
 def test_what_is_not_counted_is_not_made_up(tmp_path: Path) -> None:
     leaf = _leaf(1, tmp_path)
     meter = Meter(leaf)
@@ -44,12 +87,16 @@ def test_the_peak_of_memory(tmp_path: Path, version: int) -> None:
     assert _leaf(version, tmp_path, peak="1048576\n").memory_peak_bytes() == 1 << 20
 
 
-def test_an_instance_is_told_the_intent_s_name_and_priority() -> None:
+def test_an_instance_is_told_the_intent_s_name_and_priority_and_for_whom_it_is() -> None:
     package = Package({"agent.toml": b"[agent]"}, b"an envelope")
-    request = Request(package, "hi", {"display": "a@b", "pubkey": "1"}, intent_id="i", priority="low")
+    whom = {"display": "ada@laptop", "pubkey": "2"}
+    issuer, reads = {"display": "uid7@local", "pubkey": "1"}, contract.on_behalf(**whom, by="uid7@local")
+    request = Request(package, "hi", issuer, intent_id="i", priority="low", behalf=whom, told=reads)
     told = standby_wire.ordered(standby_wire.order(request), package)
     assert told is not None
-    assert (told.intent_id, told.priority) == ("i", "low")
+    assert (told.intent_id, told.priority, told.issuer, told.behalf) == ("i", "low", issuer, whom)
+    assert told.reads == reads == {"display": "ada@laptop.via.uid7", "pubkey": "2"}
+    assert Request(package, "hi", issuer).reads == issuer
 
 
 def test_a_run_that_was_told_nothing_used_nothing() -> None:
