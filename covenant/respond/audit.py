@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from covenant.respond import authority, fitting
+from covenant.respond import authority, fitting, integrity
 from covenant.respond.authority import Facts
 from covenant.wire import parts, requests, responses
 from policy import audit
@@ -43,7 +43,7 @@ async def verify_audit_integrity(
 ) -> responses.AuditIntegrity:
     """Hold the rows against their chain and the signed head: for the operator."""
     await authority.require_operator(server, caller, None, "verify the audit log")
-    return responses.AuditIntegrity(report=report(await server.audit.verify()))
+    return responses.AuditIntegrity(report=report(await integrity.verified(server)))
 
 
 async def purge_audit(server: Server, caller: Caller, asked: requests.PurgeAudit) -> responses.AuditPurged:

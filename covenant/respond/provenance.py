@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
-from covenant.respond import audit, fitting
-from covenant.stores.audit.interface import AuditLog
+from covenant.respond import audit, fitting, integrity
 from covenant.wire import parts, requests, responses
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 
 MOST_ACTIONS: Final = 1_000
 FOUND_FOR_MS: Final = 60_000
-
-# When a log was verified last, and what was found.
-_FOUND: Final[WeakKeyDictionary[AuditLog, tuple[int, parts.AuditReport]]] = WeakKeyDictionary()
 
 # The first of these that a row has says what was done; the kind itself where none is there.
 _ACTIONS: Final = ("action", "tool", "secret_name", "name", "task_kind", "state")
@@ -74,12 +69,7 @@ async def query_provenance(
 async def _integrity(server: Server, *, fresh: bool) -> parts.AuditReport:
     """Whether the log holds. Anybody may ask, and it costs time that grows with the log: so only the operator has it
     looked at each time, and others hear what was found within the last minute."""
-    now_ms = server.now_ms()
-    found = _FOUND.get(server.audit)
-    if fresh or found is None or now_ms - found[0] >= FOUND_FOR_MS:
-        found = now_ms, audit.report(await server.audit.verify())
-        _FOUND[server.audit] = found
-    return found[1]
+    return audit.report(await integrity.verified(server, within_ms=0 if fresh else FOUND_FOR_MS))
 
 
 def read(row: parts.AuditEvent) -> parts.ProvenanceAction:

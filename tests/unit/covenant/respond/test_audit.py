@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from covenant.identity import Identity
@@ -268,6 +269,78 @@ async def test_only_the_operator_has_the_log_verified_each_time(
         server.now_ms.at_ms += after_ms  # type: ignore[attr-defined]
         await provenance.query_provenance(server, caller, requests.QueryProvenance())
         assert len(looked) == expected
+
+
+async def test_one_look_at_the_log_at_a_time_is_shared_by_who_asked_before_it_began(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(server)
+    looking, most, begun, go = 0, 0, 0, anyio.Event()
+    real = server.audit.verify
+
+    async def verify() -> Any:
+        nonlocal looking, most, begun
+        begun, looking = begun + 1, looking + 1
+        most = max(most, looking)
+        await go.wait()
+        found = await real()
+        looking -= 1
+        return found
+
+    monkeypatch.setattr(server.audit, "verify", verify)
+    answers: list[int] = []
+
+    async def ask(caller: Caller) -> None:
+        answer = await provenance.query_provenance(server, caller, requests.QueryProvenance())
+        answers.append(answer.integrity.events)
+
+    async def ask_whether_it_holds() -> None:
+        found = await audit.verify_audit_integrity(server, operator(server), requests.VerifyAuditIntegrity())
+        answers.append(found.report.events)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, operator(server))
+            await anyio.wait_all_tasks_blocked()
+            # Not in the look that goes on: whoever asks now must be told of it.
+            await server.audit.append("capability_check", check(passed=True), PEER)
+            for _ in range(5):
+                group.start_soon(ask, operator(server))
+                group.start_soon(ask_whether_it_holds)
+                group.start_soon(ask, peer())
+            await anyio.wait_all_tasks_blocked()
+            assert begun == 1
+            go.set()
+    assert (begun, most, len(answers)) == (2, 1, 16)
+    assert sorted(answers)[-10:] == [5] * 10
+
+
+async def test_a_look_that_was_cancelled_keeps_nobody_else_from_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(server)
+    real, begun = server.audit.verify, []
+
+    async def verify() -> Any:
+        begun.append(1)
+        if len(begun) == 1:
+            await anyio.sleep_forever()
+        return await real()
+
+    monkeypatch.setattr(server.audit, "verify", verify)
+    answers = []
+
+    async def ask() -> None:
+        answers.append(await audit.verify_audit_integrity(server, operator(server), requests.VerifyAuditIntegrity()))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as others, anyio.create_task_group() as first:
+            first.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            others.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            first.cancel_scope.cancel()
+    assert ([one.report.valid for one in answers], len(begun)) == ([True], 2)
 
 
 def test_every_kind_of_row_can_be_read() -> None:
