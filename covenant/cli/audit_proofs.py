@@ -327,6 +327,12 @@ def _write_private(path: Path, data: bytes) -> None:
         stream.flush()
         os.fsync(fd)
     making.replace(path)
+    # A rename that is not on the disk is undone by a power cut: what was seen last would be forgotten.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _print(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,34 @@ def test_a_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
     seen = json.loads((tmp_path / "witness.key.seen").read_text())
     assert [one["size"] for one in seen.values()] == [3]
     works(*be, stdin=good)
+
+
+def test_what_a_witness_saw_is_on_the_disk_before_it_signs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home, 3)
+    request = works("checkpoint", "--old", "0")
+    synced: list[str] = []
+    real = os.fsync
+
+    def sync(fd: int) -> None:
+        real(fd)
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink().relative_to(tmp_path)))
+
+    signed: list[list[str]] = []
+    cosign = note.cosign
+
+    def signs(*given: Any) -> Any:
+        signed.append(list(synced))
+        return cosign(*given)
+
+    monkeypatch.setattr(note, "cosign", signs)
+    monkeypatch.setattr(os, "fsync", sync)
+    key, vkey = tmp_path / "w.key", str(home / "audit-head" / "checkpoint.vkey")
+    works("cosign", "--key", str(key), "--name", "w", "--log", vkey, stdin=request)
+    # Each file under the name that it has until it is whole, and then the folder with the name that it got.
+    making = [f".{name}.{os.getpid()}" for name in ("w.key", "w.key.seen")]
+    assert signed == [[making[0], ".", making[1], "."]]
 
 
 def test_a_cosignature_of_a_stranger_is_not_kept(home: Path, tmp_path: Path) -> None:
