@@ -3,6 +3,7 @@
     mailbox ── lease ──> dispatch, as whoever sent the task ──> answer into the mailbox
 
 A task is an intent of its sender: the sender's grants and the agent's budget decide, as when the sender submits it.
+Whoever is let in no more has none done: what waits is taken back when its turn comes, and what runs is ended.
 Its lease is for this process: when it is taken back, or the task is answered otherwise, the run is ended. What was
 leased when a daemon died is taken back at the next start, unless its sender called it unsafe to repeat; then its
 sender is told that it may have been done.
@@ -26,13 +27,16 @@ from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, Entry
 from covenant.wire import parts, requests, responses
-from covenant.wire.types import A2ATaskResult
+from covenant.wire.types import A2ATaskResult, AgentId
 from policy import errors
 
 _LOG: Final = logging.getLogger(__name__)
 
 MOST: Final = 4
 INTERRUPTED: Final = "interrupted"
+SHOWN_OUT: Final = "its sender is let in no more"
+# Rows after which somebody may be let in no more.
+_SHOWS_OUT: Final = frozenset({"peer_revoked", "peer_expired", "peers_purged"})
 # A wait is never longer; what is due sooner is done sooner.
 _LONGEST_WAIT: Final = 30.0
 _AFTER_A_FAILURE: Final = 1.0
@@ -56,10 +60,12 @@ class Delivery:
         self._runs: dict[str, tuple[str, anyio.CancelScope]] = {}
         self._changed = anyio.Event()
         self._compacted_at_ms = 0
+        self._shown_out = True
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Deliver until it is cancelled; runs end with it."""
         end = self._server.mailbox.watch(self._heard)
+        self._server.audit.listen(self._read)
         try:
             await self._recover()
             async with anyio.create_task_group() as group:
@@ -73,6 +79,7 @@ class Delivery:
                         # A full disk, for one: what is due stays so.
                         _LOG.error("the mailbox could not be tended: %s", e)
                         await anyio.sleep(_AFTER_A_FAILURE)
+                        self._changed.set()
                     with anyio.move_on_after(self._until_due()):
                         await self._changed.wait()
         finally:
@@ -84,7 +91,35 @@ class Delivery:
         for ended in await self._server.mailbox.expire():
             row = {"task_id": ended.entry.task.id, "lease_id": ended.lease_id, "reason": ended.reason}
             await self._server.audit.append("a2_a_task_expired", row)
+        await self._take_back()
         await self._make_room()
+
+    async def _take_back(self) -> None:
+        """The tasks of whoever is let in no more: all after somebody was shown out, and always those that run."""
+        box, every = self._server.mailbox, self._shown_out
+        self._shown_out = False
+        if every:
+            found = [one for one in box.open_entries() if mailbox.local_agent(one.task.recipient) is not None]
+        else:
+            found = [one for task_id in self._runs if (one := box.get(task_id)) is not None]
+        try:
+            for entry in found:
+                if entry.open and not self._let_in(entry.task.sender):
+                    await self._cancel(entry)
+        except errors.CovenantError:
+            self._shown_out = self._shown_out or every
+            raise
+
+    def _let_in(self, sender: AgentId) -> bool:
+        return sender.pubkey == self._server.identity.agent.pubkey or bool(self._server.peers.of(sender.pubkey))
+
+    async def _cancel(self, entry: Entry) -> None:
+        try:
+            await self._server.mailbox.cancel(entry.task.id, reason=SHOWN_OUT)
+        except errors.TaskStateError:
+            return  # it was answered meanwhile
+        row = {"task_id": entry.task.id, "reason": SHOWN_OUT}
+        await self._server.audit.append("a2_a_task_cancelled", row)
 
     async def _make_room(self) -> None:
         """Compact when the mailbox is half full, so that nobody has to think of it; not again for an hour."""
@@ -130,6 +165,11 @@ class Delivery:
             running[1].cancel()
         self._changed.set()
 
+    def _read(self, event: parts.AuditEvent) -> None:
+        if event.kind["type"] in _SHOWS_OUT:
+            self._shown_out = True
+            self._changed.set()
+
     # --- giving out -------------------------------------------------------------------------------------------
 
     async def _give_out(self, group: anyio.abc.TaskGroup) -> None:
@@ -147,6 +187,9 @@ class Delivery:
                 continue
             # Behind the others: it may have more.
             self._waiting[agent] = pubkey
+            if not self._let_in(entry.task.sender):
+                await self._cancel(entry)
+                continue
             scope = anyio.CancelScope()
             assert entry.lease is not None
             self._runs[entry.task.id] = (entry.lease.id, scope)

@@ -16,13 +16,14 @@ from covenant.respond.deliver import Delivery, retry_on_schedule
 from covenant.runtime.running import RunResult
 from covenant.stores.mailbox.durable import DurableMailbox
 from covenant.stores.mailbox.interface import Limits, State
+from covenant.stores.peers.interface import Enrolled
 from covenant.wire import parts, requests
 from covenant.wire.types import A2ATaskResult, AgentId, Idempotency
 from policy import errors
 from tests.mailbox_kit import ADA, World
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 20
+PATIENCE = 60
 
 
 @pytest.fixture
@@ -80,6 +81,77 @@ async def test_an_agent_does_its_task(world: World) -> None:
     assert [row["type"] for row in await world.rows(*kinds)] == kinds
 
 
+async def _of_a_peer(world: World, expires_at_ms: int | None = None) -> tuple[Enrolled, AgentId]:
+    """A peer that is let in and may send to an agent, and the agent."""
+    hello = await world.package("hello")
+    await world.grant(ADA, f"a2a.send.{hello.pubkey}", "memory.write")
+    await world.grant(world.identity.agent, f"a2a.recv.{ADA.display}")
+    return await world.server.peers.enroll(ADA, expires_at_ms), hello
+
+
+async def test_who_was_shown_out_has_nothing_done(world: World) -> None:
+    made, hello = await _of_a_peer(world)
+    world.runs.hold = anyio.Event()
+    async with delivering(world, most=1):
+        for name in ("runs", "waits"):
+            await world.send(ADA, hello, name)
+        await until(lambda: world.runs.at_once)
+        prefix = requests.RevokePeer(token_prefix=made.entry.token_prefix)
+        assert (await world.ask(world.identity.agent, prefix)).outcome.type == "revoked"
+        await until(lambda: not world.server.mailbox.open_entries())
+        await until(lambda: world.runs.ended)
+        world.runs.hold.set()
+        # What is sent while it is shown out, as by a connection that has not noticed yet, is not done either.
+        await world.send(ADA, hello, "late")
+        await until(lambda: not world.server.mailbox.open_entries())
+    assert [text for _, text, _ in world.runs.asked] == ["count to three"]
+    rows = await world.rows("a2_a_task_cancelled", "a2_a_result_posted")
+    told = {(row["type"], row["task_id"], row["reason"]) for row in rows}
+    assert told == {("a2_a_task_cancelled", name, deliver.SHOWN_OUT) for name in ("runs", "waits", "late")}
+    assert len(rows) == 3
+
+
+async def test_whose_token_has_ended_has_nothing_done(world: World) -> None:
+    _, hello = await _of_a_peer(world, world.clock.at_ms + 1000)
+    await world.send(ADA, hello)
+    world.clock.at_ms += 2000
+    async with delivering(world):
+        await until(lambda: not world.server.mailbox.open_entries())
+    assert world.runs.asked == []
+    assert [row["reason"] for row in await world.rows("a2_a_task_cancelled")] == [deliver.SHOWN_OUT]
+
+
+async def test_who_has_another_token_is_not_shown_out(world: World) -> None:
+    made, hello = await _of_a_peer(world)
+    await world.server.peers.enroll(ADA, None)
+    async with delivering(world):
+        prefix = requests.RevokePeer(token_prefix=made.entry.token_prefix)
+        await world.ask(world.identity.agent, prefix)
+        await world.send(ADA, hello)
+        assert (await answer(world, ADA)).status == "ok"
+
+
+async def test_a_full_disk_keeps_nobody_s_tasks_going(world: World) -> None:
+    made, hello = await _of_a_peer(world)
+    world.runs.hold = anyio.Event()
+    whole, failures = world.server.mailbox.cancel, [errors.StoreFullError("full")]
+
+    async def full(*given: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await whole(*given, **more)
+
+    world.server.mailbox.cancel = full  # type: ignore[method-assign]
+    async with delivering(world, most=1):
+        for name in ("runs", "waits"):
+            await world.send(ADA, hello, name)
+        await until(lambda: world.runs.at_once)
+        await world.ask(world.identity.agent, requests.RevokePeer(token_prefix=made.entry.token_prefix))
+        await until(lambda: not world.server.mailbox.open_entries())
+    assert not failures
+    assert len(world.runs.asked) == 1
+
+
 async def test_what_waited_before_is_done_too(world: World) -> None:
     me, hello = await ready(world)
     for n in range(3):
@@ -111,6 +183,7 @@ async def test_a_disk_that_was_full_once_leaves_no_task_behind(world: World, mon
 async def test_the_senders_grants_decide(world: World) -> None:
     """No way around the capability check: a peer gets done by an agent what it could have asked for itself."""
     _, hello = await ready(world, required='["tool.web_search"]')
+    await world.server.peers.enroll(ADA, None)
     await world.grant(ADA, f"a2a.send.{hello.pubkey}")
     assert (await world.send(ADA, hello)).code == "a2a_recipient_rejected"  # type: ignore[attr-defined]
     await world.grant(world.identity.agent, f"a2a.recv.{ADA.display}", "tool.web_search")
