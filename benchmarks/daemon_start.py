@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""The start of covenantd with 100 packages and 100,000 audit rows, and what it holds when it is idle.
+"""The start of covenantd with 100 packages, 100,000 audit rows and grants, and what it holds when it is idle.
 
     import      a Python that imports what the daemon imports, and ends: what no start can be without
     empty       from exec to READY=1, in a home where it ran before
     full        the same with 100 packages below agents/ and 100,000 rows in the log
-    processor   of a full start: what it takes on a machine that does nothing else
+    granted     the same as `full` with 100,000 grants as well, each of them another's
+    processor   of the last two: what they take on a machine that does nothing else
     idle        resident memory (VmRSS) two seconds after it was ready, and its private part
 
 Goals of the project: a full start of at most 1.5 s, idle memory of at most 120 MiB.
 
-.venv/bin/python benchmarks/daemon_start.py [rounds] [packages] [rows]
+.venv/bin/python benchmarks/daemon_start.py [rounds] [packages] [rows] [grants]
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ sys.path.insert(0, str(ROOT))
 from covenant.identity import Identity  # noqa: E402
 from covenant.stores.audit.durable import DurableAudit  # noqa: E402
 from covenant.stores.audit.interface import Entry  # noqa: E402
+from covenant.stores.capabilities import rows as grants  # noqa: E402
+from covenant.stores.capabilities.interface import Grant  # noqa: E402
+from policy import base58  # noqa: E402
+from policy.capabilities.token import Token  # noqa: E402
 
 DAEMON = ["-c", "from covenant.daemon import entry; entry()", "--allow-root"]
 MANIFEST = (ROOT / "agents" / "hello" / "agent.toml").read_text()
@@ -54,6 +59,16 @@ async def fill(home: Path, count: int) -> None:
     for _ in range(count // 1000):
         await log.append_all([row] * 1000)
     await log.close()
+
+
+def give(home: Path, count: int) -> None:
+    """As many grants in their file, whose signatures nobody has a reason to verify until they are used."""
+    root = Identity.load(home).agent
+    with (home / "capabilities" / "granted.jsonl").open("ab") as stream:
+        for number in range(count):
+            token = Token(base58.encode(number.to_bytes(4) + b"k" * 28), "memory.read", {}, root.pubkey, None)
+            grant = Grant(token, base58.encode(number.to_bytes(4) + b"s" * 60), f"peer-{number}@local", root.display)
+            stream.write(grants.granted(grant) + b"\n")
 
 
 def start(home: Path) -> tuple[float, float, int, int]:
@@ -81,29 +96,43 @@ def start(home: Path) -> tuple[float, float, int, int]:
 
 def main() -> None:
     """Measure, and print."""
-    rounds, count, rows = (int(n) for n in (*sys.argv[1:], *("5", "100", "100000")[len(sys.argv) - 1 :]))
+    default = ("5", "100", "100000", "100000")
+    rounds, count, rows, held = (int(n) for n in (*sys.argv[1:], *default[len(sys.argv) - 1 :]))
     with tempfile.TemporaryDirectory() as folder:
-        empty, full = Path(folder) / "empty", Path(folder) / "full"
-        for home in (empty, full):
+        empty, full, granted = (Path(folder) / name for name in ("empty", "full", "granted"))
+        for home in (empty, full, granted):
             home.mkdir(mode=0o700)
             start(home)
-        packages(full, count)
-        anyio.run(fill, full, rows)
-        found: dict[str, list[float]] = {"import": [], "empty": [], "full": [], "processor": []}
+        for home in (full, granted):
+            packages(home, count)
+            anyio.run(fill, home, rows)
+        give(granted, held)
+        found: dict[str, list[float]] = {
+            "import": [],
+            "empty": [],
+            "full": [],
+            "granted": [],
+            "processor": [],
+            "and with grants": [],
+        }
         memory = []
         for _ in range(rounds):
             began = time.perf_counter()
             subprocess.run([sys.executable, "-c", "import covenant.daemon"], cwd=ROOT, check=True)
             found["import"].append(time.perf_counter() - began)
             found["empty"].append(start(empty)[0])
-            seconds, used, *held = start(full)
+            seconds, used, *_ = start(granted)
+            found["granted"].append(seconds)
+            found["and with grants"].append(used)
+            seconds, used, *kept = start(full)
             found["full"].append(seconds)
             found["processor"].append(used)
-            memory.append(held)
+            memory.append(kept)
         for name, values in found.items():
-            print(f"{name:9} {statistics.median(values):6.2f} s   ({min(values):.2f} to {max(values):.2f})")
+            print(f"{name:16} {statistics.median(values):6.2f} s   ({min(values):.2f} to {max(values):.2f})")
         resident, private = (statistics.median(each) / 1024 for each in zip(*memory, strict=True))
-        print(f"idle      {resident:6.1f} MiB resident, {private:.1f} MiB private")
+        print(f"idle             {resident:6.1f} MiB resident, {private:.1f} MiB private, `full`")
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":
