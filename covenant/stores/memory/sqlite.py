@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sqlite3
@@ -22,6 +23,8 @@ CHUNK: Final = 2000
 PAGE: Final = 64
 MOST_HELD_BYTES: Final = 64 * 1024 * 1024
 _BUSY_MS: Final = 10_000
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_ROOM: Final = "make room on the disk and repeat"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -60,7 +63,10 @@ def named(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as e:
         reason = (isinstance(e, OSError) and e.strerror) or str(e)
-        raise errors.MemoryStoreError(f"memory cannot be read or written: {reason}", where=str(path)) from e
+        full = getattr(e, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL or getattr(e, "errno", None) in _FULL
+        raise errors.MemoryStoreError(
+            f"memory cannot be read or written: {reason}", hint=_ROOM if full else "", where=str(path)
+        ) from e
 
 
 @contextlib.asynccontextmanager
