@@ -29,6 +29,8 @@ class Limits:
 
 # What a watch or a round came to: an error ends the run with it.
 Outcome = errors.RunError | None
+# Descriptors, each with what to do when it is readable.
+Watches = Mapping[int, Callable[[], Outcome]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from policy import denials, errors
 from policy.clocks import Deadline
 from policy.decide import Decision
 from sandbox.broker import Broker, Call, Handler
+from sandbox.channel import Outcome, Watches
 from sandbox.config import Config
 from sandbox.fetcher import Fetcher
 from sandbox.kernel.locked import Locked, guard_process
@@ -60,8 +61,9 @@ class Source(Protocol):
     def ask(self, agent_id: str, name: str, then: Callable[[Found], None]) -> None:
         """Look a secret up. ``name`` may be ``NO_NAME``, which no secret has."""
 
-    def settle(self) -> None:
-        """Wait until what was asked has been answered, or has not been in time."""
+    def settle(self, watches: Watches) -> Outcome:
+        """Wait until what was asked has been answered, or has not been in time, or one of ``watches`` came to
+        something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +147,9 @@ class Credentials:
             self.scope.agent_id, NO_NAME if cause else name, lambda found: self._found(call, name, cause, found)
         )
 
-    def put_all(self, put: Callable[[str, memoryview], None], *, seconds: float) -> None:
+    def put_all(self, put: Callable[[str, memoryview], None], watches: Watches, *, seconds: float) -> Outcome:
         """Give each granted secret that is there to ``put``, before the agent is started; of a run that is being ended
-        no more than it has.
+        no more than it has. ``watches`` are served while a vault takes its time; what one of them comes to ends it.
 
         Raises:
             errors.VaultError: the vault does not answer, or has taken longer than ``seconds`` for all.
@@ -155,15 +157,17 @@ class Credentials:
         until = self.clock() + seconds
         for name in sorted(self.scope.names):
             if self.tell.revoked():
-                return  # it is not started (sandbox.gvisor)
+                return None  # it is not started (sandbox.gvisor)
             if self.clock() >= until:
                 raise errors.VaultError(f"the vault has not given every secret within {seconds:g} s")
             said: list[errors.VaultError | None] = []
             self.source.ask(self.scope.agent_id, name, functools.partial(self._put, name, put, said))
-            self.source.settle()
+            if (outcome := self.source.settle(watches)) is not None:
+                return outcome
             error = said[0] if said else errors.VaultError("the vault does not answer")
             if error is not None:
                 raise error
+        return None
 
     def _put(
         self, name: str, put: Callable[[str, memoryview], None], said: list[errors.VaultError | None], found: Found
@@ -242,8 +246,9 @@ class Near:
         except errors.VaultError as e:
             then(e)
 
-    def settle(self) -> None:
+    def settle(self, watches: Watches) -> Outcome:
         """It has answered."""
+        return None
 
 
 class _Far:
@@ -258,8 +263,8 @@ class _Far:
             self._broker.watch(self._fetcher.fileno(), self._fetcher.serve)
         self._fetcher.ask(agent_id, name, then)
 
-    def settle(self) -> None:
-        self._fetcher.settle()
+    def settle(self, watches: Watches) -> Outcome:
+        return self._fetcher.settle(watches)
 
 
 def serve(

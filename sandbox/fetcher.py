@@ -14,12 +14,14 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from policy import errors
 from sandbox import keeper
+from sandbox.channel import Outcome, Watches
 from sandbox.kernel import libc
 from sandbox.kernel.locked import Locked, guard_process
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
@@ -101,16 +103,24 @@ class Fetcher:
                 value.view[:] = buffer.view[_REPLY.size : size]
                 then(Opened(version, value))
 
-    def settle(self) -> None:
+    def settle(self, watches: Watches) -> Outcome:
         """Wait for every answer that is due, each at most as long as the first one may take. One that does not come in
-        time is the end: what came late would be taken for the answer to another question."""
+        time is the end: what came late would be taken for the answer to another question. ``watches`` are served
+        meanwhile; what one of them comes to is not waited any longer for."""
         while self._waiting:
-            if select.select([self._own], [], [], self._seconds)[0]:
-                self.serve()
-                continue
-            self._own.shutdown(socket.SHUT_RDWR)
-            while self._waiting:
-                self._waiting.popleft()(errors.VaultError("the vault does not answer"))
+            until, count = time.monotonic() + self._seconds, len(self._waiting)
+            while len(self._waiting) == count and (left := until - time.monotonic()) > 0:
+                ready = select.select([self.fileno(), *watches], [], [], left)[0]
+                if self.fileno() in ready:
+                    self.serve()
+                for outcome in (watches[fd]() for fd in ready if fd in watches):
+                    if outcome is not None:
+                        return outcome
+            if len(self._waiting) == count:
+                self._own.shutdown(socket.SHUT_RDWR)
+                while self._waiting:
+                    self._waiting.popleft()(errors.VaultError("the vault does not answer"))
+        return None
 
     def _receive(self) -> tuple[int, int, str] | None:
         try:

@@ -21,7 +21,7 @@ from policy.prove import live
 from sandbox import attest, attest_network, host, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory, abandoned, cgroups_of, network_of, remove
-from sandbox.channel import Channel, Finished, Later, Limits, Round
+from sandbox.channel import Channel, Finished, Later, Limits, Outcome, Round, Watches
 from sandbox.config import Config, trusted_binary
 from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, secret_files, sentry_log, trace
@@ -51,6 +51,8 @@ _COLLECT_SECONDS = 1.0
 CREDENTIALS = "credentials"
 # In a run's directory: what its cgroups had counted when it was given its intent (sandbox.limits.Meter).
 METER = "meter"
+# Given what puts a secret, and what is to be served meanwhile.
+Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
 # Where the package's copy is mounted.
 PACKAGE = "/workspace"
 
@@ -77,7 +79,7 @@ class Job:
     another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
     without it every request is refused. ``steering`` is what may be asked of the run from outside. ``later`` is
     given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets`` puts each
-    granted secret, where they are files; without it there is none."""
+    granted secret, where they are files, and serves what is to be watched meanwhile; without it there is none."""
 
     run_id: str
     artefacts: Artefacts
@@ -100,7 +102,7 @@ class Job:
     broker: Broker | None = None
     steering: Steering | None = None
     later: Callable[[Started], Later] | None = None
-    secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
+    secrets: Secrets | None = None
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -233,7 +235,9 @@ def _with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
         return job
     files = stack.enter_context(secret_files.SecretFiles(uid))
     if job.secrets is not None:
-        job.secrets(files.put)
+        asked = {} if job.steering is None else job.steering.before()
+        if (outcome := job.secrets(files.put, {**job.watches, **asked})) is not None:
+            raise outcome
     files.seal()
     return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
 

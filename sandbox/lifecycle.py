@@ -88,7 +88,7 @@ class Run:
         self._rows = Rows(means.ledger, self.run_id, request.issuer)
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._denials = Denials(self._rows.denied)
-        self._secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
+        self._secrets: gvisor.Secrets | None = None
         self._below_ms: list[int] = []
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()

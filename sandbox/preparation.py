@@ -36,7 +36,7 @@ class Order:
     rounds: Sequence[Round] = ()
     watches: gateway.Watches = field(default_factory=dict)
     broker: Broker | None = None
-    secrets: Callable[[Callable[[str, memoryview], None]], None] | None = None
+    secrets: gvisor.Secrets | None = None
 
 
 def job(

@@ -16,7 +16,7 @@ from typing import Any
 from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import control
-from sandbox.channel import Channel, Outcome, Round
+from sandbox.channel import Channel, Outcome, Round, Watches
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.rows import Rows
 from sandbox.runner import Exchange
@@ -73,6 +73,10 @@ class Steering:
                 yield
             finally:
                 self._rows.show_state(None)
+
+    def before(self) -> Watches:
+        """What serves whoever asks while there is no sandbox yet; from then on ``joined`` has it."""
+        return self._watches
 
     def joined(self, channel: Channel, leaf: Leaf | None) -> Channel:
         """The channel with everything that steers the run; ``leaf`` is None where there is no cgroup of its own."""
@@ -176,8 +180,10 @@ class Steering:
     def _logs(self, request: Mapping[str, Any]) -> control.Reply:
         _only(request, "offset")
         offset = request.get("offset", 0)
-        if type(offset) is not int or offset < 0 or self._exchange is None:
+        if type(offset) is not int or offset < 0:
             raise errors.UsageError("an offset is a number of bytes from 0 on")
+        if self._exchange is None:
+            return control.Reply({"begins": offset, "next": offset, "text": ""})
         begins, kept = self._exchange.stderr_since(offset)
         piece = kept[:LOG_BYTES]
         if len(kept) > len(piece) and b"\n" in piece:
@@ -194,7 +200,7 @@ class Steering:
         """
         assert self._rows.state is not None
         lifecycle.asked(self._rows.state, operation)
-        if self._exchange is None or self._exchange.over:
+        if self._exchange is not None and self._exchange.over:
             raise errors.NoRunError("the run has just ended")
         if operation == "suspend" and (self._leaf is None or not self._leaf.freezable):
             raise errors.NotEnforceableError(

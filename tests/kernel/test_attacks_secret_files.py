@@ -89,13 +89,13 @@ def test_a_late_answer_is_no_answer_to_the_next_question() -> None:
 
     with Fetcher(lambda: cast("Backend", Late()), "a", seconds=1) as fetcher:
         fetcher.ask("a", "fast", heard)
-        fetcher.settle()
+        fetcher.settle({})
         assert said == ["fast"]  # the control
         fetcher.ask("a", "slow", heard)
-        fetcher.settle()
+        fetcher.settle({})
         time.sleep(1.5)  # its answer has come by now
         fetcher.ask("a", "other", heard)
-        fetcher.settle()
+        fetcher.settle({})
     assert said == ["fast", "VaultError", "VaultError"]
 
 

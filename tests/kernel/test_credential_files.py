@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from policy import errors
+from sandbox import control, credentials
 from sandbox.kernel.secret_files import SecretFiles
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
-from tests.kernel.live_runs import live
+from tests.kernel.live_runs import live, until
 from tests.kernel.test_credentials import ASK, PLANTED, run, vault
 from tests.kernel.world import World
 
@@ -153,6 +156,62 @@ def test_with_standby_it_is_refused(keyed: World) -> None:
     with pytest.raises(errors.NotEnforceableError, match="standby"):
         answer = keyed.run(package)
     assert answer is None
+
+
+class Slow:
+    """A vault that has the first question answered at once, and takes its time for a secret."""
+
+    name = "openbao"
+
+    @contextlib.contextmanager
+    def opened(self, agent_id: str, name: str) -> Iterator[None]:
+        if name:
+            time.sleep(3600)
+        yield None
+
+
+def test_a_vault_that_takes_its_time_keeps_nobody_from_ending_the_run(
+    keyed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = keyed.state / "config.toml"
+    before = config.read_text()
+    monkeypatch.setattr(credentials, "configured", lambda config: Slow())
+    lines = 'backend = "openbao"\naddress = "https://127.0.0.1:1"\ntoken = "/nowhere"\nca = "/nowhere"\n'
+    config.write_text(f"start_deadline_seconds = 300\nself_test = false\n[vault]\n{lines}timeout_seconds = 60\n")
+    package = keyed.sign(keyed.package({"main.py": _main("answer = 1")}, more=FILES))
+    said: list[BaseException] = []
+
+    def asks() -> None:
+        try:
+            keyed.run(package)
+        except errors.CovenantError as e:
+            said.append(e)
+
+    thread = threading.Thread(target=asks)
+    thread.start()
+    try:
+        runs = keyed.state / "runs"
+        (place,) = until(lambda: list(runs.glob("*/control")))
+        assert until(lambda: _heard(place.parent)) == {"state": "Isolated"}
+        assert control.ask(place.parent, "logs")["text"] == ""
+        with pytest.raises(errors.WrongStateError):
+            control.ask(place.parent, "suspend")
+        assert control.ask(place.parent, "kill", reason="enough")["state"] == "Terminated"
+    finally:
+        thread.join(300)
+        config.write_text(before)
+    assert [type(one) for one in said] == [errors.KilledError]
+    assert "enough" in str(said[0])
+    kinds = [row["kind"] for row in keyed.rows() if row["kind"].get("run_id") == place.parent.name]
+    assert [row["code"] for row in kinds if row["type"] == "run_ended"] == ["stopped"]
+
+
+def _heard(directory: Path) -> dict[str, object] | None:
+    """What it says of its state, once it listens."""
+    try:
+        return control.ask(directory, "state")
+    except errors.NoRunError:
+        return None
 
 
 def test_a_file_system_is_the_users_own_and_sealed() -> None:

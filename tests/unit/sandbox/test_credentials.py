@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from policy import denials, errors
 from sandbox import credentials
 from sandbox.broker import Broker
+from sandbox.channel import Outcome, Watches
 from sandbox.credentials import Credentials, Scope, Tellers, json_text
 from sandbox.vault import keys
 from sandbox.vault.backend import Opened
@@ -229,14 +230,15 @@ def test_a_vault_that_takes_its_time_for_each_secret_does_not_keep_a_start_for_a
             run.clock.now += 5
             then(None)
 
-        def settle(self) -> None:
+        def settle(self, watches: Watches) -> Outcome:
             """It has answered."""
+            return None
 
     def given(names: int) -> Slow:
         source = Slow()
         tell = Tellers(lambda *_: None, lambda *_, **__: None, lambda: False)
         scope = Scope("probe", {f"n{number}" for number in range(names)}, 60)
-        Credentials(scope, source, tell, clock=run.clock).put_all(lambda *_: None, seconds=12)
+        Credentials(scope, source, tell, clock=run.clock).put_all(lambda *_: None, {}, seconds=12)
         return source
 
     assert given(3).asked == 3  # the control: what has begun in time is waited for
@@ -314,8 +316,8 @@ def test_what_is_absent_takes_what_is_not_granted_takes(run: Run) -> None:
             asked.append((agent_id, name))
             source.ask(agent_id, name, then)
 
-        def settle(self) -> None:
-            source.settle()
+        def settle(self, watches: Watches) -> Outcome:
+            return source.settle(watches)
 
     run.served.source = Counting()
     for name in ("missing", "other", "nothing-like-it", "db\0"):
