@@ -12,6 +12,12 @@ from covenant.cli import common, door, terminal, times
 from policy import errors
 
 # The beginning of a public key where an action about a peer has the whole one.
+# Version 1's other form of an action about a peer, and what it leaves open.
+_BY_NAME = re.compile(r"a2a\.(?:send|recv|respond)\.([^@]+@.+)\Z")
+_OF_A_NAME = (
+    "it is for whoever is called {name}, later too; `peer_pubkey_b58` in --scope binds it to a key,"
+    " and `manifest_sha256` to an agent's manifest"
+)
 _SHORTHAND = re.compile(r"(a2a\.(?:send|recv|respond)\.)([1-9A-HJ-NP-Za-km-z]{4,42})\Z")
 
 
@@ -89,6 +95,8 @@ def grant(
     else:
         common.say(common.visible(f"{response['subject_display']} may {response['action']}"))
         common.say(common.visible(response["signature_b58"]), err=True)
+        if (name := _BY_NAME.match(response["action"])) is not None and not bounds:
+            common.say(common.visible(_OF_A_NAME.format(name=name[1])), err=True)
 
 
 def _whole(daemon: Any, action: str) -> str:

@@ -264,6 +264,8 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
     )
     asked = requests.SubmitIntent(text=task.intent_text, agent=agent, idempotency_key=_key(task.id))
     try:
+        # It may have waited long: what it was sent under holds still, and for the agent that is there now.
+        await mailbox.require_send(server, sender, task)
         answer = await intent.submit_intent(server, sender, asked)
     except errors.CovenantError as e:
         return A2ATaskResult(task_id=task.id, status="error", error_message=f"{e.code}: {e.message}")

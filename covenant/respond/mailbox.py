@@ -7,6 +7,7 @@ operator's grant. They do their tasks themselves: ``covenant.respond.deliver``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -48,7 +49,7 @@ async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2A
             f"`{task.sender.display}` is not who sends this", hint=f"the sender is `{caller.agent.display}`"
         )
     # (2)
-    await _require_peer(server, caller, "send", task.recipient, task_id=task.id)
+    await require_send(server, caller, task)
     # (3)
     await _check_recipient(server, caller, task)
     # (4)
@@ -199,8 +200,24 @@ def _forms(verb: str, peer: AgentId) -> tuple[str, str]:
     return f"a2a.{verb}.{peer.pubkey}", f"a2a.{verb}.{peer.display}"
 
 
-async def _require_peer(server: Server, caller: Caller, verb: str, peer: AgentId, *, task_id: str) -> None:
-    facts = authority.Facts(peer_pubkey_b58=peer.pubkey, task_id=task_id)
+async def require_send(server: Server, caller: Caller, task: A2ATask) -> None:
+    """Whether the caller may send the task to its recipient, as that is now; written down either way.
+
+    Raises:
+        errors.CapabilityMissingError, errors.CapabilityScopeError: it may not.
+    """
+    agent, manifest = local_agent(task.recipient), None
+    if agent is not None:
+        with contextlib.suppress(errors.CovenantError):
+            # One that is not there has none; that it is not there is said to whoever may send to it.
+            manifest = server.agents.find(agent).digest
+    await _require_peer(server, caller, "send", task.recipient, task_id=task.id, manifest_sha256=manifest)
+
+
+async def _require_peer(
+    server: Server, caller: Caller, verb: str, peer: AgentId, *, task_id: str, manifest_sha256: str | None = None
+) -> None:
+    facts = authority.Facts(peer_pubkey_b58=peer.pubkey, task_id=task_id, manifest_sha256=manifest_sha256)
     action = _first_held(server, caller.agent.pubkey, _forms(verb, peer), facts) or _forms(verb, peer)[1]
     await authority.require(server, caller, action, agent_id=AUTHORITY, facts=facts)
 

@@ -24,6 +24,7 @@ class Facts:
     tool: str | None = None
     arguments: Any = None
     peer_pubkey_b58: str | None = None
+    manifest_sha256: str | None = None
     task_id: str | None = None
     lease_id: str | None = None
     duplicate_risk: str | None = None

@@ -22,6 +22,7 @@ _INT_END: Final = 2**53
 _RESOURCES: Final = frozenset({"compute", "memory", "tool", "message", "registration"})
 _RISKS: Final = {"idempotent": "idempotent", "operator-accepted": "accepted", "operator_accepted": "accepted"}
 _TIERS: Final = {tier: tier for tier in actions.TIERS} | {"long-term": "longterm", "long_term": "longterm"}
+_HEX: Final = frozenset("0123456789abcdef")
 _BASE58: Final = frozenset(base58.ALPHABET)
 
 
@@ -76,6 +77,10 @@ def _is_key(value: Any) -> bool:
         return type(value) is str and bool(token.key_bytes(value))
     except token.MalformedError:
         return False
+
+
+def _is_digest(value: Any) -> bool:
+    return type(value) is str and len(value) == 64 and set(value) <= _HEX
 
 
 def _is_prefix(value: Any) -> bool:
@@ -233,6 +238,10 @@ NAMESPACES: Final[Mapping[str, Mapping[str, Field]]] = {
     },
     "a2a": {
         "peer_pubkey_b58": _PEER,
+        # Of an agent of this host, whose name and key are those of its id: whatever package has that id.
+        "manifest_sha256": Field(
+            "64 hexadecimal digits", _is_digest, same, _equals("manifest_sha256", lambda facts: facts.manifest_sha256)
+        ),
         "task_id": _text("task_id", lambda facts: facts.task_id),
         "lease_id": _text("lease_id", lambda facts: facts.lease_id),
         "duplicate_risk": Field(

@@ -13,6 +13,7 @@ from policy.capabilities.facts import Facts
 from policy.capabilities.token import MalformedError, Token, canonical_scope, parse
 
 _KEYS = st.sampled_from([base58.encode(bytes([n]) * 32) for n in (7, 8)])
+_DIGESTS = st.sampled_from(["ab" * 32, "cd" * 32])
 _TEXT = st.sampled_from(["a", "b", "ab"])
 _TIME = st.integers(0, 6)
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -23,6 +24,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "before_ms": _TIME,
     "apply": st.booleans(),
     "peer_pubkey_b58": _KEYS,
+    "manifest_sha256": _DIGESTS,
     "payer_pubkey_b58": _KEYS,
     "duplicate_risk": st.sampled_from(["idempotent", "operator-accepted", "operator_accepted"]),
     "window": st.integers(1, 4),
@@ -67,6 +69,7 @@ def _facts() -> st.SearchStrategy[Facts]:
         tool=none | st.sampled_from(["echo", "clock"]),
         arguments=st.sampled_from([None, {}, {"n": 1}, {"n": True}]),
         peer_pubkey_b58=none | _KEYS,
+        manifest_sha256=none | _DIGESTS,
         task_id=none | _TEXT,
         lease_id=none | _TEXT,
         duplicate_risk=none | st.sampled_from(["idempotent", "operator-accepted", "unsafe"]),

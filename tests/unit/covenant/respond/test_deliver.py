@@ -131,6 +131,27 @@ async def test_who_has_another_token_is_not_shown_out(world: World) -> None:
         assert (await answer(world, ADA)).status == "ok"
 
 
+async def test_a_grant_can_be_bound_to_the_agent_that_was_looked_at(world: World) -> None:
+    me, hello = world.identity.agent, await world.package("hello")
+    await world.grant(me, "memory.write")
+    await world.grant(me, f"a2a.send.{hello.display}", manifest_sha256=world.server.agents.find("hello").digest)
+    manifest = world.home / "agents" / "hello" / "agent.toml"
+    was = manifest.read_text()
+    await world.send(me, hello, "waits")
+    manifest.write_text(was.replace('version = "0.1.0"', 'version = "0.1.1"'))
+    await world.server.agents.reload()
+    assert (await world.send(me, hello, "refused")).code == "capability_scope"  # type: ignore[attr-defined]
+    async with delivering(world):
+        result = await answer(world, me)
+        assert (result.task_id, result.status) == ("waits", "error")
+        assert "manifest_sha256" in str(result.error_message)
+        manifest.write_text(was)
+        await world.server.agents.reload()
+        await world.send(me, hello, "done")
+        assert (await answer(world, me)).status == "ok"
+    assert len(world.runs.asked) == 1
+
+
 async def test_a_full_disk_keeps_nobody_s_tasks_going(world: World) -> None:
     made, hello = await _of_a_peer(world)
     world.runs.hold = anyio.Event()
@@ -286,7 +307,7 @@ async def test_a_stop_is_not_the_end_of_a_task(home: Path) -> None:
     box = await DurableMailbox.open(home, now_ms=second.clock)
     second.server.mailbox = box
     await second.server.agents.reload()
-    await second.grant(me, "memory.write")
+    await second.grant(me, f"a2a.send.{hello.display}", "memory.write")
     # of one the first daemon had the answer, and died before it was in the mailbox
     second.server.memory, second.server.receipts = first.server.memory, first.server.receipts
     async with delivering(second):

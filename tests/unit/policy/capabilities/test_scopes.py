@@ -74,6 +74,8 @@ def test_well_formed(action: str, scope: Any) -> None:
         ("tool.list", v1(max_uses=1)),
         ("a2a.send.x@y", v1(peer_pubkey_b58="x")),
         ("a2a.send.x@y", v1(peer_pubkey_b58="1" * 32)),
+        ("a2a.send.x@agent", v1(manifest_sha256="ab" * 31)),
+        ("a2a.send.x@agent", v1(manifest_sha256="AB" * 32)),
         ("a2a.send.x@y", v1(duplicate_risk="unsafe")),
         ("a2a.send.x@y", v1(duplicate_risk=["idempotent"])),
         ("audit.purge", v1(window=0)),
@@ -125,6 +127,7 @@ def test_malformed(action: str, scope: Any) -> None:
         ("tool.call.echo", v1(arguments={"allow": {}}), Facts(arguments={}), Facts()),
         ("tool.call.echo", v1(tool="echo"), Facts(tool="echo"), Facts(tool="clock")),
         ("a2a.send.x@y", v1(peer_pubkey_b58=KEY), Facts(peer_pubkey_b58=KEY), Facts(peer_pubkey_b58=OTHER)),
+        ("a2a.send.x@agent", v1(manifest_sha256="ab" * 32), Facts(manifest_sha256="ab" * 32), Facts()),
         ("a2a.send.x@y", v1(task_id="t"), Facts(task_id="t"), Facts()),
         (
             "a2a.repair.requeue",
