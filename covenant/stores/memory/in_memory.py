@@ -120,7 +120,7 @@ class InMemory:
         terms = [term for word in ranking.words(text) for term in _terms(word)]
         holders = {term: sum(term in counts for counts in self._words.values()) for term in terms}
         among = [self._words[record.id] for record in self._among(None, owner)]
-        telling = [term for term in terms if 0 < sum(term in counts for counts in among) <= ranking.COMMON]
+        telling = ranking.telling({term: sum(term in counts for counts in among) for term in terms})
         total = len(self._records)
         average = sum(counts.total() for counts in self._words.values()) / total if total else 0.0
         found = []

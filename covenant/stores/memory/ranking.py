@@ -19,6 +19,8 @@ _WORDS: Final = re.compile(r"\w+")
 MAX_WORDS: Final = 32
 # A word that stands in more records than this tells little, and costs much.
 COMMON: Final = 2000
+# Of so many records in all the words of a query are ranked by: a query of many words costs no more than one of few.
+MOST_RANKED: Final = 4 * COMMON
 
 
 def depth(limit: int) -> int:
@@ -29,6 +31,16 @@ def depth(limit: int) -> int:
 def words(text: str) -> list[str]:
     """The different words of a query in their order, at most ``MAX_WORDS``."""
     return list(dict.fromkeys(_WORDS.findall(text.lower())))[:MAX_WORDS]
+
+
+def telling(holders: Mapping[str, int]) -> list[str]:
+    """The words to rank by, of those that stand in so many records each: none that is common, and the rarest first."""
+    kept, room = [], MOST_RANKED
+    for term, count in sorted(holders.items(), key=lambda one: one[1]):
+        if 0 < count <= min(COMMON, room):
+            kept.append(term)
+            room -= count
+    return kept
 
 
 def match_expression(terms: Sequence[str]) -> str:

@@ -23,6 +23,8 @@ from covenant.wire.types import MemoryRecord, Tier
 
 # More than are asked for, in the place of what is deleted before it is read.
 _SPARE: Final = 8
+# Of how many words it is kept in how many records they stand.
+_MOST_COUNTED: Final = 4096
 
 
 # When each record was made that has the words, best first; None where there are no words.
@@ -49,7 +51,7 @@ class Searcher:
 
     def __init__(self, path: Path) -> None:
         with contextlib.ExitStack() as stack:
-            self._words = stack.enter_context(contextlib.closing(sqlite.reading(path)))
+            self._words = WordIndex(stack.enter_context(contextlib.closing(sqlite.reading(path))))
             self._records = stack.enter_context(contextlib.closing(sqlite.reading(path)))
             self.thread = stack.enter_context(contextlib.closing(Thread("memory-search")))
             self._beside = stack.enter_context(contextlib.closing(Thread("memory-words")))
@@ -65,7 +67,7 @@ class Searcher:
         if not terms:
             return None
         depth = ranking.depth(asked.limit)
-        return self._beside.begin(lambda: by_words(self._words, terms, asked, depth))
+        return self._beside.begin(lambda: self._words.best(terms, asked, depth))
 
     def hits(
         self, asked: Asked, words: Words, embedding: Sequence[float] = (), matrices: Matrices | None = None
@@ -103,34 +105,50 @@ class Searcher:
         return hits
 
 
-def by_words(db: sqlite3.Connection, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
-    """When what has the words was made, best first."""
-    expression = ranking.match_expression(_telling(db, terms, asked.owner))
-    if not expression:
-        return {}
-    where, values = sqlite.where(tier=asked.tier, owner=asked.owner, table="m")
-    found = db.execute(
-        f"SELECT m.id, m.created_at FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
-        f"WHERE memory_fts MATCH ? AND {where} ORDER BY f.rank, m.created_at DESC, m.id LIMIT ?",
-        (expression, *values, depth),
-    )
-    return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
+class WordIndex:
+    """The index of words, over a connection of its own that one thread uses."""
 
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        # In how many records of an owner each word stands, as of a version of the database: a commit makes another.
+        self._holders: dict[tuple[str | None, str], int] = {}
+        self._version = -1
 
-def _telling(db: sqlite3.Connection, terms: Sequence[str], owner: str | None) -> list[str]:
-    """The words of at most ``ranking.COMMON`` records: to rank by the others takes long and tells little.
+    def best(self, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
+        """When what has the words was made, best first."""
+        expression = ranking.match_expression(ranking.telling(self._counted(terms, asked.owner)))
+        if not expression:
+            return {}
+        where, values = sqlite.where(tier=asked.tier, owner=asked.owner, table="m")
+        found = self._db.execute(
+            f"SELECT m.id, m.created_at FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
+            f"WHERE memory_fts MATCH ? AND {where} ORDER BY f.rank, m.created_at DESC, m.id LIMIT ?",
+            (expression, *values, depth),
+        )
+        return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
 
-    Of one owner only its own records count: whoever searches must not learn how many others have a word.
-    """
-    held = "memory_fts f"
-    if owner is not None:
-        held += " CROSS JOIN memories m ON m.rowid = f.rowid AND m.owner_pubkey = ?"
-    count = f"SELECT count(*) FROM (SELECT 1 FROM {held} WHERE memory_fts MATCH ? LIMIT ?)"  # noqa: S608
-    whose = () if owner is None else (owner,)
-    asked = (ranking.match_expression([term]) or '""' for term in terms)
-    values = [value for one in asked for value in (*whose, one, ranking.COMMON + 1)]
-    found = db.execute(" UNION ALL ".join([count] * len(terms)), values).fetchall()
-    return [term for term, row in zip(terms, found, strict=True) if row[0] <= ranking.COMMON]
+    def _counted(self, terms: Sequence[str], owner: str | None) -> dict[str, int]:
+        """In how many records each stands, counted as far as makes a difference.
+
+        Of one owner only its own records count: whoever searches must not learn how many others have a word.
+        """
+        # INVARIANT: the version is older than what is counted under it, never newer.
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version or len(self._holders) > _MOST_COUNTED:
+            self._holders, self._version = {}, version
+        missing = [term for term in terms if (owner, term) not in self._holders]
+        if missing:
+            held = "memory_fts f"
+            if owner is not None:
+                held += " CROSS JOIN memories m ON m.rowid = f.rowid AND m.owner_pubkey = ?"
+            count = f"SELECT count(*) FROM (SELECT 1 FROM {held} WHERE memory_fts MATCH ? LIMIT ?)"  # noqa: S608
+            whose = () if owner is None else (owner,)
+            asked = (ranking.match_expression([term]) or '""' for term in missing)
+            values = [value for one in asked for value in (*whose, one, ranking.COMMON + 1)]
+            found = self._db.execute(" UNION ALL ".join([count] * len(missing)), values).fetchall()
+            for term, row in zip(missing, found, strict=True):
+                self._holders[owner, term] = int(row[0])
+        return {term: self._holders[owner, term] for term in terms}
 
 
 def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:

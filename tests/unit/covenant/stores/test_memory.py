@@ -126,6 +126,28 @@ async def test_search_stays_within_tier_and_owner(store: Memory) -> None:
         assert await store.search(query, "fox", None, 10, None, owner="nobody") == []
 
 
+async def test_of_many_words_the_rarest_rank(store: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 4)
+    monkeypatch.setattr("covenant.stores.memory.ranking.MOST_RANKED", 6)
+    for number in range(1, 5):
+        await store.put(
+            record(number, "four" + " three" * (number > 1) + " two" * (number > 2) + " one" * (number > 3))
+        )
+
+    async def found(text: str) -> set[int]:
+        return {hit.record.created_at for hit in await store.search((), text, None, 10, None)}
+
+    assert await found("four") == {1, 2, 3, 4}
+    assert await found("four three") == {2, 3, 4}
+    # One, two and three records: with the next there would be ten.
+    assert await found("four three two one") == {2, 3, 4}
+    await store.put(record(5, "four"))
+    assert await found("four") == set()
+    # What is gone counts no more.
+    await store.repair(DeleteRecord(name(5)), apply=True)
+    assert await found("four") == {1, 2, 3, 4}
+
+
 async def test_words_are_found_without_a_vector_and_both_together_rank_first(store: Memory) -> None:
     await store.put(record(1, "the red fox", embedding=(1.0, 0.0)))
     await store.put(record(2, "the blue whale", embedding=(1.0, 0.05)))
