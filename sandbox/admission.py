@@ -197,7 +197,7 @@ class Claim:
             agent_id,
             payload_digest=self._payload_digest,
             package_name=self.package_name,
-            where=self.manifest.where("agent.id"),
+            where=self.manifest.where,
         )
         if self.lineage is not None:
             budget.within_budget(self.lineage.present(entries), self.effective.resources, self.manifest.where)

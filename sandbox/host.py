@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import subprocess
@@ -99,14 +100,20 @@ def for_manifest(
 
 def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:
     """Paths never granted on this host, with their reasons: the data file's, the state, our own code, ``extra``."""
-    own = {str(Path(__file__).resolve().parents[1] / name) for name in ("policy", "sandbox", "covenant")}
-    out = dict.fromkeys(sorted({*own, os.path.realpath(sys.prefix)}), "it is the supervisor's own code")
-    if sys.prefix == sys.base_prefix:
-        # Installed into the machine's own Python: its prefix is /usr, which is not all ours.
-        del out[os.path.realpath(sys.prefix)]
+    out = dict.fromkeys(_own_code(), "it is the supervisor's own code")
     own = {str(config.state), *config.vault.private_files(), *extra}
     out.update({os.path.realpath(p): "it is Covenant's own" for p in own})
     return {**out, **data.never_grantable().trees}
+
+
+@functools.cache
+def _own_code() -> tuple[str, ...]:
+    """Where the code of this process was loaded from; that it is found there once is what the process itself did."""
+    own = {str(Path(__file__).resolve().parents[1] / name) for name in ("policy", "sandbox", "covenant")}
+    if sys.prefix != sys.base_prefix:
+        # Else it is installed into the machine's own Python, whose prefix is /usr and not all ours.
+        own.add(os.path.realpath(sys.prefix))
+    return tuple(sorted(own))
 
 
 def architecture() -> Literal["x86_64", "aarch64"]:

@@ -131,23 +131,26 @@ def identity_uniqueness(case: Case) -> None:
         errors.IdentityViolation: another package has the id.
     """
     agent_id = case.manifest.agent.id
-    owners = case.identities.get(agent_id, ())
-    if not owners:
-        return  # the place of a refusal takes a scan of the file, which nobody asks for here
     mine = case.trusted.payload_digest if isinstance(case.trusted, TrustedPackage) else None
     refuse_other_owners(
-        owners,
+        case.identities.get(agent_id, ()),
         agent_id,
         payload_digest=mine,
         package_name=case.package_name or None,
-        where=case.where("agent.id"),
+        where=case.where,
     )
 
 
 def refuse_other_owners(
-    owners: Collection[Owner], agent_id: str, *, payload_digest: str | None, package_name: str | None, where: str
+    owners: Collection[Owner],
+    agent_id: str,
+    *,
+    payload_digest: str | None,
+    package_name: str | None,
+    where: Callable[[str], str],
 ) -> None:
-    """Rule 8 for owners that were found: asked once more when a run's own label can be seen by others.
+    """Rule 8 for owners that were found: asked once more when a run's own label can be seen by others. ``where`` says
+    where a key stands, which takes a scan of the file and is asked for a refusal alone.
 
     Raises:
         errors.IdentityViolation: one of them is another package.
@@ -159,7 +162,7 @@ def refuse_other_owners(
                 f"agent id `{agent_id}` belongs to {text.quote(owner.package) if owner.shown else 'another package'}",
                 grant="agent.id",
                 hint="give one of the two another id",
-                where=where,
+                where=where("agent.id"),
             )
 
 

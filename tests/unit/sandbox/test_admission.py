@@ -21,7 +21,7 @@ from policy.compile.artefacts import NAMES, Artefacts
 from policy.grants.effective import Effective
 from policy.grants.resources import Resources
 from policy.grants.spawning import Spawning
-from policy.manifest import parse
+from policy.manifest import lines, parse
 from policy.package import Package
 from policy.rules.case import Unsigned
 from policy.rules.parent import Drawn
@@ -105,6 +105,27 @@ def race(runs: Path, asked: Mapping[int, Claim]) -> list[str]:
 def root_run(runs: Path, run_id: str) -> contextlib.AbstractContextManager[object]:
     label = {"agent_id": run_id, "display": "operator@local", "pubkey": "p"}
     return bundle.RunDirectory(runs / run_id, label)
+
+
+def test_who_may_start_costs_no_scan_of_the_manifest_and_who_may_not_is_told_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans: list[str] = []
+
+    def scan(text: str) -> lines.Scan:
+        scans.append(text)
+        return whole(text)
+
+    whole = lines.scan
+    monkeypatch.setattr(lines, "scan", scan)
+    with admitted(tmp_path, "first", claim(None)):
+        claim(None).check(registry.seen(tmp_path))
+        assert scans == []
+        label = {**claim(None).label(issuer=ISSUER, operator=None, signers=(), now_ms=1), "payload_digest": "another"}
+        with bundle.RunDirectory(tmp_path / "second", label), pytest.raises(errors.IdentityViolation) as caught:
+            replace(claim(None), package_name="elsewhere").check(registry.seen(tmp_path))
+    assert caught.value.where == "agent.toml:2"
+    assert len(scans) == 1
 
 
 def test_of_two_hundred_at_once_as_many_are_admitted_as_there_are_places(tmp_path: Path) -> None:
