@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from policy import errors
 from sandbox import surroundings
-from sandbox.kernel import libc
+from sandbox.kernel import libc, signals
 
 # What Python ignores, as it does for its own writes: EPIPE and EFBIG are errors there, and end nobody.
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -103,8 +103,7 @@ def _child(work: Callable[[], None], keep: Collection[int]) -> NoReturn:
     try:
         # What is shared stays shared: a collection would write to every object that the caller made.
         gc.freeze()
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_IGN if number in _IGNORED else signal.SIG_DFL)
+        signals.reset(ignored=_IGNORED)
         # The caller's loop is told of its signals over a descriptor that is about to be another's here.
         signal.set_wakeup_fd(-1)
         os.setsid()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy import errors
-from sandbox.kernel import libc
+from sandbox.kernel import libc, signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,7 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
     step = "reset signals"
     try:
         # What the caller ignored would be ignored across execve as well.
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_DFL)
+        signals.reset()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         step = "join the cgroup"
         for file in launch.join_files:
