@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -20,7 +21,7 @@ from typing import Any
 
 from policy import errors
 from policy.host import RunscFacts
-from sandbox import closure, host, ldso, network_checks, room, runsc_probe
+from sandbox import closure, host, ldso, network_checks, room, runsc_probe, standby_records, standby_retries
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs, landlock
 
@@ -189,6 +190,22 @@ def _freezer(config: Config, deadline: float) -> Finding:
     return Finding(Status.DEGRADED, "no freezer: suspension and standby are refused", "mount the v1 freezer controller")
 
 
+def standby(config: Config, deadline: float) -> Finding:
+    """Which agents the supervisor does not keep ready for the moment, and why."""
+    now_ms = int(time.time() * 1000)
+    try:
+        kept = len(standby_records.wanted(config.state))
+        waiting = standby_retries.waiting(config.state, now_ms=now_ms)
+    except PermissionError:
+        return Finding(Status.UNKNOWN, "the state is root's to read", "run it with sudo")
+    if not waiting:
+        return _ok(f"{kept} agents are to be kept ready" if kept else "no agent is to be kept ready")
+    words = "; ".join(one.line(now_ms) for one in waiting)
+    return Finding(
+        Status.DEGRADED, words, "docs/standby.md says what an agent that waits does; its log says how it ended"
+    )
+
+
 def _tool(name: str, package: str) -> Callable[[Config, float], Finding]:
     def look(config: Config, deadline: float) -> Finding:
         try:
@@ -327,6 +344,7 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("cgroup limits", True, "memory_mb, pids_max, cpu_millis, cpu_weight", _limits),
     ("swap accounting", False, "swap_mb", _swap),
     ("freezer", False, "suspension and standby at no cost", _freezer),
+    ("standby", False, "[sandbox] standby: instances that are made before their intent", standby),
     ("python3", False, "runtime python3", _runtime("python3", "python3")),
     ("node", False, "runtime node", _runtime("node", "nodejs")),
     ("loader", False, "permissions.executables: ld.so starts no other file", _loader),

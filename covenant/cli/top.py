@@ -40,14 +40,14 @@ def top(once: bool, seconds: float, as_json: bool) -> None:
         common.emit({"kind": "top", "runs": look()})
         return
     if once or not sys.stdout.isatty():
-        common.say("\n".join(_table(look(), {}, 0.0)))
+        common.say("\n".join([*_table(look(), {}, 0.0), *_not_ready()]))
         return
     before: dict[str, int] = {}
     then = time.monotonic()
     try:
         while True:
             runs, now = look(), time.monotonic()
-            lines = _table(runs, before, now - then)
+            lines = [*_table(runs, before, now - then), *_not_ready()]
             before, then = {one["run_id"]: one["cpu_ms"] or 0 for one in runs}, now
             size = shutil.get_terminal_size()
             common.say(_CLEAR + "\n".join(line[: size.columns] for line in lines[: max(2, size.lines - 1)]))
@@ -120,6 +120,17 @@ def _table(runs: list[dict[str, Any]], before: dict[str, int], seconds: float) -
         lines.append("  ".join([*cells, row[-1]]))
     total = sum(one["memory_bytes"] or 0 for one in runs)
     return [f"{len(runs)} runs, {_size(total)} in all", *(common.visible(line) for line in lines)]
+
+
+def _not_ready() -> list[str]:
+    """For root: whom the supervisor does not keep ready for the moment."""
+    if os.geteuid() != 0:
+        return []
+    from sandbox import standby_retries
+
+    now_ms = int(time.time() * 1000)
+    waiting = standby_retries.waiting(common.state(), now_ms=now_ms)
+    return [common.visible(f"standby: {one.line(now_ms)}") for one in waiting]
 
 
 def _row(one: dict[str, Any], before: dict[str, int], seconds: float) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from policy import errors, standby
-from sandbox import standby_records, standby_wire
+from sandbox import standby_records, standby_retries, standby_wire
 from sandbox.serve import connection
 from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.standby_records import Wanted
@@ -137,7 +137,7 @@ class Pool:
             self.loop.fork(work, keep, functools.partial(self._ended, number))
         except errors.KernelError:
             os.close(told)
-            self._failed(one.key, now)
+            self._failed(one.key, one.agent_id, now)
             return
         finally:
             os.close(tell)
@@ -163,9 +163,10 @@ class Pool:
             one.restless = True
         if TAKEN in said:
             one.taken = True
-            self._failures.pop(one.key, None)
+            self._recovered(one)
         if HOPELESS in said:
             standby_records.drop(self.supervisor.path, one.agent_id)
+            standby_retries.over(self.supervisor.path, one.agent_id)
             self.look()
         self._due = 0.0
 
@@ -187,20 +188,26 @@ class Pool:
         now = time.monotonic()
         if not one.taken and not one.asked_to_end:
             if one.run_id and now - one.since >= _LASTED_SECONDS:
-                self._failures.pop(one.key, None)
+                self._recovered(one)
             else:
-                self._failed(one.key, now, restless=one.agent_id if one.restless else "")
+                self._failed(one.key, one.agent_id, now, restless=one.restless)
         if status:
             self.loop.recover()
         self._due = 0.0
 
-    def _failed(self, key: str, now: float, *, restless: str = "") -> None:
+    def _recovered(self, one: _Made) -> None:
+        if self._failures.pop(one.key, None) is not None:
+            standby_retries.over(self.supervisor.path, one.agent_id)
+
+    def _failed(self, key: str, agent_id: str, now: float, *, restless: bool = False) -> None:
         failures = self._failures.setdefault(key, _Failures())
         failures.count += 1
-        wait = standby.wait_after(failures.count, restless=bool(restless))
+        wait = standby.wait_after(failures.count, restless=restless)
         failures.until = now + wait
+        state, count = self.supervisor.path, failures.count
+        standby_retries.note(state, agent_id, count=count, restless=restless, wait_seconds=wait)
         if restless:
-            words = f"`{restless}` asks for standby and did not wait for its intent, the next try is in {wait:.0f} s"
+            words = f"`{agent_id}` asks for standby and did not wait for its intent, the next try is in {wait:.0f} s"
             os.write(2, f"covenant-supervisor: {words}\n".encode())
 
 

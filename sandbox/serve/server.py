@@ -28,7 +28,7 @@ from typing import Final
 
 from policy import errors
 from sandbox import config as configuration
-from sandbox import keeper, registry
+from sandbox import keeper, registry, standby_retries
 from sandbox.keeper import Keeper
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify, watcher
@@ -119,6 +119,7 @@ class Server:
             wake = stack.enter_context(_signals())
             self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
             watchdog = notify.watchdog_seconds()
+            standby_retries.forget(self.supervisor.path)
             self._pool.look()
             self._watch()
             notify.say("READY=1")

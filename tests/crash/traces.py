@@ -16,7 +16,7 @@ from sandbox.kernel.delegation import BASE
 # which the next writer overwrites.
 _ALLOWED = re.compile(
     r"supervisor/(audit/events(\.chain)?\.jsonl\.aside-[0-9]+-[0-9a-f]{16}|uids/[0-9]+|archive/(\.[0-9a-f-]{36}\.json\.new|[0-9a-f-]{36}\.json)|"
-    r"((serials|audit|audit-head|closures|network|unended)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|supervisor\.(lock|sock))"
+    r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock))"
 )
 
 

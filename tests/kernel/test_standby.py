@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import bundle, host, registry, standby_records, standby_wire
+from sandbox import bundle, checks, host, registry, standby_records, standby_wire
+from sandbox import config as configuration
 from sandbox import package as packages
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
@@ -343,11 +344,19 @@ def test_one_that_never_waits_for_its_intent_is_tried_ever_more_seldom(served: S
         says = "`restless` asks for standby and did not wait for its intent, the next try is in {} s"
         _until(lambda: says.format(4) in served.log(), served)
         assert [wait for wait in (1, 2, 4) if says.format(wait) in served.log()] == [1, 2, 4]
+        # Whoever asks why nothing is ready is told so, for as long as it is waited for.
+        _until(lambda: "standby: `restless` did not wait for its intent: next try in" in _top(served), served)
+        config = configuration.load(served.world.state)
+        _until(lambda: "`restless` did not wait" in checks.standby(config, 0.0).found, served)
         assert served.run(path, "cold").error is None
         states = [row["kind"] for row in served.world.rows() if row["kind"].get("state") == "Terminated"]
         assert any(kind["reason"].startswith("early_output") for kind in states)
     finally:
         standby_records.drop(served.world.state, "restless")
+
+
+def _top(served: Served) -> str:
+    return covenant("top", "--once", served=served).stdout
 
 
 def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_nothing(served: Served) -> None:
