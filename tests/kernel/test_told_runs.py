@@ -44,7 +44,6 @@ def served(warm: Path) -> Iterator[Served]:
         families.member(world, "sleeps", "import time\ntime.sleep(600)", more=families.spawn(1, 1, "adopt"), **_SMALL)
         families.member(world, "reads", _READS, **_SMALL)
         yield made
-        made.quiet()
 
 
 def _top(world: World, name: str, code: str, **more: Any) -> Path:
@@ -254,6 +253,24 @@ def test_a_child_reads_its_parent_s_run_under_the_key_that_its_parent_reads(serv
 def test_for_whom_is_a_closed_and_bounded_field(served: Served, whom: Any) -> None:
     refused, _ = _asked(served, served.world.base / "packages" / "reads", on_behalf_of=whom)
     assert refused["code"] == errors.RequestError.code
+
+
+def test_of_an_instance_the_rows_of_its_making_are_told_too(served: Served) -> None:
+    code = HEAD + "answer = 1\n" + TAIL
+    ready = served.world.package({"main.py": code}, name="ready", id="ready")
+    manifest = ready / "agent.toml"
+    manifest.write_text(manifest.read_text().replace("[sandbox]\n", "[sandbox]\nstandby = 1\n"))
+    served.world.sign(ready)
+    _asked(served, ready)
+    eventually(lambda: list((served.world.state / "runs").glob("*/standby-*")))
+    answer, told = _asked(served, ready, rows=True, on_behalf_of=_whom())
+    lines = _lines(told)
+    assert lines == _of(served, answer["run_id"])
+    rows = [json.loads(line) for _, line in lines]
+    assert rows[0]["issuer"]["display"] == "standby@local"
+    assert "standby: made ahead of its intent" in [row["kind"].get("reason") for row in rows]
+    (started,) = [row["kind"] for row in rows if row["kind"]["type"] == "run_started"]
+    assert started["behalf_display"] == "ada@laptop"
 
 
 # --- through the daemon -----------------------------------------------------------------------------------------------
