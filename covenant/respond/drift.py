@@ -1,6 +1,5 @@
-"""Where the stores disagree: every kind of drift with its mend, and the pure half that finds them.
+"""Where the stores disagree: the pure half that finds each of ``drift_kinds.KINDS``.
 
-``KINDS`` is the closed table; docs/memory.md shows it, and tests/unit/covenant/respond/test_drift.py provokes each.
 Nothing is judged that cannot be known: what was made before the log was cut, and what the log says was deleted.
 """
 
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from covenant.respond.drift_kinds import KINDS, drift
 from covenant.stores.memory.interface import BadRow
 from covenant.wire.parts import AuditEvent, Drift
 from covenant.wire.types import MemoryRecord, SettlementReceipt, SignedCapability
@@ -23,79 +23,6 @@ ZERO_SIGNATURE: Final = "1" * 64
 # A record's row and receipt come after it, once its vector was made: by how much at most.
 _SLACK_MS: Final = 120_000
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """``check`` is the one that fails; ``orphan``: something stands without what it belongs to."""
-
-    check: str
-    repair: str
-    orphan: bool = False
-
-
-_DELETE: Final = "look at it, then: covenant memory repair delete <id> --reason TEXT --apply"
-_DETACH: Final = "covenant memory repair detach-parent <id> --reason TEXT --apply"
-_BACKFILL: Final = "covenant settlement backfill-receipts --dry-run, then without --dry-run"
-_CORRELATE: Final = "covenant memory backfill-receipt-correlation --dry-run, then without --dry-run"
-_REVOKE: Final = "covenant capabilities revoke <id>"
-_LOG: Final = "rows are never changed: covenant audit verify, and look for who wrote it"
-_BATCH: Final = "compare with the chain: covenant chain receipt-batches; receipts in a batch are never changed"
-_RECEIPT: Final = "receipts are never taken back: compare receipts/working.jsonl with its last backup"
-
-KINDS: Final[Mapping[str, Kind]] = {
-    "memory_row_invalid": Kind("memory_rows", _DELETE),
-    "memory_nan_embedding": Kind("memory_rows", _DELETE),
-    "memory_empty_text": Kind("memory_rows", _DELETE),
-    "memory_id_nil": Kind("memory_rows", _DELETE),
-    "memory_created_at_zero": Kind("memory_rows", _DELETE),
-    "memory_owner_pubkey_zeroed": Kind("memory_rows", _DELETE),
-    "memory_stale_parent": Kind("memory_parents", _DETACH, orphan=True),
-    "memory_self_parent": Kind("memory_parents", _DETACH),
-    "memory_parent_cycle": Kind("memory_parents", _DETACH),
-    "memory_without_audit": Kind("memory_audit", _DELETE, orphan=True),
-    "audit_without_memory": Kind(
-        "memory_audit", "restore memory.db from a backup; the log says what was kept", orphan=True
-    ),
-    "intent_dispatched_duplicate": Kind("memory_audit", _LOG),
-    "memory_without_receipt": Kind("memory_receipts", _CORRELATE, orphan=True),
-    "memory_receipt_mismatch": Kind("memory_receipts", _CORRELATE),
-    "receipt_without_memory_record": Kind("memory_receipts", _BACKFILL, orphan=True),
-    "memory_receipt_duplicate": Kind("memory_receipts", _RECEIPT),
-    "memory_receipt_owner_mismatch": Kind("memory_receipts", _RECEIPT),
-    "memory_receipt_resource_mismatch": Kind("memory_receipts", _RECEIPT),
-    "memory_receipt_settled_before_created": Kind("memory_receipts", _RECEIPT),
-    "receipt_id_nil": Kind("receipts", _RECEIPT),
-    "receipt_settled_at_zero": Kind("receipts", _RECEIPT),
-    "receipt_confirmed_at_zero": Kind("receipts", _BATCH),
-    "receipt_payer_pubkey_zeroed": Kind("receipts", _RECEIPT),
-    "receipt_credits_zero": Kind("receipts", _RECEIPT),
-    "receipt_chain_partial": Kind("receipts", _BATCH),
-    "receipt_confirmed_without_chain": Kind("receipts", _BATCH),
-    "receipt_tx_sig_onchain_sig_diverged": Kind("receipts", _BATCH),
-    "capability_without_audit": Kind("capabilities", _REVOKE, orphan=True),
-    "capability_action_empty": Kind("capabilities", _REVOKE),
-    "capability_expires_at_zero": Kind("capabilities", _REVOKE),
-    "capability_signature_zeroed": Kind("capabilities", _REVOKE),
-    "capability_subject_pubkey_zeroed": Kind("capabilities", _REVOKE),
-    "capability_granted_by_pubkey_zeroed": Kind("capabilities", _REVOKE),
-    "audit_id_nil": Kind("audit_rows", _LOG),
-    "audit_timestamp_at_zero": Kind("audit_rows", _LOG),
-    "audit_issuer_pubkey_zeroed": Kind("audit_rows", _LOG),
-    "audit_intent_id_nil": Kind("audit_rows", _LOG),
-    "audit_intent_id_empty": Kind("audit_rows", _LOG),
-    "audit_status_empty": Kind("audit_rows", _LOG),
-    "audit_result_hash_hex_empty": Kind("audit_rows", _LOG),
-    "audit_agent_id_empty": Kind("audit_rows", _LOG),
-    "audit_action_empty": Kind("audit_rows", _LOG),
-    "audit_signature_b58_empty": Kind("audit_rows", _LOG),
-    "audit_subject_display_empty": Kind("audit_rows", _LOG),
-    "audit_memory_id_empty": Kind("audit_rows", _LOG),
-    "audit_matched_pattern_empty": Kind("audit_rows", _LOG),
-    "audit_reason_empty": Kind("audit_rows", _LOG),
-    "audit_task_id_empty": Kind("audit_rows", _LOG),
-    "audit_tool_empty": Kind("audit_rows", _LOG),
-}
-CHECKS: Final = tuple(dict.fromkeys(kind.check for kind in KINDS.values()))
 
 _NEVER_EMPTY: Final = tuple(
     name.removeprefix("audit_").removesuffix("_empty")
@@ -153,12 +80,6 @@ def found(window: Window) -> list[Drift]:
     order = {name: at for at, name in enumerate(KINDS)}
     every = {(one.kind, one.id, one.message): one for finder in finders for one in finder}
     return sorted(every.values(), key=lambda one: (order[one.kind], one.id or "", one.message))
-
-
-def drift(kind: str, identity: str | None, message: str) -> Drift:
-    """One drift, with the mend of its kind."""
-    mend = KINDS[kind].repair
-    return Drift(kind=kind, id=identity, message=message, repair=mend.replace("<id>", identity or "<id>"))
 
 
 class History:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from covenant.respond import drift, fitting
+from covenant.respond import drift, drift_kinds, fitting
 from covenant.respond.drift import Granted, Window
 from covenant.stores.memory.interface import BadRow
 from covenant.wire import parts, requests, responses
@@ -48,14 +48,14 @@ async def verify(server: Server, caller: Caller, asked: requests.Verify) -> resp
     """Every check over the newest of each store, and each drift with its mend."""
     size = min(asked.window, MAX_WINDOW)
     found = drift.found(await gather(server, caller, size))
-    checks = tuple(_check(name, found) for name in drift.CHECKS)
-    orphans = sum(drift.KINDS[one.kind].orphan for one in found)
+    checks = tuple(_check(name, found) for name in drift_kinds.CHECKS)
+    orphans = sum(drift_kinds.KINDS[one.kind].orphan for one in found)
     shown = fitting.that_fit(found[:MAX_DRIFT])
     return responses.VerifyReport(window=size, checks=checks, drift=shown, orphans_total=orphans)
 
 
 def _check(name: str, found: Sequence[parts.Drift]) -> parts.Check:
-    count = sum(drift.KINDS[one.kind].check == name for one in found)
+    count = sum(drift_kinds.KINDS[one.kind].check == name for one in found)
     message = "no drift" if not count else f"{count} found"
     return parts.Check(name=name, passed=not count, message=message)
 

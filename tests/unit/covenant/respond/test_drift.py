@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.respond import drift
+from covenant.respond import drift, drift_kinds
 from covenant.respond.drift import NIL, ZERO_KEY, ZERO_SIGNATURE, Granted, Window
 from covenant.stores.memory.interface import BadRow
 from covenant.wire.parts import AuditEvent
@@ -143,10 +143,10 @@ PROVOKED: dict[str, Window] = {
 
 
 def test_every_kind_is_provoked() -> None:
-    assert set(PROVOKED) == set(drift.KINDS)
+    assert set(PROVOKED) == set(drift_kinds.KINDS)
 
 
-@pytest.mark.parametrize("kind", drift.KINDS)
+@pytest.mark.parametrize("kind", drift_kinds.KINDS)
 def test_the_least_that_makes_a_kind_makes_it_alone(kind: str) -> None:
     (one,) = drift.found(PROVOKED[kind])
     assert one.kind == kind
@@ -226,13 +226,13 @@ def test_the_same_drift_is_told_once_and_in_the_order_of_the_table() -> None:
         records=[record(2, " "), record(1, " ")], events=[dispatched(5), dispatched(5)], existing=frozenset({name(5)})
     )
     kinds = [one.kind for one in drift.found(window)]
-    assert kinds == sorted(kinds, key=list(drift.KINDS).index)
+    assert kinds == sorted(kinds, key=list(drift_kinds.KINDS).index)
     assert [one.id for one in drift.found(window)][:2] == [name(1), name(2)]
     assert kinds.count("intent_dispatched_duplicate") == 1
 
 
 def test_the_page_shows_the_table(clone: pathlib.Path) -> None:
     page = (clone / "docs/memory.md").read_text().splitlines()
-    shown = [line for line in page if line.startswith(tuple(f"| {check} |" for check in drift.CHECKS))]
-    mends = [f"| {k.check} | {name} | {k.repair.replace('<id>', 'ID')} |" for name, k in drift.KINDS.items()]
+    shown = [line for line in page if line.startswith(tuple(f"| {check} |" for check in drift_kinds.CHECKS))]
+    mends = [f"| {k.check} | {name} | {k.repair.replace('<id>', 'ID')} |" for name, k in drift_kinds.KINDS.items()]
     assert shown == mends

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.respond import drift, verify
+from covenant.respond import drift_kinds, verify
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import Tier
 from tests.memory_kit import name, opened, receipt, record
@@ -42,7 +42,7 @@ async def test_what_the_daemon_itself_does_leaves_no_drift(world: World) -> None
         await world.server.audit.append("capability_granted", {**row, "signature_b58": grant.signature})
     found = await report(world)
     assert found.drift == ()
-    assert [check.name for check in found.checks] == list(drift.CHECKS)
+    assert [check.name for check in found.checks] == list(drift_kinds.CHECKS)
     assert all(check.passed and check.message == "no drift" for check in found.checks)
     assert (found.window, found.orphans_total) == (100, 0)
     await world.ask(alice, requests.PurgeMemory(before_ms=world.clock.at_ms + 10**6))
