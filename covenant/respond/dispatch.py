@@ -50,6 +50,8 @@ from policy import budget, contract, errors
 _LOG: Final = logging.getLogger(__name__)
 
 _WRITE: Final = "memory.write"
+# So much of an ignored text has its row, where whoever submitted it may do nothing with one that is not.
+MOST_OF_IGNORED: Final = 1024
 _RANK: Final = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 # For what is written after a run, whatever becomes of whoever asked.
 _WRITING_SECONDS: Final = 60.0
@@ -106,7 +108,7 @@ class Dispatch:
         # (1)
         pattern = self.server.ignore.match(self.text)
         if pattern is not None:
-            await self._append("intent_ignored", intent_text=self.text, matched_pattern=pattern)
+            await self._append("intent_ignored", intent_text=self._of_ignored(), matched_pattern=pattern)
             return responses.IntentResult(intent_id=self.intent_id, status="ignored", text="")
         card: Card | None = None
         try:
@@ -128,6 +130,14 @@ class Dispatch:
         if scope.cancelled_caught:
             raise errors.StoreError("the answer could not be written in time")
         return result
+
+    def _of_ignored(self) -> str:
+        """The text as the log keeps it: of whoever may not have it kept anywhere else, its beginning."""
+        facts = authority.Facts(tier=Tier.WORKING)
+        decided = authority.decide(
+            self.server.capabilities, self.caller.agent.pubkey, _WRITE, facts, self.server.now_ms()
+        )
+        return self.text if decided.grant is not None else self.text[:MOST_OF_IGNORED]
 
     # --- (2) to (5) -------------------------------------------------------------------------------------------
 
