@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -32,9 +32,8 @@ _VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
 _VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
 
 
-class _New(NamedTuple):
-    body: str
-    pubkey: str
+# What a line says behind its id and its time, and the key of whose it is.
+_New = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +114,17 @@ class DurableAudit:
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
         """As the interface says."""
-        return (await self._append((self._new(kind, fields, issuer),)))[0]
+        written = await self._turns.submit((self._new(kind, fields, issuer),))
+        assert isinstance(written, list)
+        return written[0].event_id
 
     async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
         """As the interface says."""
         if not entries:
             return []
-        return await self._append(tuple(self._new(one.kind, one.fields, one.issuer) for one in entries))
+        written = await self._turns.submit(tuple(self._new(one.kind, one.fields, one.issuer) for one in entries))
+        assert isinstance(written, list)
+        return [row.event_id for row in written]
 
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
@@ -190,12 +193,7 @@ class DurableAudit:
 
     def _new(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None) -> _New:
         who = issuer or self._issuer
-        return _New(shared.body_text(kind, fields, who), who.pubkey)
-
-    async def _append(self, new: tuple[_New, ...]) -> list[str]:
-        written = await self._turns.submit(new)
-        assert isinstance(written, list)
-        return [row.event_id for row in written]
+        return shared.body_text(kind, fields, who), who.pubkey
 
     def _publish(self, answers: Sequence[_Answer | Exception]) -> None:
         """Rows are told as they stand in the log, whatever became of whoever wrote them."""
@@ -252,14 +250,14 @@ class DurableAudit:
         now = self._last_ms = max(self._now_ms(), self._last_ms)
         new = [one for item in items for one in item]
         ids = _event_ids(len(new))
-        lines = events.lines(ids, now, [one.body for one in new])
+        lines = events.lines(ids, now, [body for body, _ in new])
         made = list(map(ledger.Row, lines, ids, itertools.repeat(now)))
         begin = self._files.head.events_bytes
         try:
             self._files.append(made)
         except errors.StoreFullError as e:
             return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
-        self._rows.wrote([one.pubkey for one in new], lines, begin)
+        self._rows.wrote([pubkey for _, pubkey in new], lines, begin)
         following = iter(made)
         return [list(itertools.islice(following, len(item))) for item in items]
 
