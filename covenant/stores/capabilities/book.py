@@ -251,7 +251,11 @@ class Book:
         return [use_of(grant) for grant in (next(lineage, None) for lineage in metered) if grant is not None]
 
     def left(self, signatures: Sequence[str]) -> list[Grant]:
-        """As ``count``, and count nothing."""
+        """As ``count``, and count nothing.
+
+        Raises:
+            errors.CapabilityExhaustedError: one of them was used as often as it may be.
+        """
         lineages = map(self.lineage, signatures)
         metered = [grant for lineage in lineages for grant in lineage if grant.max_uses is not None]
         wanted = Counter(grant.signature for grant in metered)
