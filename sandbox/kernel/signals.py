@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Collection
+
+# As much as the kernel writes of a process at once, and more.
+_STATUS_BYTES = 8192
 
 
 def reset(*, ignored: Collection[int] = ()) -> None:
@@ -23,12 +27,15 @@ def reset(*, ignored: Collection[int] = ()) -> None:
 
 def _changed() -> int:
     """The signals that are ignored or caught, each a bit; all of them where the kernel does not say."""
-    mask = 0
     try:
-        with open("/proc/thread-self/status", "rb") as stream:
-            for line in stream:
-                if line.startswith((b"SigIgn:", b"SigCgt:")):
-                    mask |= int(line.split()[1], 16)
+        fd = os.open("/proc/thread-self/status", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.read(fd, _STATUS_BYTES)
+        finally:
+            os.close(fd)
+        # The mask of what is ignored, and behind it that of what is caught, each of 16 digits.
+        at = status.index(b"\nSigIgn:\t")
+        ignored, caught = status[at:].split(maxsplit=4)[1:4:2]
+        return int(ignored, 16) | int(caught, 16)
     except (OSError, ValueError):
         return -1
-    return mask

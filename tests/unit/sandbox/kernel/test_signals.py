@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import signal
 from collections.abc import Callable
@@ -44,12 +43,12 @@ def test_whatever_was_caught_or_ignored_is_at_its_default_but_what_is_to_be_igno
 
 
 def test_where_the_kernel_does_not_say_all_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object) -> int:
         raise FileNotFoundError
 
     def work() -> bool:
         signals.reset()
         return _all_default()
 
-    monkeypatch.setattr(builtins, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert _child(work)
