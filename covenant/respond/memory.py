@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from covenant.respond import accounting, authority, fitting
 from covenant.respond.authority import Facts
 from covenant.stores.audit.interface import Entry
+from covenant.stores.memory.interface import Room
 from covenant.wire import requests, responses
 from covenant.wire.types import MemoryRecord, SignedCapability, Tier
 from policy import errors
@@ -37,6 +38,8 @@ MAX_RECORDS: Final = 1000
 MAX_ANSWER_BYTES: Final = fitting.ROOM
 # What a record takes on the wire: one that no answer carries could be kept and not be had again.
 MAX_RECORD_BYTES: Final = fitting.ROOM
+# What anybody but the operator may have, the answers to its intents included: no peer fills the disk of all.
+MAX_OWN: Final = Room(records=100_000, bytes=1024 * 1024 * 1024)
 MAX_TEXT_BYTES: Final = 4 * 1024 * 1024
 # How many records are looked at for a grant that admits only some.
 _MOST_LOOKED_AT: Final = 16 * MAX_RECORDS
@@ -119,6 +122,7 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
 
     Raises:
         errors.MemoryInvalidError: the text is empty or too long, or the metadata cannot be stored.
+        errors.MemoryFullError: the caller, who is not the operator, has ``MAX_OWN`` already.
         errors.NoMemoryError: the caller has no record that is named as its parent.
         errors.TextIgnoredError: a rule of .covenantignore matches.
     """
@@ -142,7 +146,7 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         parent=asked.parent,
     )
     check_size(record)
-    await server.memory.put(record)
+    await server.memory.put(record, room=None if caller.operator else MAX_OWN)
     receipt = await accounting.settle_memory(server, caller, record.id, record.text)
     await server.audit.append_all([written(record, "client"), accounting.receipt_row(receipt, None)])
     server.feed.publish("memory", record)

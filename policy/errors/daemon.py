@@ -197,6 +197,12 @@ class MemoryInvalidError(OperatorError):
     code = "memory_invalid"
 
 
+class MemoryFullError(OperatorError):
+    """The caller has as many records, or as much in them, as one caller may have."""
+
+    code = "memory_full"
+
+
 class MemoryConflictError(OperatorError):
     """The record is not as the order expects it."""
 

@@ -10,7 +10,9 @@ import pytest
 from covenant.respond import audit, fitting, memory
 from covenant.stores.audit import shared
 from covenant.stores.memory import sqlite
+from covenant.stores.memory.interface import Room
 from covenant.wire import async_client
+from policy import errors
 from tests import daemon_kit
 from tests.capability_kit import ADA, BOB
 
@@ -36,9 +38,9 @@ def _counted(monkeypatch: pytest.MonkeyPatch, store: Any) -> list[int]:
 async def test_many_long_rows_are_not_read_at_once(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "AT_FIRST", 8)
     async with daemon_kit.running(covenant_home) as daemon:
-        made = await daemon.ask("enroll_peer", display="eve@local", actions=[])
+        made = await daemon.ask("enroll_peer", display="eve@local", actions=["memory.write"])
         async with async_client.connected(covenant_home, token=made["token_b58"]) as eve:
-            # No grant is needed for a row that has the whole of an intent's text.
+            # Of whoever may write, a row has the whole of an intent's text.
             for _ in range(20):
                 assert (await eve.ask("submit_intent", text="/.env " + "x" * LONG))["status"] == "ignored"
             brought = _counted(monkeypatch, daemon.server.audit)
@@ -92,6 +94,7 @@ async def test_short_rows_before_long_ones_do_not_have_them_all_held(
 ) -> None:
     monkeypatch.setattr(shared, "MOST_HELD_BYTES", 4 * LONG)
     async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
         for number in range(20):
             await daemon.ask("submit_intent", text=f"/.env {number} " + "x" * LONG)
         for number in range(70):
@@ -121,3 +124,36 @@ async def test_short_records_before_long_ones_do_not_have_them_all_held(
         assert [one.text[:6] for one in await store.recent(None, 10)] == [f"word{19 - n}" for n in range(10)]
         assert 8 < len(await store.recent(None, 1000)) <= 8 + 8
         assert len(await store.search((), "common", None, 1000, None)) <= 8 + 8
+
+
+async def test_a_peer_that_fills_memory_fills_its_own_room_alone(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MAX_OWN", Room(records=3, bytes=10_000))
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
+        tokens = [
+            (await daemon.ask("enroll_peer", display=who, actions=["memory.write", "memory.purge"]))["token_b58"]
+            for who in ("eve@local", "bob@local")
+        ]
+        async with (
+            async_client.connected(covenant_home, token=tokens[0]) as eve,
+            async_client.connected(covenant_home, token=tokens[1]) as bob,
+        ):
+            with pytest.raises(errors.CovenantError, match="10000 bytes") as caught:
+                await eve.ask("put_memory", tier="working", text="x" * 10_001)
+            assert caught.value.code == "memory_full"
+            for number in range(3):
+                await eve.ask("put_memory", tier="working", text=f"eve {number}")
+            with pytest.raises(errors.CovenantError, match="3 records"):
+                await eve.ask("put_memory", tier="episodic", text="eve once more")
+            # Nobody else has less for it.
+            await bob.ask("put_memory", tier="working", text="bob")
+            for number in range(4):
+                await daemon.ask("put_memory", tier="working", text=f"operator {number}")
+            # What was refused left neither a receipt nor a row that says that it was kept.
+            assert len(await daemon.server.receipts.recent(100)) == 3 + 1 + 4
+            rows = await daemon.server.audit.recent(1000)
+            assert sum(row.kind.get("type") == "memory_written" for row in rows) == 3 + 1 + 4
+            assert (await eve.ask("purge_memory", tier="working", before_ms=2**62))["purged"] == 3
+            await eve.ask("put_memory", tier="working", text="eve again")

@@ -27,6 +27,7 @@ from covenant.stores.memory.interface import (
     Hit,
     Repair,
     Repaired,
+    Room,
 )
 from covenant.stores.memory.searching import Asked, Searcher
 from covenant.stores.memory.vectors import Block
@@ -105,9 +106,13 @@ class DurableMemory:
 
     # Writing --------------------------------------------------------------------------------------------------
 
-    async def put(self, record: MemoryRecord) -> None:
-        """Write a record, in the place of the one of the same id."""
-        await self._writer.put(record)
+    async def put(self, record: MemoryRecord, *, room: Room | None = None) -> None:
+        """Write a record, in the place of the one of the same id.
+
+        Raises:
+            errors.MemoryFullError: with it, its owner would have more than ``room``.
+        """
+        await self._writer.put(record, room)
 
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
         """Delete what was made before; how many."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from covenant.stores.memory import plans, ranking, rows, vectors
+from covenant.stores.memory import plans, ranking, rooms, rows, vectors
 from covenant.stores.memory.interface import (
     BadRow,
     Compacted,
@@ -18,6 +18,7 @@ from covenant.stores.memory.interface import (
     Hit,
     Repair,
     Repaired,
+    Room,
 )
 from covenant.stores.memory.vectors import Entry, Matrices, Near
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
@@ -44,8 +45,15 @@ class InMemory:
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def put(self, record: MemoryRecord) -> None:
-        """Write a record, in the place of the one of the same id."""
+    async def put(self, record: MemoryRecord, *, room: Room | None = None) -> None:
+        """Write a record, in the place of the one of the same id.
+
+        Raises:
+            errors.MemoryFullError: with it, its owner would have more than ``room``.
+        """
+        if room is not None:
+            held = [*self._among(None, record.owner.pubkey), record]
+            rooms.check(room, len(held), sum(rooms.size_of(rows.encode(one)) for one in held))
         self._keep(record)
 
     def _keep(self, record: MemoryRecord) -> None:

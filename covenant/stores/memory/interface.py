@@ -30,6 +30,14 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """How many records one owner may have, and how many bytes of text, metadata and vectors in them."""
+
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DetachParent:
     """Take a record's parent away; when ``expected_parent`` is given, only if it is that one."""
 
@@ -123,8 +131,12 @@ class Memory(Protocol):
         """The space whose vectors are compared."""
         ...
 
-    async def put(self, record: MemoryRecord) -> None:
-        """Write a record, in the place of the one of the same id."""
+    async def put(self, record: MemoryRecord, *, room: Room | None = None) -> None:
+        """Write a record, in the place of the one of the same id.
+
+        Raises:
+            errors.MemoryFullError: with it, its owner would have more than ``room``.
+        """
         ...
 
     async def get(self, record_id: str) -> MemoryRecord | None:

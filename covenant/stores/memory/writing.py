@@ -11,6 +11,8 @@ import anyio
 
 from covenant.stores.memory import rows
 from covenant.stores.memory.cache import Cache, Change, Gone, Moved, Put
+from covenant.stores.memory.interface import Room
+from covenant.stores.memory.rooms import Tallies
 from covenant.stores.memory.vectors import Entry
 from covenant.wire.types import MemoryRecord, Tier
 from policy import errors
@@ -65,10 +67,11 @@ class Transaction:
 
 
 class _Waiting:
-    __slots__ = ("done", "error", "record", "row")
+    __slots__ = ("done", "error", "record", "room", "row")
 
-    def __init__(self, record: MemoryRecord) -> None:
+    def __init__(self, record: MemoryRecord, room: Room | None) -> None:
         self.record = record
+        self.room = room
         self.row = rows.encode(record)
         self.done = False
         self.error: errors.CovenantError | None = None
@@ -90,10 +93,15 @@ class Writer:
         self._label = label
         self._guarded = guarded
         self._queue: list[_Waiting] = []
+        self._tallies = Tallies()
 
-    async def put(self, record: MemoryRecord) -> None:
-        """Write a record, in the place of the one of the same id."""
-        waiting = _Waiting(record)
+    async def put(self, record: MemoryRecord, room: Room | None) -> None:
+        """Write a record, in the place of the one of the same id.
+
+        Raises:
+            errors.MemoryFullError: with it, its owner would have more than ``room``.
+        """
+        waiting = _Waiting(record, room)
         self._queue.append(waiting)
         try:
             async with self.turn:
@@ -114,13 +122,24 @@ class Writer:
             try:
                 async with self._transaction("memory_write") as under_way:
                     for one in group:
-                        await under_way.write(one.record, one.row)
+                        await self._put_one(under_way, one)
             except errors.MemoryStoreError as e:
                 for one in group:
                     one.error = errors.MemoryStoreError(e.message, hint=e.hint, where=e.where)
             finally:
                 for one in group:
                     one.done = True
+
+    async def _put_one(self, under_way: Transaction, one: _Waiting) -> None:
+        if one.room is not None:
+            try:
+                await self._tallies.check(under_way.db, one.row, one.room)
+            except errors.MemoryFullError as e:
+                # Its own matter: whoever waits beside it is written.
+                one.error = e
+                return
+        await under_way.write(one.record, one.row)
+        self._tallies.note(one.row)
 
     @contextlib.asynccontextmanager
     async def exclusive(self, savepoint: str = "memory_write") -> AsyncIterator[Transaction]:
@@ -129,6 +148,8 @@ class Writer:
             with anyio.CancelScope(shield=True):
                 async with self._transaction(savepoint) as under_way:
                     yield under_way
+                if any(isinstance(change, Gone) for change in under_way.changes):
+                    self._tallies.forget()
         await self._cache.settle()
 
     @contextlib.asynccontextmanager
@@ -144,6 +165,7 @@ class Writer:
                 await self._db.execute("COMMIT")
                 self._cache.add(under_way.changes)
             except BaseException:
+                self._tallies.forget()
                 if self._db.in_transaction:
                     await self._db.execute("ROLLBACK")
                 raise

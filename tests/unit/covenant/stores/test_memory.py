@@ -15,8 +15,9 @@ from covenant.stores.memory.interface import (
     DeleteRecord,
     DetachParent,
     Memory,
+    Room,
 )
-from covenant.wire.types import MemoryRecord, Tier
+from covenant.wire.types import AgentId, MemoryRecord, Tier
 from policy import errors
 from tests.memory_kit import ALICE, BOB, STORES, name, opened, receipt, record
 
@@ -86,6 +87,59 @@ async def test_what_would_not_come_back_is_refused(store: Memory, bad: MemoryRec
     with pytest.raises(errors.MemoryInvalidError):
         await store.put(bad)
     assert await store.recent(None, 10) == []
+
+
+async def test_an_owner_has_so_much_room_and_no_more(store: Memory) -> None:
+    room = Room(records=3, bytes=10**6)
+    for number in range(1, 4):
+        await store.put(record(number, owner=BOB), room=room)
+    with pytest.raises(errors.MemoryFullError, match="3 records"):
+        await store.put(record(4, owner=BOB), room=room)
+    # Nobody else has less for it, and nobody who is not bounded.
+    await store.put(record(5), room=room)
+    await store.put(record(6, owner=BOB))
+    assert {one.created_at for one in await store.recent(None, 9)} == {1, 2, 3, 5, 6}
+    # What was deleted makes room, whichever way.
+    await store.repair(DeleteRecord(name(1)), apply=True)
+    with pytest.raises(errors.MemoryFullError):
+        await store.put(record(7, owner=BOB), room=room)
+    assert await store.purge(None, 3, owner=BOB.pubkey) == 1
+    await store.put(record(7, owner=BOB), room=room)
+    with pytest.raises(errors.MemoryFullError):
+        await store.put(record(8, owner=BOB), room=room)
+
+
+async def test_room_is_in_bytes_of_all_that_a_record_has(store: Memory) -> None:
+    room = Room(records=9, bytes=100)
+    with pytest.raises(errors.MemoryFullError, match="100 bytes"):
+        await store.put(record(1, "é" * 51), room=room)
+    with pytest.raises(errors.MemoryFullError):
+        await store.put(record(1, metadata="x" * 99), room=room)
+    with pytest.raises(errors.MemoryFullError):
+        await store.put(record(1, embedding=(1.0,) * 25), room=room)
+    await store.put(record(1, "é" * 24, embedding=(1.0,) * 12), room=room)
+    with pytest.raises(errors.MemoryFullError):
+        await store.put(record(2, "x"), room=room)
+    assert [one.created_at for one in await store.recent(None, 9)] == [1]
+
+
+async def test_of_many_at_once_as_many_are_kept_as_there_is_room_for(store: Memory) -> None:
+    room, refused = Room(records=5, bytes=10**6), []
+
+    async def put(number: int, owner: AgentId) -> None:
+        try:
+            await store.put(record(number, owner=owner), room=room)
+        except errors.MemoryFullError:
+            refused.append(number)
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(put, number, BOB)
+        group.start_soon(put, 99, ALICE)
+    kept = await store.recent(None, 99)
+    assert len(kept) == 6
+    assert len(refused) == 15
+    assert 99 in {one.created_at for one in kept}
 
 
 # Search -------------------------------------------------------------------------------------------------------

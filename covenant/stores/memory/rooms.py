@@ -1,0 +1,66 @@
+"""How much of memory one owner has: counted when it is first asked for, and kept up by what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import aiosqlite
+
+from covenant.stores.memory import rows
+from covenant.stores.memory.interface import Room
+from policy import errors
+
+_OWNER: Final = rows.COLUMNS.index("owner_pubkey")
+_MEASURED: Final = ("text", "embedding", "metadata")
+_PLACES: Final = tuple(rows.COLUMNS.index(name) for name in _MEASURED)
+_COUNT: Final = (
+    f"SELECT count(*), total({' + '.join(f'length(CAST({name} AS BLOB))' for name in _MEASURED)}) "  # noqa: S608
+    "FROM memories WHERE owner_pubkey = ?"
+)
+
+
+def size_of(row: Sequence[Any]) -> int:
+    """How many bytes a row takes of its owner's room."""
+    return sum(len(one.encode()) if isinstance(one := row[place], str) else len(one) for place in _PLACES)
+
+
+def check(room: Room, records: int, size: int) -> None:
+    """
+    Raises:
+        errors.MemoryFullError: so many records, of so many bytes, are more than there is room for.
+    """
+    if records > room.records or size > room.bytes:
+        raise errors.MemoryFullError(
+            f"one caller may have {room.records} records of {room.bytes} bytes in all",
+            hint="purge what is not needed: covenant memory purge",
+        )
+
+
+class Tallies:
+    """What owners have. Asked within transactions alone, which come one after the other."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[int, int]] = {}
+
+    async def check(self, db: aiosqlite.Connection, row: Sequence[Any], room: Room) -> None:
+        """Whether there is room for a row.
+
+        Raises:
+            errors.MemoryFullError: there is none.
+        """
+        held = self._held.get(row[_OWNER])
+        if held is None:
+            ((count, size),) = await db.execute_fetchall(_COUNT, (row[_OWNER],))
+            held = self._held[row[_OWNER]] = int(count), int(size)
+        check(room, held[0] + 1, held[1] + size_of(row))
+
+    def note(self, row: Sequence[Any]) -> None:
+        """That a row was written. One that took another's place counts twice until somebody deletes."""
+        held = self._held.get(row[_OWNER])
+        if held is not None:
+            self._held[row[_OWNER]] = held[0] + 1, held[1] + size_of(row)
+
+    def forget(self) -> None:
+        """Count anew: something was deleted, or not written after all."""
+        self._held.clear()
