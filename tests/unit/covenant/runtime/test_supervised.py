@@ -110,6 +110,18 @@ async def test_the_rows_of_a_run_come_as_they_stand_and_its_family_is_billed(tmp
     assert (billed.cpu_ms, billed.memory_byte_ms, billed.wall_ms) == (5_000, 30 << 20, 90)
 
 
+async def test_many_rows_come_as_well_as_few(tmp_path: Path, card: Card) -> None:
+    lines = _lines("r", "c") * 200
+
+    def tells(request: Document) -> Document:
+        return supervisor_double.told(request, *lines)
+
+    with SupervisorDouble(tmp_path / "s.sock", tells=tells) as double:
+        found = (await _run(_asking(double.path), card, _intent())).told
+    assert found is not None
+    assert [(row.line or "").encode() for row in found.rows] == lines
+
+
 async def test_a_refusal_brings_its_rows_as_well(tmp_path: Path, card: Card) -> None:
     def refuses(request: Document) -> Document:
         return errors.UnsignedError("the package is not signed").to_json()
