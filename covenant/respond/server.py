@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from covenant.daemon_config import Settings
 from covenant.identity import Identity
 from covenant.providers.chain import Chain, OffChain
@@ -66,6 +68,8 @@ class Server:
     meter: Meter = field(default_factory=Meter)
     chain: Chain = field(default_factory=OffChain)
     live: Live = field(init=False)
+    # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
+    verifying: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
         self.live = Live(self.feed)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import anyio
 import pytest
 
 from covenant.respond import drift_kinds, verify
+from covenant.respond.caller import Caller
+from covenant.respond.drift import Window
+from covenant.respond.server import Server
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import Tier
 from tests.memory_kit import name, opened, receipt, record
@@ -106,6 +110,38 @@ async def test_what_others_do_neither_hides_nor_crowds_out_what_is_wrong_with_on
     await world.server.audit.append("memory_purged", purged, world.operator.agent)
     for caller in (alice, world.operator):
         assert "audit_without_memory" not in {one.kind for one in (await report(world, caller=caller)).drift}
+
+
+async def test_peers_look_one_after_the_other_and_the_operator_waits_for_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, most, go_on = 0, 0, anyio.Event()
+    whole = verify.gather
+
+    async def gather(server: Server, caller: Caller, size: int) -> Window:
+        nonlocal looks, most
+        if caller.operator:
+            return await whole(server, caller, size)
+        looks += 1
+        most = max(most, looks)
+        await go_on.wait()
+        looks -= 1
+        return await whole(server, caller, size)
+
+    async def look(caller: Caller) -> None:
+        await report(world, caller=caller)
+
+    monkeypatch.setattr(verify, "gather", gather)
+    peers = [await world.granted(one) for one in (ALICE, BOB)]
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for caller in peers * 3:
+                group.start_soon(look, caller)
+            await anyio.wait_all_tasks_blocked()
+            assert (await report(world)).window == 100
+            assert looks == 1
+            go_on.set()
+    assert (looks, most) == (0, 1)
 
 
 async def test_a_cycle_that_leaves_the_window_is_followed(world: World) -> None:
