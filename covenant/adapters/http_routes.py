@@ -168,6 +168,7 @@ OURS: Final = (
     _get("/capabilities/usage", "capability_usage", "capability_usage", "What is left of the caller's grants."),
     _post("/peers/enroll", "enroll_peer", "peer_enrolled", "Let somebody in."),
     _get("/audit/prove/{event_id}", "prove_audit_inclusion", "audit_inclusion", "That a row is in the log."),
+    _post("/audit/cosign", "cosign_audit_checkpoint", "audit_checkpoint", "Keep cosignatures of a checkpoint."),
     _get("/provenance", "query_provenance", "provenance_actions", "Who did what by whose leave."),
     _get("/denials", "recent_denials", "denials", "What agents were denied."),
     _post("/a2a/retry-stale", "retry_a2_a_stale", "a2_a_auto_retried", "Put stale leases back.", inside="policy"),

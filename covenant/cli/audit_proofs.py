@@ -7,6 +7,7 @@ forms are C2SP's (tlog-checkpoint, tlog-cosignature, and tlog-witness for what i
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import time
@@ -146,35 +147,55 @@ def cosign(file: Any, key: Path, name: str, log_key: str) -> None:
     "--witness", "witnesses", multiple=True, required=True, help="A witness's key: a vkey, or the file with it."
 )
 def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
-    """Keep cosignatures with the newest checkpoint. FILE has the lines that witnesses answered, or a whole note.
+    """Keep cosignatures with the checkpoint that they are of. FILE has the lines of witnesses, or a whole note.
 
-    The daemon must not run: the log has one writer.
+    A running daemon keeps them, for its operator; where none runs, this does.
     """
-    import anyio
-
     from policy import note
 
     known = [note.Verifier.parse(_text_or_file(text)) for text in witnesses]
     text = file.read(note.MAX_BYTES + 1).decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.startswith("\u2014 ")]
-    merged = anyio.run(_kept, lines, known)
-    _print(merged.raw.decode())
+    signed = _cosigned_by([note.parse_signature(line) for line in lines], known)
+    named = [one.text for one in known]
+    try:
+        with door.daemon() as daemon:
+            answer = daemon.ask("cosign_audit_checkpoint", checkpoint=signed.raw.decode(), witnesses=named)
+            kept: str = answer["checkpoint"]
+    except errors.DaemonSilentError:
+        import anyio
+
+        kept = anyio.run(_kept, signed, known).raw.decode()
+    _print(kept)
 
 
-async def _kept(lines: list[str], known: list[note.Verifier]) -> note.Note:
+def _cosigned_by(signatures: list[note.Signature], known: list[note.Verifier]) -> note.Note:
+    """The newest checkpoint of the log's that these cosignatures are of: rows may have come since it was shown."""
+    from policy import note
+
+    wrong: errors.NoteError | None = None
+    for signed in reversed(_stored()):
+        origin = note.Checkpoint.parse(signed.text).origin
+        given = tuple(one for one in signatures if one.name != origin)
+        try:
+            # By what was given alone: an older checkpoint may have cosignatures of the same witness already.
+            note.Note(signed.text, given).verified(known)
+        except errors.NoteError as e:
+            wrong = wrong or e
+        else:
+            return functools.reduce(note.Note.with_signature, given, signed)
+    assert wrong is not None
+    raise wrong
+
+
+async def _kept(signed: note.Note, known: list[note.Verifier]) -> note.Note:
     from covenant import daemon_home, identity
     from covenant.stores.audit.durable import DurableAudit
-    from policy import note
 
     home = common.home()
     with daemon_home.held(home):
         agent = identity.Identity.load(home).agent
         async with await DurableAudit.open(home, issuer=agent, now_ms=lambda: time.time_ns() // 1_000_000) as log:
-            signed = _stored()[-1]
-            for line in lines:
-                one = note.parse_signature(line)
-                if one.name != log.origin:
-                    signed = signed.with_signature(one)
             return await log.cosigned(signed, known)
 
 

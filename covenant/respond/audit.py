@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from covenant.respond import authority, fitting, integrity
 from covenant.respond.authority import Facts
 from covenant.wire import parts, requests, responses
-from policy import audit
+from policy import audit, errors, note
 
 if TYPE_CHECKING:
     from covenant.respond.caller import Caller
@@ -77,6 +77,22 @@ async def prove_audit_inclusion(
     return responses.AuditInclusion(proof=_on_the_wire(proof) if proof else None)
 
 
+async def cosign_audit_checkpoint(
+    server: Server, caller: Caller, asked: requests.CosignAuditCheckpoint
+) -> responses.AuditCheckpoint:
+    """Keep cosignatures of witnesses whom the operator names; who that was is a row for each."""
+    await authority.require_operator(server, caller, None, "keep cosignatures of the audit log")
+    if len(asked.witnesses) > note.MAX_SIGNATURES:
+        raise errors.UsageError(f"{len(asked.witnesses)} witnesses are named, at most {note.MAX_SIGNATURES} are taken")
+    witnesses = [note.Verifier.parse(one) for one in asked.witnesses]
+    try:
+        cosigned = note.Note.parse(asked.checkpoint.encode())
+    except UnicodeEncodeError as e:
+        raise errors.NoteError("the note is not valid Unicode") from e
+    kept = await server.audit.cosigned(cosigned, witnesses)
+    return responses.AuditCheckpoint(checkpoint=kept.raw.decode())
+
+
 def report(found: audit.Report) -> parts.AuditReport:
     """The report as version 1 sends it: its failures are texts."""
     return parts.AuditReport(
@@ -109,4 +125,5 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "verify_audit_integrity": verify_audit_integrity,
     "purge_audit": purge_audit,
     "prove_audit_inclusion": prove_audit_inclusion,
+    "cosign_audit_checkpoint": cosign_audit_checkpoint,
 }

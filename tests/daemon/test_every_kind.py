@@ -29,6 +29,7 @@ ANSWERS = {
     "chain_status": "chain_status",
     "compact_a2_a": "a2_a_compacted",
     "compact_memory": "memory_compacted",
+    "cosign_audit_checkpoint": "error",
     "enroll_peer": "peer_enrolled",
     "flush_receipts": "error",
     "get_intent_result": "error",

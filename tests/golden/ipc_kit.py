@@ -72,6 +72,10 @@ BATCH = {"batch_id": HEX, "merkle_root": HEX, "receipt_count": 2, "tx_sig": None
 REPORT = {"events": 2, "anchors": 2, "valid": True, "root_hash_hex": HEX, "failures": []}
 TOOL = {"name": "echo", "description": "says it again", "inputSchema": {"type": "object", "required": ["text"]}}
 
+_ROOT = "q83vASNFZ4mrze8BI0VniavN7wEjRWeJq83vASNFZ4k="
+NOTE = f"covenant.example/log\n2\n{_ROOT}\n\n\u2014 covenant.example/log 5d5e1a2b{_ROOT}\n"
+WITNESS = f"witness.example/w1+5d5e1a2b+BKvN{_ROOT}"
+
 REQUESTS: dict[str, dict[str, Any]] = {
     "ping": {},
     "protocol_info": {},
@@ -208,6 +212,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "promote_memory": {"id": UUID, "tier": "longterm"},
     "recent_denials": {"limit": 20, "run_id": "r1"},
     "cancel_a2_a_task": {"task_id": UUID, "reason": "not needed"},
+    "cosign_audit_checkpoint": {"checkpoint": NOTE, "witnesses": [WITNESS]},
     "get_intent_result": {"intent_id": UUID},
     "list_agents": {},
     "reload_agents": {},
@@ -333,6 +338,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
             "checkpoint": None,
         }
     },
+    "audit_checkpoint": {"checkpoint": NOTE},
     "provenance_actions": {
         "integrity": REPORT,
         "actions": [

@@ -169,6 +169,14 @@ class ProveAuditInclusion(Request):
     event_id: str
 
 
+class CosignAuditCheckpoint(Request):
+    """Ours. Keep with a checkpoint of the log's the cosignatures on it that are of ``witnesses`` (vkeys)."""
+
+    kind: Literal["cosign_audit_checkpoint"] = "cosign_audit_checkpoint"
+    checkpoint: str
+    witnesses: tuple[str, ...]
+
+
 class QueryProvenance(Request):
     """Who did what by whose leave."""
 

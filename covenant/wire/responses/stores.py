@@ -174,6 +174,13 @@ class AuditInclusion(Response):
     proof: parts.InclusionProof | None
 
 
+class AuditCheckpoint(Response):
+    """Ours, to ``cosign_audit_checkpoint``: the signed note with all cosignatures that it has now."""
+
+    kind: Literal["audit_checkpoint"] = "audit_checkpoint"
+    checkpoint: str
+
+
 class ProvenanceActions(Response):
     """To ``query_provenance``; ``scanned`` rows were looked at."""
 

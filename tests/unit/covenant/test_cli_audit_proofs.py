@@ -228,6 +228,25 @@ def test_a_witness_follows_the_log_and_its_cosignatures_are_kept(home: Path, tmp
     assert "audit_checkpoint_cosigned" in kinds
 
 
+def test_a_running_daemon_keeps_cosignatures_for_its_operator(daemon: Path, tmp_path: Path) -> None:
+    fill(daemon, 3)
+    vkey = str(daemon / "audit-head" / "checkpoint.vkey")
+    made = {}
+    for name in ("one", "two"):
+        shown = call("cosign", "--key", str(tmp_path / name), "--name", name, "--log", vkey, stdin=works("checkpoint"))
+        made[name] = (shown.stderr.removeprefix("witness key: ").strip(), shown.stdout)
+        # Rows come all the while, and other checkpoints with them.
+        fill(daemon, 2)
+    for name, (witness, lines) in made.items():
+        kept = note.Note.parse(works("cosigned", "--witness", witness, stdin=lines).encode())
+        assert [one.verifier.name for one in kept.verified([note.Verifier.parse(witness)])] == [name]
+    rows = [row["kind"] for row in json.loads(works("recent", "--json"))["events"]]
+    assert sum(row["type"] == "audit_checkpoint_cosigned" for row in rows) == 2
+    assert json.loads(works("verify", "--json"))["valid"]
+    refused = call("cosigned", "--witness", made["one"][0], stdin=made["two"][1])
+    assert isinstance(refused.exception, errors.NoteError)
+
+
 def test_a_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
     fill(home, 3)
     key, vkey = tmp_path / "witness.key", str(home / "audit-head" / "checkpoint.vkey")

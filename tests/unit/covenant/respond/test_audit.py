@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.identity import Identity
 from covenant.respond import audit, fitting, provenance
@@ -178,6 +179,52 @@ async def test_anothers_row_is_as_one_that_is_not_there(server: Server) -> None:
     assert (await audit.prove_audit_inclusion(server, operator(server), asked)).proof is not None
     unknown = requests.ProveAuditInclusion(event_id="0" * 36)
     assert (await audit.prove_audit_inclusion(server, operator(server), unknown)).proof is None
+
+
+async def _cosigned(server: Server, witness: Ed25519PrivateKey) -> tuple[str, str]:
+    """A checkpoint with a witness's cosignature, and that witness's vkey."""
+    await rows(server, 3)
+    signed = await server.audit.checkpoint()
+    line = note.cosign(signed.text, "w", witness, 1_700_000_000)
+    vkey = note.Verifier("w", note.COSIGNATURE, witness.public_key()).text
+    return signed.with_signature(line).raw.decode(), vkey
+
+
+async def test_the_operator_has_cosignatures_kept(server: Server) -> None:
+    checkpoint, vkey = await _cosigned(server, Ed25519PrivateKey.generate())
+    asked = requests.CosignAuditCheckpoint(checkpoint=checkpoint, witnesses=(vkey,))
+    with pytest.raises(errors.CovenantError):
+        await audit.cosign_audit_checkpoint(server, peer(), asked)
+    assert "audit_checkpoint_cosigned" not in await kinds(server)
+    assert (await audit.cosign_audit_checkpoint(server, operator(server), asked)).checkpoint == checkpoint
+    assert "audit_checkpoint_cosigned" in await kinds(server)
+
+
+async def test_no_other_cosignature_and_no_other_checkpoint_is_kept(server: Server) -> None:
+    witness, stranger = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    checkpoint, vkey = await _cosigned(server, witness)
+    other = note.Verifier("w", note.COSIGNATURE, stranger.public_key()).text
+    head, dash, line = checkpoint.rpartition("\u2014")
+    for text, keys in (
+        (checkpoint, (other,)),
+        (checkpoint, ()),
+        (checkpoint.replace("\n3\n", "\n2\n"), (vkey,)),
+        (head + dash + line.replace("A", "B").replace("a", "b"), (vkey,)),
+        (head, (vkey,)),
+        ("", (vkey,)),
+        ("\ud800", (vkey,)),
+        (checkpoint, ("w+00000000+AAAA",)),
+        ("x" * (note.MAX_BYTES + 1), (vkey,)),
+    ):
+        with pytest.raises(errors.NoteError):
+            await audit.cosign_audit_checkpoint(
+                server, operator(server), requests.CosignAuditCheckpoint(checkpoint=text, witnesses=keys)
+            )
+    with pytest.raises(errors.UsageError):
+        await audit.cosign_audit_checkpoint(
+            server, operator(server), requests.CosignAuditCheckpoint(checkpoint=checkpoint, witnesses=(vkey,) * 65)
+        )
+    assert "audit_checkpoint_cosigned" not in await kinds(server)
 
 
 # query_provenance ------------------------------------------------------------------------------------------------
@@ -364,5 +411,6 @@ def test_the_tables_name_their_kinds() -> None:
         "verify_audit_integrity",
         "purge_audit",
         "prove_audit_inclusion",
+        "cosign_audit_checkpoint",
         "query_provenance",
     }
