@@ -2,7 +2,8 @@
 """Search in memory beside the bare numpy product that it cannot do without, in the same run.
 
     100,000 records of 384 dimensions in memory.db; the ten best for a query, by vector alone, with words that few
-    records have, with words that all of them have, and among one owner's.
+    records have, with words that all of them have (also with a write before each, since how many records have a word
+    is counted once between two commits), and among one owner's.
 
 The ranking is compared with that of the bare product, and with one in float64. Wall clock, the two taken in turns.
 
@@ -50,7 +51,11 @@ async def filled(path: Path, rows: np.ndarray[Any, Any]) -> tuple[DurableMemory,
 
 
 async def medians(
-    first: Callable[[], Awaitable[object]], second: Callable[[], object], runs: int
+    first: Callable[[], Awaitable[object]],
+    second: Callable[[], object],
+    runs: int,
+    *,
+    before: Callable[[], Awaitable[object]] | None = None,
 ) -> tuple[float, float]:
     """The medians of both in milliseconds, called in turns, each as often before the other as after it."""
     ours: list[float] = []
@@ -65,6 +70,8 @@ async def medians(
         times.append(time.perf_counter() - begin)
 
     for number in range(runs + 4):
+        if before is not None:
+            await before()
         turns = [(ours, first), (theirs, None)]
         for times, ask in turns if number % 2 else reversed(turns):
             await measured(times, ask)
@@ -93,13 +100,20 @@ async def report(store: DurableMemory, rows: np.ndarray[Any, Any], queries: np.n
     # As the store has them, and in its order: the product of the same bytes.
     plain = np.ascontiguousarray([vectors.normalised(row) for row in rows])
     turn = iter(range(10**9))
-    settings: dict[str, tuple[str, Any]] = {
-        "by vector": ("", None),
-        "and words of few": ("topic77 word123", None),
-        "and words of all": ("a record of memory about topic77", None),
-        "of one owner": ("", BOB.pubkey),
+    everywhere = "a record of memory about topic77"
+    settings: dict[str, tuple[str, Any, bool]] = {
+        "by vector": ("", None, False),
+        "and words of few": ("topic77 word123", None, False),
+        "and words of all": (everywhere, None, False),
+        "and after each write": (everywhere, None, True),
+        "of one owner": ("", BOB.pubkey, False),
     }
-    for name, (text, owner) in settings.items():
+
+    async def write() -> None:
+        # Without a vector, so that both sides go on comparing the same.
+        await store.put(record(len(rows), "written meanwhile"))
+
+    for name, (text, owner, written) in settings.items():
 
         async def ours(text: str = text, owner: str | None = owner) -> None:
             query = queries[next(turn) % len(queries)].tolist()
@@ -108,7 +122,7 @@ async def report(store: DurableMemory, rows: np.ndarray[Any, Any], queries: np.n
         def product() -> None:
             plain @ queries[next(turn) % len(queries)]
 
-        search, bare = await medians(ours, product, runs)
+        search, bare = await medians(ours, product, runs, before=write if written else None)
         print(f"  {name:<24} {search:8.2f} ms    product {bare:8.2f} ms    ratio {search / bare:5.2f}")
     same32 = same64 = 0
     wide = plain.astype(np.float64)

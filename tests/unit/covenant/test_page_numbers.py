@@ -12,6 +12,7 @@ from covenant.respond import budget, feed, fitting, identity, memory
 from covenant.runtime import packages
 from covenant.stores.capabilities import book
 from covenant.stores.mailbox.interface import Limits
+from covenant.stores.memory import durable, ranking
 from covenant.wire import frames
 from policy.capabilities import chain
 from policy.data import price_table
@@ -33,6 +34,11 @@ SAID = [
     ("memory.md", f"at most {memory.MAX_RECORDS:,} records"),
     ("memory.md", f"at most {memory.MAX_RECORD_BYTES // _MIB} MiB on the wire"),
     ("memory.md", f"its text {memory.MAX_TEXT_BYTES // _MIB} MiB"),
+    ("memory.md", f"have {memory.MAX_OWN.records:,} records and {memory.MAX_OWN.bytes // _MIB // 1024} GiB"),
+    ("memory.md", f"more than {ranking.COMMON:,} of the records"),
+    ("memory.md", f"in {ranking.MOST_RANKED:,} records together"),
+    ("memory.md", f"more than {durable.MOST_WARM_BYTES // _MIB} MiB; a search"),
+    ("memory.md", f"the first {ranking.MAX_WORDS} words"),
     ("capabilities.md", f"A chain has at most {chain.MAX_DEPTH} links"),
     ("capabilities.md", f"below one grant stand at most {book.MAX_BELOW:,}"),
     ("capabilities.md", f"has at most {book.MAX_PER_ACTION} of one action"),
