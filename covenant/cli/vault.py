@@ -208,6 +208,7 @@ def _opener(config: Config, passphrase_file: str | None) -> Iterator[Key]:
 
 def _configured_file(config: Config, *, unless: bool) -> Path | None:
     from sandbox.vault import keys
+    from sandbox.vault.settings import CREDENTIAL
 
     if unless and not config.vault.key:
         return None
@@ -216,7 +217,15 @@ def _configured_file(config: Config, *, unless: bool) -> Path | None:
             "what shall open the vault is not said",
             hint='write [vault] key = "/etc/covenant/vault.key" in config.toml, or give --key-file or --new-passphrase',
         )
-    return keys.path_of(config.vault.key)
+    file = keys.path_of(config.vault.key)
+    # INVARIANT: what systemd hands over is never made here: it would be gone with the unit, and the vault with it.
+    if config.vault.key.startswith(CREDENTIAL) and not file.exists():
+        raise errors.VaultKeyError(
+            f"systemd has not given this unit `{config.vault.key}`",
+            hint="systemd-creds encrypt, and LoadCredentialEncrypted= in the unit; see docs/credentials.md",
+            where=str(file),
+        )
+    return file
 
 
 def _keys(stack: contextlib.ExitStack, file: Path | None, prompt: bool, passphrase_file: str | None) -> list[Key]:

@@ -35,6 +35,9 @@ _ENDINGS = frozenset({
     "not_enforceable", "self_test_failed",
 })  # fmt: skip
 
+# Whoever brought an intent hears that the instance's own keeper was killed.
+_OF_AN_INSTANCE = frozenset({"keeper_silent"})
+
 # A keeper that only brings an intent to an instance takes fewer steps than this; one that makes an instance many more.
 _SHORT = 500
 
@@ -143,6 +146,7 @@ class Campaign:
         if by_itself:
             # Only something below it was killed, or nothing: it clears up by itself.
             allowed = _ENDINGS | (_LATE if point.target and point.target.victim in ROLES else set())
+            allowed |= _OF_AN_INSTANCE if self.scene.work == "standby" else set()
             if outcome.error not in (allowed if endings is None else endings):
                 wrong.append(f"it ended with `{outcome.error}`: {outcome.detail}")
             if not self._leaves(point):
@@ -238,7 +242,7 @@ class Campaign:
             wrong.append(f"one run answered twice: {answered}")
         if len(self._started) > len(asked):
             wrong.append(f"{len(asked)} intents were asked, and {len(self._started)} runs began")
-        if len(answered) < len(asked) and outcome.error not in _ENDINGS - {""} | {"keeper_silent"}:
+        if len(answered) < len(asked) and outcome.error not in _ENDINGS - {""} | _OF_AN_INSTANCE:
             wrong.append(f"an intent was answered with `{outcome.error}`: {outcome.detail}")
         return wrong
 

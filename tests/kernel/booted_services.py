@@ -121,6 +121,10 @@ class BootedServices(BootedSystemd):
         folder.mkdir(exist_ok=True)
         (folder / f"{uuid.uuid4()}.conf").write_text(text)
 
+    def unit(self, name: str, text: str) -> None:
+        """A unit of the test's own."""
+        (self._stage / "units" / name).write_text(f"[Unit]\nDefaultDependencies=no\n{text}")
+
     def _wait(self) -> None:
         self.eventually(lambda: self._first() and (self.home / "sock").exists())
 

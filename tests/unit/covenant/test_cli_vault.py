@@ -156,6 +156,9 @@ def test_a_credential_of_systemd_opens_it(home: Path, tmp_path: Path, monkeypatc
     given = tmp_path / "given"
     given.mkdir(mode=0o500)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    # A key that is made there would be gone with the unit.
+    assert "LoadCredentialEncrypted" in cli_kit.refused("vault_locked", "vault", "init").hint
+    assert list(given.iterdir()) == []
     (given / "covenant-vault").write_bytes(os.urandom(32))
     (given / "covenant-vault").chmod(0o400)
     cli_kit.done("vault", "init")
