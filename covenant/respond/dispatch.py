@@ -106,7 +106,7 @@ class Dispatch:
     async def _go(self) -> responses.IntentResult:
         _check_size(self.text)
         # (1)
-        pattern = self.server.ignore.match(self.text)
+        pattern = await self.server.ignore.find(self.text)
         if pattern is not None:
             await self._append("intent_ignored", intent_text=self._of_ignored(), matched_pattern=pattern)
             return responses.IntentResult(intent_id=self.intent_id, status="ignored", text="")
@@ -322,7 +322,8 @@ class Dispatch:
     async def _remember(self, card: Card | None, ran: RunResult, rows: list[Entry]) -> SettlementReceipt | None:
         """Keep the answer in working memory; the receipt of that, None where it was not kept, which has its row."""
         # What it names as its sources is kept beside it.
-        pattern = self.server.ignore.match(ran.text) or self.server.ignore.match("\n".join(ran.sources))
+        ignore = self.server.ignore
+        pattern = await ignore.find(ran.text) or await ignore.find("\n".join(ran.sources))
         if pattern is not None:
             ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
             rows.append(Entry("memory_write_ignored", ignored, self.caller.agent))

@@ -29,6 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio
+import anyio.to_thread
+
 from covenant.respond.globs import PathGlob, Piece, Span
 from covenant.wire import requests, responses
 from policy import errors
@@ -63,6 +66,9 @@ _HEADER: Final = """\
 
 # PATH_MAX of Linux: no path is longer.
 _PATH: Final = 4096
+# A longer text takes the loop for longer than a turn should be; so many of those are looked through at once.
+_AT_ONCE: Final = 16 * 1024
+_MOST_LONG: Final = 2
 # A text in which a rule finds as many is ignored, whatever a `!` after it would take back of them.
 MOST_PLACES: Final = 250_000
 _WORD: Final = re.compile(r"""[^\s"'`<>(){}\[\]|;,=:]+""")
@@ -219,6 +225,7 @@ class IgnoreSet:
         self._path = path
         self._rules = tuple(rules)
         self._seen = seen
+        self._long = anyio.CapacityLimiter(_MOST_LONG)
 
     @classmethod
     def open(cls, home: Path) -> IgnoreSet:
@@ -248,6 +255,12 @@ class IgnoreSet:
         """The pattern for which the text is ignored, None when it is not."""
         self._refresh()
         return matched(self._rules, text)
+
+    async def find(self, text: str) -> str | None:
+        """As ``match``; a long text is looked through in a thread, so that others go on meanwhile."""
+        if len(text) <= _AT_ONCE:
+            return self.match(text)
+        return await anyio.to_thread.run_sync(self.match, text, limiter=self._long)
 
     def _refresh(self) -> None:
         seen = _signature(self._path)
@@ -296,7 +309,7 @@ def _read(path: Path) -> tuple[Rule, ...]:
 
 async def ignore_check(server: Server, caller: Caller, asked: requests.IgnoreCheck) -> responses.IgnoreReport:
     """Whether a text would be ignored, and by which rule. Nothing is kept of it."""
-    pattern = server.ignore.match(asked.text)
+    pattern = await server.ignore.find(asked.text)
     return responses.IgnoreReport(
         ignored=pattern is not None, matched_pattern=pattern, rules_loaded=len(server.ignore.rules)
     )

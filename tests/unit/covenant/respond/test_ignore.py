@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant.respond import ignore
@@ -111,6 +114,7 @@ def test_the_last_match_wins_for_each_place(rules: tuple[str, ...], text: str, p
     assert IgnoreSet.of(*rules).match(text) == pattern
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text(alphabet="ab*?/![]\\ .#é\n", max_size=10), max_size=5), st.text(alphabet="ab/ .\n\\é", max_size=60)
 )
@@ -123,6 +127,7 @@ def test_any_rules_and_any_text_give_an_answer(rules: list[str], text: str) -> N
     assert not text or IgnoreSet.of(*rules, "*").match(text) == "*"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="abc/. ", min_size=1, max_size=30), st.text(max_size=30), st.text(max_size=30))
 def test_what_a_rule_says_is_found_wherever_it_stands(said: str, before: str, after: str) -> None:
     said = said.strip("/ ")
@@ -189,6 +194,34 @@ def test_a_link_a_directory_and_a_home_for_all_are_refused(home: Path, tmp_path:
 def _written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+@pytest.mark.anyio
+async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, begun, go_on = IgnoreSet.of("secret"), threading.Event(), threading.Event()
+    whole = rules.match
+
+    def match(text: str) -> str | None:
+        if len(text) > 100:
+            begun.set()
+            assert go_on.wait(60)
+        return whole(text)
+
+    monkeypatch.setattr(rules, "match", match)
+    monkeypatch.setattr(ignore, "_AT_ONCE", 100)
+    found: list[str | None] = []
+
+    async def look(text: str) -> None:
+        found.append(await rules.find(text))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look, "x" * 1000 + "secret")
+        await anyio.to_thread.run_sync(begun.wait, 60)
+        # While that one is looked through, the loop has others answered.
+        assert await rules.find("a secret") == "secret"
+        assert found == []
+        go_on.set()
+    assert found == ["secret"]
 
 
 @pytest.mark.anyio
