@@ -9,7 +9,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from covenant.respond import accounting, supervisor_rows
+from covenant.respond import accounting, supervisor_rows, verify
 from covenant.respond.dispatch import Dispatch
 from covenant.respond.server import Server
 from covenant.runtime import told
@@ -151,6 +151,16 @@ async def test_a_run_whose_end_nobody_told_has_a_row_that_says_what_is_missing(
         await Dispatch(server, ALICE, "x", agent="a").go()
     found = await rows(server, "supervisor_rows_missing")
     assert [(row["copied"], row["left_out"], row["reason"]) for row in found] == [(0, None, error.message)] * said
+
+
+async def test_copies_leave_the_window_of_verify_to_our_own_rows(tmp_path: Path) -> None:
+    server = await _server(tmp_path, _answering(_told()))
+    for _ in range(3):
+        await Dispatch(server, ALICE, "x", agent="a").go()
+    window = await verify.gather(server, ALICE, 12)
+    kinds = [event.kind["type"] for event in window.events]
+    assert (len(kinds), "supervisor_row" in kinds) == (12, False)
+    assert kinds.count("intent_dispatched") == 2
 
 
 async def test_a_row_that_is_too_long_is_copied_by_its_hash() -> None:
