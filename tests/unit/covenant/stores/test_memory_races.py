@@ -24,7 +24,7 @@ EACH = 24
 async def test_no_search_shows_what_is_out_of_scope_while_all_is_moved_and_purged(tmp_path: Path) -> None:
     store = await DurableMemory.open(tmp_path / "memory.db", space="test")
     searched = 0
-    done = anyio.Event()
+    done, enough = anyio.Event(), anyio.Event()
 
     async def search(tier: Tier | None, owner: str | None) -> None:
         nonlocal searched
@@ -37,6 +37,8 @@ async def test_no_search_shows_what_is_out_of_scope_while_all_is_moved_and_purge
                     assert owner in (None, hit.record.owner.pubkey)
                     assert hit.record.text.startswith("round")
                 searched += 1
+            if searched >= 12:
+                enough.set()
 
     async with anyio.create_task_group() as group:
         for tier in (None, Tier.WORKING, Tier.EPISODIC):
@@ -62,8 +64,7 @@ async def test_no_search_shows_what_is_out_of_scope_while_all_is_moved_and_purge
             else:
                 await store.purge(None, max(cut, 0))
         # However seldom they came to their turn.
-        while searched < 12:
-            await anyio.sleep(0.01)
+        await enough.wait()
         done.set()
     # What the matrices hold is what the table holds, neither more nor less.
     left = {one.id for one in await store.recent(None, 1000)}
