@@ -89,8 +89,10 @@ class Files:
                 self._settle()
             try:
                 _write(self._pending, record, self._end)
-                # This begins to write to the disk, and does not wait: what only the files need is made meanwhile.
-                os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
+                # This begins to write to the disk, and does not wait: what only the files need is made meanwhile. It
+                # is no more than advice, which a file system may not take; the sync below tells what became of it.
+                with contextlib.suppress(OSError):
+                    os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
                 shown = _slots((before, self._signed(before)), (head, signed))
                 os.fdatasync(self._pending)
                 _write(self.events, lines, self.head.events_bytes)
