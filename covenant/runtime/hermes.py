@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import anyio
+from pydantic_core import to_json
 
 from covenant.runtime.hermes_api import HermesApi, shown
 from covenant.runtime.packages import Card
@@ -355,7 +356,8 @@ def _result(run: _Run, status: Mapping[str, Any], spent: Spent) -> RunResult:
         )
     if not isinstance(output, str):
         raise with_spent(errors.MalformedOutputError("the run was completed without an output"), spent)
-    if len(output.encode()) > contract.RESULT_BYTES:
+    # As it is written in an answer, where a control character takes six bytes: as the line of an agent here counts.
+    if len(to_json(output)) > contract.RESULT_BYTES:
         raise with_spent(errors.OutputTooLargeError(f"the output is over {contract.RESULT_BYTES} bytes"), spent)
     return RunResult(
         text=output,

@@ -122,6 +122,24 @@ async def test_a_run_is_started_watched_and_answered(tmp_path: Path) -> None:
         assert [path for _, path in bench.double.requests].count("/v1/capabilities") == 1
 
 
+@pytest.mark.parametrize(
+    ("output", "fits"),
+    [("\x01" * 690_000, True), ("\x01" * 700_000, False), ("ü" * 2_097_000, True), ("ü" * 2_098_000, False)],
+)
+async def test_an_output_counts_as_it_is_written_in_an_answer(tmp_path: Path, output: str, fits: bool) -> None:
+    async def script(run: Run) -> None:
+        run.status, run.output = "completed", output
+        run.say("run.completed")
+        run.close()
+
+    async with _bench(tmp_path, script) as bench:
+        if fits:
+            assert (await bench.run()).text == output
+        else:
+            with pytest.raises(errors.OutputTooLargeError, match="4194304"):
+                await bench.run()
+
+
 async def test_what_the_run_does_is_in_the_log(tmp_path: Path) -> None:
     async def script(run: Run) -> None:
         run.say("file.written", path="out.txt", bytes=12)
