@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy import errors
+from policy import base58, contract, errors
 from sandbox.serve import frames, protocol
 
 _JSON = st.recursive(
@@ -80,13 +81,37 @@ def test_any_body_is_a_request_or_refused(data: bytes) -> None:
 
 
 @given(kind=st.sampled_from(sorted(protocol.KINDS)), fields=st.dictionaries(
-    st.sampled_from(["text", "timeout_ms", "user", "detach", "run", "x"]), _JSON, max_size=5))  # fmt: skip
+    st.sampled_from(["text", "timeout_ms", "user", "detach", "run", "rows", "on_behalf_of", "x"]), _JSON, max_size=5))  # fmt: skip
 def test_any_fields_are_those_of_the_kind_or_refused(kind: str, fields: dict[str, Any]) -> None:
     asked = _parse(json.dumps({"kind": kind, **fields}).encode())
     if asked is not None:
         assert asked.kind == kind
         assert "x" not in fields
         assert 0 <= asked.descriptors <= frames.DESCRIPTORS
+
+
+_SIDES = st.text("AZaz09_.-@ \n\u00e9", max_size=12) | st.just("x" * 257)
+
+
+@given(
+    display=_JSON | st.builds("{}@{}".format, _SIDES, _SIDES),
+    key=_JSON | st.integers(31, 33).flatmap(lambda n: st.binary(min_size=n, max_size=n)).map(base58.encode),
+    more=st.dictionaries(st.text(max_size=8), _JSON, max_size=1),
+)
+def test_for_whom_one_asks_is_a_display_and_a_key_or_refused(display: Any, key: Any, more: dict[str, Any]) -> None:
+    """And what an agent then reads is never the operator at the command line, nor a run."""
+    whom = {**more, "display": display, "pubkey_b58": key}
+    asked = _parse(json.dumps({"kind": "run", "text": "", "on_behalf_of": whom}).encode())
+    if asked is None:
+        return
+    assert isinstance(asked, protocol.Run)
+    assert asked.on_behalf_of is not None
+    assert set(whom) == {"display", "pubkey_b58"}
+    assert re.fullmatch(r"[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}", display)
+    assert len(base58.decode(key, length=32)) == 32
+    read = contract.on_behalf(display, key, by="uid7@local")["display"]
+    assert read.endswith(".via.uid7")
+    assert read.count("@") == 1
 
 
 def _parse(raw: bytes) -> protocol.Request | None:
