@@ -119,7 +119,7 @@ class BootedServices(BootedSystemd):
         """As `systemctl edit` writes it."""
         folder = self._stage / "units" / f"{unit}.d"
         folder.mkdir(exist_ok=True)
-        (folder / f"{uuid.uuid4()}.conf").write_text(text)
+        (folder / "of-the-test.conf").write_text(text)
 
     def unit(self, name: str, text: str) -> None:
         """A unit of the test's own."""

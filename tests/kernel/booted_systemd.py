@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 SYSTEMD = "/lib/systemd/systemd"
-START_SECONDS = 30
+START_SECONDS = 60
 ANSWER_SECONDS = 60
 UID = 990
 # What sockets and services depend on, and nothing of the machine's.
@@ -188,7 +188,7 @@ class BootedSystemd:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
-        end = time.monotonic() + 10
+        end = time.monotonic() + ANSWER_SECONDS
         while left := [one for one in self._all if one.exists()]:
             for directory in [place for one in left for place, _, _ in os.walk(one, topdown=False)]:
                 with contextlib.suppress(OSError):

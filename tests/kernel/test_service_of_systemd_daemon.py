@@ -37,10 +37,7 @@ def booted(warm: Path) -> Iterator[BootedServices]:
         world.configure(callers=[UID], journal=False)
         world.sign(world.copy("hello"))
         world.sign(world.package({"main.py": SLOW}, name="slow", id="slow"))
-        services = BootedServices(world, base)
-        # A watchdog that a test can wait for.
-        services.drop_in("covenantd.service", f"[Service]\nWatchdogSec={4 * SLOWNESS}\n")
-        with services:
+        with BootedServices(world, base) as services:
             yield services
         assert leftovers(world) == []
 
@@ -75,6 +72,21 @@ def _answers(booted: BootedServices) -> bool:
 def _shown(booted: BootedServices, *names: str) -> dict[str, str]:
     said = booted.systemctl("show", "covenantd.service", *(f"-p{name}" for name in names))
     return dict(line.split("=", 1) for line in said.splitlines())
+
+
+def _watched(booted: BootedServices, seconds: int) -> None:
+    """Start it anew under another watchdog."""
+    booted.drop_in("covenantd.service", f"[Service]\nWatchdogSec={seconds}\n")
+    booted.systemctl("daemon-reload")
+    booted.systemctl("restart", "covenantd.service")
+
+
+def _stopped(booted: BootedServices) -> int:
+    """The daemon that was stopped; 0 while there is none."""
+    daemon = booted.main()
+    if daemon:
+        os.kill(daemon, signal.SIGSTOP)
+    return daemon
 
 
 def test_the_first_client_starts_it_and_an_intent_goes_through_both_and_back(booted: BootedServices) -> None:
@@ -167,14 +179,19 @@ def test_it_is_back_when_it_was_killed_and_when_it_hangs(booted: BootedServices)
     os.kill(first, signal.SIGKILL)
     booted.eventually(lambda: booted.main() not in (0, first))
     booted.eventually(lambda: _answers(booted))
+    assert int(_shown(booted, "NRestarts")["NRestarts"]) >= 1
+    # One that a test can wait for; on a busy machine a daemon may be late for it, so that nothing is asked meanwhile.
+    _watched(booted, 4 * SLOWNESS)
+    booted.eventually(lambda: _answers(booted))
     # It feeds the watchdog: systemd heard of it more than once.
     heard = _shown(booted, "WatchdogTimestampMonotonic")
     booted.eventually(lambda: _shown(booted, "WatchdogTimestampMonotonic") != heard)
-    second = booted.main()
-    os.kill(second, signal.SIGSTOP)
+    second = booted.eventually(lambda: _stopped(booted))
     booted.eventually(lambda: booted.main() not in (0, second))
     booted.eventually(lambda: _answers(booted))
-    assert int(_shown(booted, "NRestarts")["NRestarts"]) >= 2
+    assert int(_shown(booted, "NRestarts")["NRestarts"]) >= 1
+    _watched(booted, 120 * SLOWNESS)
+    booted.eventually(lambda: _answers(booted))
     assert any("Watchdog timeout" in line for line in booted.journal("_PID=1"))
     grants = _ask(booted, "recent_capabilities", limit=10)["capabilities"]
     assert signature in [one["signature"] for one in grants]
