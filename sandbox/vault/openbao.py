@@ -141,6 +141,9 @@ class OpenBao:
             if "check-and-set" in str(e):
                 raise errors.SecretError("the secret was written by somebody else in between") from None
             raise errors.VaultError("OpenBao refuses the request", where=address) from None
+        except exceptions.VaultDown:
+            hint = "`bao status` says which; `bao operator unseal` after each start of it"
+            raise errors.VaultError("OpenBao is sealed, or has no leader just now", hint=hint, where=address) from None
         except exceptions.VaultError as e:
             raise errors.VaultError(f"OpenBao cannot answer: {type(e).__name__}", where=address) from None
         except requests.RequestException as e:

@@ -37,7 +37,9 @@ class Server:
         """hvac's own client, for what an administrator does."""
         import hvac
 
-        return hvac.Client(url=self.settings.address, token=_ROOT_TOKEN, verify=str(self.settings.ca))
+        assert self.settings.token is not None
+        token = self.settings.token.read_text()
+        return hvac.Client(url=self.settings.address, token=token, verify=str(self.settings.ca))
 
     def token(self, name: str, policy: str) -> Path:
         """A file with a token that may do what ``policy`` says."""
@@ -49,10 +51,22 @@ class Server:
     def stop(self) -> None:
         """Have it answer nobody; ``go_on`` undoes it."""
         self.process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + _SECONDS
+        while any(_state(path) != "T" for path in Path(f"/proc/{self.process.pid}/task").iterdir()):
+            assert time.monotonic() < until, "it does not stop"
+            time.sleep(0.005)
 
     def go_on(self) -> None:
         """Have it answer again."""
         self.process.send_signal(signal.SIGCONT)
+
+
+def _state(task: Path) -> str:
+    """How a thread is, as proc(5) has it; one that is gone does nothing."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split(maxsplit=1)[0]
+    except FileNotFoundError:
+        return "T"
 
 
 def private(path: Path, text: str) -> Path:
@@ -65,24 +79,12 @@ def private(path: Path, text: str) -> Path:
 @contextlib.contextmanager
 def running(base: Path) -> Iterator[Server]:
     """Start one below ``base``; it ends with the context, and with this process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = Path(sys.executable).with_name("bao")
+    port = free_port()
     command = [
-        *(str(program), "server", "-dev", "-dev-tls", f"-dev-tls-cert-dir={base}", "-dev-no-store-token"),
+        *("-dev", "-dev-tls", f"-dev-tls-cert-dir={base}", "-dev-no-store-token"),
         *(f"-dev-root-token-id={_ROOT_TOKEN}", f"-dev-listen-address=127.0.0.1:{port}"),
     ]
-    with (base / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            env={"HOME": str(base), "PATH": "/usr/bin:/bin"},
-            cwd=base,
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: libc.set_parent_death_signal(signal.SIGKILL),  # noqa: PLW1509 - no thread is here
-        )
+    process = started(base, *command)
     try:
         address, ca = f"https://127.0.0.1:{port}", base / "vault-ca.pem"
         _wait(process, address, ca, base / "server.log")
@@ -92,6 +94,28 @@ def running(base: Path) -> Iterator[Server]:
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listened on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def started(base: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """`bao server` with these arguments, its log in ``base``; it ends with this process."""
+    with (base / "server.log").open("ab") as log:
+        return subprocess.Popen(
+            [str(Path(sys.executable).with_name("bao")), "server", *arguments],
+            env={"HOME": str(base), "PATH": "/usr/bin:/bin"},
+            cwd=base,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: libc.set_parent_death_signal(signal.SIGKILL),  # noqa: PLW1509 - no thread is here
+        )
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, ca: Path, log: Path) -> None:

@@ -17,13 +17,14 @@ from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, Opened
 from sandbox.vault.file import FileVault
 from sandbox.vault.openbao import OpenBao
 from sandbox.vault.settings import Settings
-from tests.kernel import openbao_server
+from tests.kernel import openbao_raft
+from tests.kernel.openbao_raft import RaftServer
 from tests.kernel.openbao_server import READ_ONLY, Server, private
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with openbao_server.running(tmp_path_factory.mktemp("openbao")) as made:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaftServer]:
+    with openbao_raft.running(tmp_path_factory.mktemp("openbao")) as made:
         yield made
 
 
@@ -248,6 +249,20 @@ def test_a_server_that_hangs_ends_in_its_time(server: Server) -> None:
     finally:
         server.go_on()
     assert read(vault) is None
+
+
+def test_what_was_acknowledged_is_there_after_the_server_was_killed(server: RaftServer) -> None:
+    """And while it is sealed nothing is given, and nothing is taken for absent."""
+    vault = bao(server)
+    vault.put("kept", "n", value("one"), before=Log())
+    assert vault.rotate("kept", "n", value("two"), before=Log()).version == 2
+    server.restart()
+    with pytest.raises(errors.VaultError, match="sealed"):
+        read(vault, "kept")
+    server.unseal()
+    assert read(vault, "kept") == (2, "two")
+    assert vault.remove("kept", "n", before=Log()).version == 2
+    assert read(vault, "kept") is None
 
 
 # --- a process that asks ------------------------------------------------------------------------------------------
