@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -78,10 +79,12 @@ def store(state: Path, record: Record) -> None:
         with contextlib.ExitStack() as stack:
             directory = _open(state, stack)
             durable.replace(directory, record.run_id + _SUFFIX, _fitting(record))
-            names = [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
+            # Once for both: a run whose answer somebody waits for reads the names of all before it.
+            there = os.listdir(directory)
+            names = [name for name in there if name.endswith(_SUFFIX)]
             if len(names) > lifecycle.ARCHIVE_RECORDS + _SLACK:
                 _collect(directory, names)
-            _sweep(directory)
+            _sweep(directory, there)
     except OSError as e:
         raise errors.StateError(f"the record of the run cannot be archived: {e.strerror}", where=str(state)) from e
 
@@ -123,9 +126,9 @@ def _open(state: Path, stack: contextlib.ExitStack) -> int:
     return inner
 
 
-def _sweep(directory: int) -> None:
-    """What writers left who were killed while they wrote; a living one takes milliseconds."""
-    for name in os.listdir(directory):
+def _sweep(directory: int, there: Iterable[str]) -> None:
+    """What killed writers left among the names ``there``; a living one takes milliseconds."""
+    for name in there:
         if name.startswith(".") and name.endswith(".new"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime > _HALF_SECONDS:
