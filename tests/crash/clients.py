@@ -81,7 +81,10 @@ def _until(true: Callable[[], bool], *, seconds: float) -> None:
 
 
 def _ready(state: Path) -> bool:
-    return any((state / "runs").glob("*/standby-*"))
+    try:
+        return any((state / "runs").glob("*/standby-*"))
+    except FileNotFoundError:
+        return False  # one of them has just ended
 
 
 def _something_of_runs(state: Path) -> bool:
