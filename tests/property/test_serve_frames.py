@@ -80,8 +80,13 @@ def test_any_body_is_a_request_or_refused(data: bytes) -> None:
     _parse(data)
 
 
-@given(kind=st.sampled_from(sorted(protocol.KINDS)), fields=st.dictionaries(
-    st.sampled_from(["text", "timeout_ms", "user", "detach", "run", "rows", "on_behalf_of", "x"]), _JSON, max_size=5))  # fmt: skip
+_FIELDS = ["text", "timeout_ms", "user", "detach", "run", "rows", "on_behalf_of", "x"]
+
+
+@given(
+    kind=st.sampled_from(sorted(protocol.KINDS)),
+    fields=st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=5),
+)
 def test_any_fields_are_those_of_the_kind_or_refused(kind: str, fields: dict[str, Any]) -> None:
     asked = _parse(json.dumps({"kind": kind, **fields}).encode())
     if asked is not None:
