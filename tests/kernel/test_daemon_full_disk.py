@@ -324,6 +324,10 @@ def test_with_no_descriptors_left_reads_go_on_and_who_comes_next_is_served_later
                 _reads(one)
                 for act, there in ((_put, _records), (_grant, _grants), (_enrol, _peers), (_send, _tasks)):
                     assert act(one) in there(one)
+                until = time.monotonic() + START_SECONDS
+                while len(os.listdir(f"/proc/{disk.pid}/fd")) < here:
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
                 # A run needs descriptors of its own: its package, and a connection to the supervisor.
                 with pytest.raises(errors.CovenantError, match=os.strerror(errno.EMFILE)):
                     _intent(one)
