@@ -54,6 +54,18 @@ def test_a_record_comes_back_and_is_private(state: Path) -> None:
     assert archive.read(state, record(1).run_id) is None
 
 
+def test_what_a_killed_writer_left_goes_with_a_later_record_and_what_one_is_writing_stays(state: Path) -> None:
+    archive.store(state, record())
+    dead, alive = (state / "archive" / f".{record(number).run_id}.json.new" for number in (1, 2))
+    for place in (dead, alive):
+        place.write_bytes(b"{")
+    os.utime(dead, (0, 0))
+    archive.store(state, record(3))
+    assert sorted(os.listdir(state / "archive")) == sorted(
+        [alive.name, f"{record().run_id}.json", f"{record(3).run_id}.json"]
+    )
+
+
 def test_a_record_says_how_it_ended(state: Path) -> None:
     assert record(status="ok", code=None).error() is None
     error = record().error()
