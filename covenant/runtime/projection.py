@@ -58,15 +58,19 @@ class _Watched:
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     _memory_byte_ms: int = 0
     # An instance that waited for its intent has used some already, which is not the intent's.
-    _before_ms: int | None = None
+    _seen_ms: int | None = None
+    _used_ms: int = 0
 
     def add(self, at_ms: int, cpu_ms: int | None, memory_bytes: int) -> None:
         last_ms = self.samples[-1].at_ms if self.samples else self.began_ms
         self._memory_byte_ms += memory_bytes * max(0, at_ms - last_ms)
-        if self._before_ms is None:
-            self._before_ms = cpu_ms
-        used_ms = 0 if cpu_ms is None or self._before_ms is None else max(0, cpu_ms - self._before_ms)
-        self.samples.append(Sample(at_ms, Usage(used_ms, self._memory_byte_ms, at_ms - self.began_ms)))
+        if cpu_ms is not None:
+            seen_ms = cpu_ms if self._seen_ms is None else self._seen_ms
+            # A counter never goes back: this is another run of the intent, begun cold because the instance that was
+            # offered it gave it back.
+            self._used_ms += cpu_ms - seen_ms if cpu_ms >= seen_ms else cpu_ms
+            self._seen_ms = cpu_ms
+        self.samples.append(Sample(at_ms, Usage(self._used_ms, self._memory_byte_ms, at_ms - self.began_ms)))
 
 
 class Projection:

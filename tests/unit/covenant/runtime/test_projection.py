@@ -144,6 +144,23 @@ async def test_what_an_instance_used_before_its_intent_is_not_the_intent_s(tmp_p
         bench.done.set()
 
 
+async def test_an_intent_that_an_instance_gave_back_is_measured_in_the_run_that_it_has_then(tmp_path: Path) -> None:
+    """By what the other counts from its own beginning, and not only once that is more than the instance had used."""
+
+    async def ended(used: list[int]) -> list[bool]:
+        (tmp_path / str(used[0])).mkdir()
+        async with anyio.create_task_group() as group:
+            bench = Bench(tmp_path / str(used[0]))
+            await bench.start(group)
+            said = [bool(await bench.after(1000, one)) for one in used]
+            bench.done.set()
+        return said
+
+    cold = [0, *range(4000, 40_000, 4000)]
+    assert any(await ended(cold)), "the control: begun cold at once"
+    assert any(await ended([900_000, *cold]))
+
+
 async def test_a_run_elsewhere_is_measured_by_the_clock(tmp_path: Path) -> None:
     """A minute is a credit: four minutes are all that there is."""
     async with anyio.create_task_group() as group:
