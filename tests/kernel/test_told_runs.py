@@ -31,7 +31,7 @@ from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 pytestmark = pytest.mark.anyio
 
 KEY = "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"
-_BURN = "import time\nbegan = time.process_time()\nwhile time.process_time() - began < 0.3: pass\n"
+_BURN = "for _ in range(20_000_000): pass\n"
 _READS = 'answer = intent["issuer"]\n'
 _SMALL = {**families.SMALL, "resources": "pids_max = 16\ncpu_millis = 500\n"}
 
@@ -103,7 +103,7 @@ def test_a_family_comes_byte_for_byte_as_the_log_has_it_and_with_what_it_used(se
     family = told["family"]
     assert (family["runs"], family["unended"], family["cpu_ms"]) == (3, 0, used)
     assert family["memory_byte_ms"] == sum(kind["memory_peak_bytes"] * kind["wall_ms"] for kind in ended)
-    assert used >= 250
+    assert used >= 100
     # The control: who does not ask is told nothing.
     assert _asked(served, top)[1] is None
 
@@ -147,12 +147,7 @@ def test_whoever_is_not_root_is_told_of_a_refusal_that_has_no_run(served: Served
 
 
 def test_a_child_whose_keeper_was_killed_has_its_end_and_its_use_among_the_rows(served: Served) -> None:
-    families.member(
-        served.world,
-        "burns",
-        "import time\nwhile True: time.sleep(0.001) if time.process_time() > 1 else None",
-        **_SMALL,
-    )
+    families.member(served.world, "burns", "while True: pass", **_SMALL)
     top = _top(served.world, "loses", "answer = child('burns')")
     told: list[Any] = []
 
@@ -163,7 +158,8 @@ def test_a_child_whose_keeper_was_killed_has_its_end_and_its_use_among_the_rows(
     asking.start()
     try:
         child = eventually(lambda: _live(served, "burns"))
-        eventually(lambda: _cpu_ms(child) >= 400)
+        begun = _cpu_ms(child)
+        eventually(lambda: _cpu_ms(child) >= begun + 600)
         os.kill(child.keeper, signal.SIGKILL)
     finally:
         asking.join(120 * SLOWNESS)
@@ -173,7 +169,7 @@ def test_a_child_whose_keeper_was_killed_has_its_end_and_its_use_among_the_rows(
     )
     ended = {kind["run_id"]: kind for kind in _ended(_lines(beside))}
     assert ended[child.run_id]["code"] == errors.CutOffError.code
-    assert ended[child.run_id]["cpu_ms"] >= 200
+    assert ended[child.run_id]["cpu_ms"] >= 300
     assert ended[child.run_id]["wall_ms"] == 0
     assert (beside["family"]["runs"], beside["family"]["unended"]) == (2, 0)
     assert beside["family"]["cpu_ms"] == sum(kind["cpu_ms"] for kind in ended.values())
@@ -262,12 +258,17 @@ def test_of_an_instance_the_rows_of_its_making_are_told_too(served: Served) -> N
     manifest.write_text(manifest.read_text().replace("[sandbox]\n", "[sandbox]\nstandby = 1\n"))
     served.world.sign(ready)
     _asked(served, ready)
-    eventually(lambda: list((served.world.state / "runs").glob("*/standby-*")))
-    answer, told = _asked(served, ready, rows=True, on_behalf_of=_whom())
-    lines = _lines(told)
-    assert lines == _of(served, answer["run_id"])
-    rows = [json.loads(line) for _, line in lines]
-    assert rows[0]["issuer"]["display"] == "standby@local"
+
+    def warm() -> list[dict[str, Any]] | None:
+        eventually(lambda: list((served.world.state / "runs").glob("*/standby-*")))
+        answer, told = _asked(served, ready, rows=True, on_behalf_of=_whom())
+        lines = _lines(told)
+        assert lines == _of(served, answer["run_id"])
+        rows = [json.loads(line) for _, line in lines]
+        # One that is too slow to take it leaves it to a run that starts cold.
+        return rows if rows[0]["issuer"]["display"] == "standby@local" else None
+
+    rows = eventually(warm)
     assert "standby: made ahead of its intent" in [row["kind"].get("reason") for row in rows]
     (started,) = [row["kind"] for row in rows if row["kind"]["type"] == "run_started"]
     assert started["behalf_display"] == "ada@laptop"

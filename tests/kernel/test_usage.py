@@ -22,7 +22,8 @@ from tests.kernel.world import World
 _MIB = 1024 * 1024
 _HEAD = "import json, sys, time\nintent = json.loads(sys.stdin.readline())\n"
 _ANSWER = "print(json.dumps({'text': intent['id'] + ' ' + intent['priority'], 'files': [{'path': 'x'}]}))\n"
-_BURN = "until = time.process_time() + 0.5\nwhile time.process_time() < until: pass\n"
+# So much work, and not so much of gVisor's clock: on a machine that has much else to do that goes on meanwhile.
+_BURN = "for _ in range(40_000_000): pass\n"
 _SLEEP = "time.sleep(0.5)\n"
 _HOLD = "held = bytearray(96 * 1024 * 1024)\nfor at in range(0, len(held), 4096): held[at] = 1\n"
 
@@ -41,15 +42,14 @@ def _answer(served: Served, code: str, *, name: str, **fields: object) -> client
 
 
 def test_processor_time_is_of_the_task_and_not_of_the_clock(served: Served) -> None:
-    """The same time by the clock: one agent computes, the other waits."""
+    """One agent computes, the other waits."""
     busy = _answer(served, _BURN, name="busy").usage
     idle = _answer(served, _SLEEP, name="idle").usage
     assert busy.cpu_ms is not None
     assert idle.cpu_ms is not None
-    # The agent's own clock is gVisor's, which counts in ticks of 10 ms.
     assert busy.cpu_ms >= 300
     assert busy.cpu_ms > idle.cpu_ms
-    assert min(busy.wall_ms, idle.wall_ms) >= 500
+    assert idle.wall_ms >= 500
     # Processor time is at most what all processors have in that time; another's counter would be more.
     assert busy.cpu_ms <= busy.wall_ms * (os.cpu_count() or 1) + 100
 
