@@ -74,6 +74,18 @@ def test_a_run_that_fails_has_used_what_it_used(served: Served) -> None:
     assert answer.usage.cpu_ms >= 300
 
 
+def test_without_a_cgroup_what_was_waited_for_is_counted(world: World) -> None:
+    """trusted-local: a child that the agent waits for."""
+    burn = _BURN.replace("\n", "\n    ").rstrip()
+    code = f"import os\nif not os.fork():\n    {burn}\n    os._exit(0)\nos.wait()\n"
+    fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
+    package = world.sign(world.package({"main.py": _HEAD + code + _ANSWER}, **fields))
+    answer = world.run(package, user="covenant-agent")
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert answer.usage.cpu_ms is not None
+    assert answer.usage.cpu_ms >= 450
+
+
 def test_a_warm_instance_is_not_charged_for_its_start_and_its_waiting(served: Served) -> None:
     """Its start costs far more than its task, and it is frozen while it waits."""
     first = _answer(served, "", name="warm", more="standby = 1")
