@@ -32,8 +32,11 @@ def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
     with scenes.made(tmp_path, name, warm=warm) as (scene,), Foreign(scene) as foreign:
         campaign = Campaign(scene, server, tally)
         campaign.calibrate()
-        for _ in range(POINTS[name]):
+        # How many steps a main loop takes is a matter of time: some points lie behind its end, and others are drawn.
+        tried = 0
+        while tried < POINTS[name] or (_fired(tally) <= POINTS[name] // 2 and tried < 4 * POINTS[name]):
             campaign.attempt(campaign.random(chance))
+            tried += 1
         if name == "plain":
             for point in _around_each_row(campaign):
                 campaign.attempt(point)
@@ -42,9 +45,13 @@ def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
         assert tally.wrong == []
         assert campaign.verified() == []
         assert foreign.touched() == []
-    # The control: most of them did kill something. How many steps a main loop takes is a matter of time.
-    fired = sum(count for kind, count in tally.tried.items() if "over before" not in kind)
-    assert fired > (0 if name == "standby" else POINTS[name] // 2)
+    # The control: most of them did kill something.
+    assert _fired(tally) > POINTS[name] // 2
+
+
+def _fired(tally: Tally) -> int:
+    """How many of the points did kill something."""
+    return sum(count for kind, count in tally.tried.items() if "over before" not in kind)
 
 
 def test_a_vault_that_is_killed_anywhere_has_what_was_acknowledged_and_goes_on(tmp_path: Path, server: Server) -> None:
