@@ -38,6 +38,9 @@ _ENDINGS = frozenset({
 # Whoever brought an intent hears that the instance's own keeper was killed.
 _OF_AN_INSTANCE = frozenset({"keeper_silent"})
 
+# What whoever asked may be told instead of an answer; `stopped` says that the supervisor ended, and its runs with it.
+_TOLD = _ENDINGS - {""} | _OF_AN_INSTANCE | {"stopped"}
+
 # A keeper that only brings an intent to an instance takes fewer steps than this; one that makes an instance many more.
 _SHORT = 500
 
@@ -242,7 +245,7 @@ class Campaign:
             wrong.append(f"one run answered twice: {answered}")
         if len(self._started) > len(asked):
             wrong.append(f"{len(asked)} intents were asked, and {len(self._started)} runs began")
-        if len(answered) < len(asked) and outcome.error not in _ENDINGS - {""} | _OF_AN_INSTANCE:
+        if len(answered) < len(asked) and outcome.error not in _TOLD:
             wrong.append(f"an intent was answered with `{outcome.error}`: {outcome.detail}")
         return wrong
 
