@@ -15,9 +15,9 @@ from typing import Any
 from sandbox import artefact_files, attest, attest_processes, attest_runs, bundle
 from sandbox.attest_processes import Family
 from sandbox.supervisor import Answer
-from tests.kernel.world import World
+from tests.kernel.world import SLOWNESS, World
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 60.0 * SLOWNESS
 SLEEPS = "import time\ntime.sleep(300)\n"
 
 
