@@ -181,7 +181,8 @@ def again(
     have changed is not computed again. The bytes are those that were verified, no signature on them is another now,
     and what this root revokes it revoked then. The numbers are those of ``verify``.
 
-    A key that signed and was not valid yet is no signer here: the stricter of the two answers.
+    A key that signed and was not valid yet is no signer here: the stricter of the two answers. One that counted then
+    and does not now refuses the whole: for the role, or for a lifetime without an end, it may have been the only one.
 
     Raises:
         errors.TrustError: (1), or this is another root
@@ -199,6 +200,9 @@ def again(
     made = {one.keyid for one in trusted.signers}
     keys = [key for key in root.keys if key.key.keyid in made]
     signers = _signers(keys, statement.agent_id, now_ms=now_ms, latest_ms=latest_ms)
+    if signers != trusted.signers:
+        lost = next(one.name for one in trusted.signers if one not in signers)
+        raise errors.ExpiredError(f"the key of `{lost}`, which counted, is not valid now", where=_WHERE)
     # (7) to (9)
     _check_now(trusted.statement, trusted.payload_digest, serials, audience, now_ms=now_ms, latest_ms=latest_ms)
     return dataclasses.replace(trusted, signers=signers, token=_TOKEN)

@@ -87,6 +87,21 @@ def test_again_it_is_asked_what_time_it_is_and_what_was_accepted() -> None:
         _again(trusted, root, serials=newer)
 
 
+def test_again_a_key_that_counted_and_ends_takes_what_it_alone_allowed_with_it() -> None:
+    """The other key goes on: for the agent it is enough, for the role it never was."""
+    worker = kit.scope(roles=("worker",), unlimited=True)
+    other = kit.scope(roles=("reader",), unlimited=False)
+    root = kit.root(op(1, expires_at=NOW + 9, scope=worker), op(2, scope=other))
+    trusted = kit.verify(kit.signed(1, 2), root)
+    assert trust.authorise(trusted, agent_id="hello", role="worker", operator=None)
+    assert _again(trusted, root, now_ms=NOW + 8) == trusted
+    with pytest.raises(errors.ExpiredError, match="the key of `op1`, which counted"):
+        _again(trusted, root, now_ms=NOW + 9)
+    # Setting the clock back does not revive it.
+    with pytest.raises(errors.ExpiredError, match="the key of `op1`, which counted"):
+        _again(trusted, root, greatest_time_ms=NOW + 9)
+
+
 # --- (1) the root ---------------------------------------------------------------------------------------
 
 
