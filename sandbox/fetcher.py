@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from policy import errors
@@ -110,7 +110,7 @@ class Fetcher:
         while self._waiting:
             until, count = time.monotonic() + self._seconds, len(self._waiting)
             while len(self._waiting) == count and (left := until - time.monotonic()) > 0:
-                ready = select.select([self.fileno(), *watches], [], [], left)[0]
+                ready = _readable((self.fileno(), *watches), left)
                 if self.fileno() in ready:
                     self.serve()
                 for outcome in (watches[fd]() for fd in ready if fd in watches):
@@ -136,6 +136,15 @@ class Fetcher:
         self._process.signal(signal.SIGKILL)
         self._process.reap()
         self._process.close()
+
+
+def _readable(fds: Iterable[int], seconds: float) -> list[int]:
+    """Those on which there is something, or the end, within so many seconds. A connection that came while many others
+    were open has a number that select(2) does not take."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(seconds * 1000)]
 
 
 def _work(channel: socket.socket, make: Callable[[], Backend], agent_id: str, parent: int) -> None:
