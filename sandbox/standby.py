@@ -186,7 +186,7 @@ class Instance(lifecycle.Run):
     ) -> Given | errors.RunError | None:
         changed = self._changed(started, every_file=False)
         if changed is not None:
-            standby_wire.send(connection, {"cold": changed})
+            _send_elsewhere(connection, changed)
             return errors.KilledError(f"standby: {changed}")
         # What it took to make it is nobody's waiting.
         self._timings, self._clock = {}, time.perf_counter()
@@ -225,7 +225,7 @@ class Instance(lifecycle.Run):
                 self._rows.to(State.RUNNING, "it is given its intent")
         except errors.CovenantError as e:
             # The run that is started cold instead says it as ever: in its own row, to whoever asked.
-            standby_wire.send(connection, {"cold": e.message})
+            _send_elsewhere(connection, e.message)
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
         self._asker, self._untold = connection, True
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
@@ -311,6 +311,12 @@ class Instance(lifecycle.Run):
         self._listening.close()
         self._stack.close()
         self._still_working()
+
+
+def _send_elsewhere(connection: socket.socket, why: str) -> None:
+    """Have whoever came run it cold. One that is of no use ends, whether they are still there to hear it or not."""
+    with contextlib.suppress(GoneError):
+        standby_wire.send(connection, {"cold": why})
 
 
 class _Later:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,3 +51,31 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
             cold = standby_wire.receive(ours)["cold"]
     assert ("version 2 was installed and is gone" if taken_away else "version 2 holds now") in cold
     assert isinstance(said, errors.KilledError)
+
+
+@pytest.mark.parametrize("when", ["before the offer", "behind the gate"])
+def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Behind the gate it lost its label already: nobody would see it, or what it holds."""
+    one: Any = object.__new__(standby.Instance)
+    one.run_id, one.intent_id, one._mark = "run", "intent", (1, 2, 3)
+    one._rows = SimpleNamespace(started=False)
+    one._decision = SimpleNamespace(manifest=None)
+    one._request = request = Request(kit.signed(1), "text", {"display": "d", "pubkey": "p"})
+    ours, theirs = socket.socketpair()
+
+    def refused() -> Any:
+        ours.close()
+        raise errors.TrustError("another root holds now")
+
+    def changed(started: Any, *, every_file: bool) -> str | None:
+        if when == "before the offer":
+            ours.close()
+            return "something was changed"
+        return None
+
+    monkeypatch.setattr(one, "_changed", changed, raising=False)
+    monkeypatch.setattr(one, "_verify_again", refused, raising=False)
+    with ours, theirs:
+        said = one._heard(None, theirs, standby_wire.order(request))
+    assert isinstance(said, errors.KilledError)
+    assert said.message.startswith("standby: ")
