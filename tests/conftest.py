@@ -18,6 +18,7 @@ import pathlib
 import socket
 from typing import Any, NoReturn
 
+import hypothesis
 import pytest
 
 from scripts.machine import runsc
@@ -27,6 +28,21 @@ TESTS = ROOT / "tests"
 
 _OFFLINE_FOLDERS = frozenset({"unit", "property", "golden"})
 _REQUIRE_VARIABLES = ("CI", "COVENANT_REQUIRE_KERNEL")
+# Of the health checks of Hypothesis the one that a busy machine breaks: how long drawing an example takes.
+_BY_TIME = (hypothesis.HealthCheck.too_slow,)
+
+
+def _no_property_by_time() -> None:
+    """What a property test says does not hang on how busy the machine is. The rest is as Hypothesis has it: the same
+    examples each time where `CI` is set. A profile that somebody else loaded stays."""
+    found = hypothesis.settings.get_current_profile_name()
+    if found in {"default", "ci"}:
+        parent = hypothesis.settings.get_profile(found)
+        hypothesis.settings.register_profile("covenant", parent, deadline=None, suppress_health_check=list(_BY_TIME))
+        hypothesis.settings.load_profile("covenant")
+
+
+_no_property_by_time()
 
 
 def _folder(path: pathlib.Path) -> str:

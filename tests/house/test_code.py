@@ -101,3 +101,20 @@ def test_public_modules_say_what_they_are(clone: pathlib.Path) -> None:
         if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
     ]
     assert silent == []
+
+
+def test_no_property_hangs_on_how_busy_the_machine_is(request: pytest.FixtureRequest) -> None:
+    """Of those that are collected with this one, so a run of the whole suite looks at all; and what is inherited."""
+    import hypothesis
+
+    found = {"the profile": hypothesis.settings()}
+    for item in request.session.items:
+        own = getattr(getattr(item, "function", None), "_hypothesis_internal_use_settings", None)
+        if own is not None:
+            found[item.nodeid] = own
+    wrong = [
+        name
+        for name, one in found.items()
+        if one.deadline is not None or hypothesis.HealthCheck.too_slow not in one.suppress_health_check
+    ]
+    assert not wrong, wrong

@@ -44,7 +44,9 @@ def _utf8(text: str) -> bytes:
     return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     text=st.text(st.characters(exclude_categories=())),
     ascii_only=st.booleans(),

@@ -6,7 +6,7 @@ import re
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pathspec.patterns.gitignore.base import GitIgnorePatternError
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
@@ -15,8 +15,6 @@ from covenant.respond import globs, ignore
 from covenant.respond.globs import PathGlob, Piece
 from covenant.respond.ignore import IgnoreSet
 
-# How long an example takes says nothing of the rules, and on a busy machine it takes long.
-patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _WORDS = {"*": "[^/]{0,3}", "?": "[^/]"}
 _TEXTS = st.text(alphabet="aab/\né", max_size=40)
 
@@ -39,7 +37,6 @@ def _pieces() -> st.SearchStrategy[str]:
     return made.filter(lambda piece: "**" not in piece and piece != "*")
 
 
-@patiently
 @given(_pieces(), _TEXTS, st.integers(0, 10))
 @example("a*b*a", "aabbabaab" * 4, 0)
 def test_a_piece_spans_what_the_regular_expression_does(piece: str, text: str, at: int) -> None:
@@ -49,7 +46,6 @@ def test_a_piece_spans_what_the_regular_expression_does(piece: str, text: str, a
     assert list(made.spans(text, anchored=True)) == ([begins.span()] if begins else [])
 
 
-@patiently
 @given(_pieces().filter(lambda piece: "*" in piece), _TEXTS, st.integers(0, 10))
 def test_each_end_of_a_piece_is_told_with_the_last_place_that_it_can_begin_at(piece: str, text: str, at: int) -> None:
     compiled = re.compile(_re(piece))
@@ -63,7 +59,6 @@ def test_each_end_of_a_piece_is_told_with_the_last_place_that_it_can_begin_at(pi
     assert list(Piece(piece).by_end(text, anchored=True)) == [(0, end) for end in first]
 
 
-@patiently
 @given(st.lists(_pieces(), min_size=1, max_size=4), _TEXTS, st.booleans())
 @example(["a*b", "c"], "abcb", False)
 def test_a_rule_finds_what_any_way_through_it_finds(pieces: list[str], text: str, anchored: bool) -> None:
@@ -81,7 +76,6 @@ _PATTERNS = st.text(alphabet="aab*?/![]^-\\.é", min_size=1, max_size=14)
 _PATHS = st.text(alphabet="aab/.é!-^", max_size=24)
 
 
-@patiently
 @given(_PATTERNS, st.lists(_PATHS, min_size=1, max_size=6))
 @example("a/**/b", ["a//b", "a/b", "a/x/b", "a/x/y/b/c", "a/bb"])
 @example("a*b*a*", ["aba", "abba/x", "ab/a", "x/aba"])
