@@ -13,8 +13,8 @@ from covenant.wire import requests, strict
 from policy import errors
 from policy.signing import strict_json
 
-# How the answer is carried is for `Accept` to say, not for a field.
-UNSAID: Final = frozenset({"kind", "prefer_stream"})
+# How the answer is carried is for `Accept` to say, not for a field; a list has no form in a query.
+UNSAID: Final = frozenset({"kind", "prefer_stream", "types"})
 _REF: Final = "#/components/schemas/{model}"
 _INTEGER: Final = re.compile(r"-?[0-9]{1,24}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1,3})?")

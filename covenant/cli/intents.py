@@ -10,8 +10,9 @@ import click
 from covenant.cli import common, door
 from policy import errors
 
-# Version 1 looks for what waits in so many of the newest rows of the log.
+# So many of the newest rows about intents that waited or were resumed are looked through for one that waits still.
 _WINDOW = 1024
+_ABOUT_WAITING = ["budget_exhausted", "intent_resumed"]
 
 
 def _agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -129,7 +130,7 @@ def _resume(which: str | None, latest: bool) -> dict[str, Any]:
         raise _ResumeError("missing_intent_id", "which intent is to be resumed", hint="an id, or latest")
     with door.daemon("an agent works on it") as daemon:
         if which in (None, "latest"):
-            which = _waiting(daemon.ask("recent_audit", limit=_WINDOW)["events"])
+            which = _waiting(daemon.ask("recent_audit", limit=_WINDOW, types=_ABOUT_WAITING)["events"])
         assert which is not None
         try:
             uuid.UUID(which)
@@ -150,4 +151,4 @@ def _waiting(events: list[dict[str, Any]]) -> str:
             resumed.add(str(kind.get("resumed_from")))
         if kind["type"] == "budget_exhausted" and kind["intent_id"] not in resumed:
             return str(kind["intent_id"])
-    raise _ResumeError("no_budget_exhausted_row", f"none of the last {_WINDOW} rows is of an intent that waits")
+    raise _ResumeError("no_budget_exhausted_row", "no intent of yours waits for credits")

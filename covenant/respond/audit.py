@@ -5,7 +5,7 @@ Each answer is about rows that are durable. A purge leaves a signed record of wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from covenant.respond import authority, fitting, integrity
@@ -31,11 +31,24 @@ async def recent_audit(server: Server, caller: Caller, asked: requests.RecentAud
     limit = min(asked.limit, MOST_ROWS)
     count = min(limit, AT_FIRST)
     while True:
-        rows = await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=caller.agent.pubkey)
+        rows = await _newest(server, caller, asked, count)
         shown, full = fitting.cut(rows)
         if full or len(rows) < count or count >= limit:
             return responses.AuditEvents(events=shown)
         count = min(limit, 4 * count)
+
+
+async def _newest(
+    server: Server, caller: Caller, asked: requests.RecentAudit, count: int
+) -> Sequence[parts.AuditEvent]:
+    issuer, types = caller.agent.pubkey, frozenset(asked.types)
+    if not types:
+        return await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=issuer)
+
+    def wanted(row: parts.AuditEvent) -> bool:
+        return row.kind["type"] in types
+
+    return (await server.audit.scan(wanted, count, since_ms=asked.since_ms, issuer_pubkey=issuer)).events
 
 
 async def verify_audit_integrity(

@@ -141,12 +141,13 @@ class ReceiptBatches(Request):
 
 
 class RecentAudit(Request):
-    """The caller's newest rows."""
+    """The caller's newest rows; ``types`` is ours: of these kinds alone, where any is named."""
 
     kind: Literal["recent_audit"] = "recent_audit"
     limit: Limit = 10
     since_ms: U64 | None = None
     prefer_stream: bool = False
+    types: tuple[str, ...] = ()
 
 
 class VerifyAuditIntegrity(Request):

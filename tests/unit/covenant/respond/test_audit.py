@@ -92,6 +92,17 @@ async def test_since_is_inclusive(server: Server) -> None:
     assert len((await audit.recent_audit(server, peer(), asked)).events) == 2
 
 
+async def test_rows_of_some_kinds_are_found_behind_any_number_of_others_and_only_ones_own(server: Server) -> None:
+    ignored = {"intent_id": "i", "intent_text": "x", "matched_pattern": "p"}
+    mine = await server.audit.append("intent_ignored", ignored, PEER)
+    await server.audit.append("intent_ignored", ignored, OTHER)
+    await rows(server, 1500, PEER)
+    asked = requests.RecentAudit(limit=1024, types=("intent_ignored", "no_such_kind"))
+    assert [row.id for row in (await audit.recent_audit(server, peer(), asked)).events] == [mine]
+    later = requests.RecentAudit(types=("intent_ignored",), since_ms=server.now_ms() + 1)
+    assert (await audit.recent_audit(server, peer(), later)).events == ()
+
+
 async def test_an_answer_holds_no_more_than_a_frame(server: Server) -> None:
     big = {"intent_id": "i", "intent_text": "x" * 1_500_000, "matched_pattern": "p"}
     await server.audit.append_all([Entry("intent_ignored", big, PEER)] * 9)
