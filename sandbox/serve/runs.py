@@ -95,7 +95,7 @@ def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure:
         told = retelling.read()
         if any(not unended.owed(own.path, run_id) for run_id in retelling.lost):
             # A keeper below was killed: what it left is taken away now, so that its end and its use are known.
-            with contextlib.suppress(errors.CovenantError):
+            with contextlib.suppress(errors.CovenantError, OSError):
                 own.recover()
             told = retelling.read()
         talk.tell(told.document(ledger.key_id(own.ledger.public_key)))

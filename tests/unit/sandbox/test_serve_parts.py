@@ -17,10 +17,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import data, errors
 from policy.decompile import bpf
 from sandbox import keeper
+from sandbox.retelling import Told
 from sandbox.serve import bounds, client, frames, hardening, notify, places, protocol, runs
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -291,3 +293,17 @@ def test_systemd_is_told_and_a_listener_that_is_none_is_refused(
         for _ in range(50):  # more than the queue has: whoever does not read is not waited for
             notify.say("READY=1")
         assert told.recv(100) == b"READY=1"
+
+
+def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Own:
+        path, ledger = tmp_path, SimpleNamespace(public_key=Ed25519PrivateKey.generate().public_key())
+
+        def recover(self) -> None:
+            raise OSError(errno.EBUSY, "a directory of a run is in use")
+
+    retelling = SimpleNamespace(read=Told, lost={"a-run-whose-keeper-was-killed"})
+    runs._retell(cast("Any", SimpleNamespace(tell=told.append)), cast("Any", Own()), cast("Any", retelling))
+    assert [document["kind"] for document in told] == ["rows"]
