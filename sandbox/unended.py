@@ -87,8 +87,10 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
 
 
 def note_used(state: Path, run_id: str, usage: contract.Usage) -> None:
-    """What a run had used whose process is gone, for whoever writes its end: what counted it is about to be removed."""
-    if (state / "unended" / run_id).exists():  # else no end of it is owed
+    """What a run had used whose process is gone, for whoever writes its end: what counted it is about to be removed.
+    What was noted first stands: who comes after somebody that was killed over it finds nothing that counts."""
+    is_owed = (state / "unended" / run_id).exists()
+    if is_owed and used(state, run_id) is None:
         memo.write(state / "unended" / f"{_USED}{run_id}", dataclasses.asdict(usage))
 
 

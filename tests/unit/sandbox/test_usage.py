@@ -8,7 +8,7 @@ import pytest
 
 from policy import contract
 from policy.package import Package
-from sandbox import standby_wire
+from sandbox import standby_wire, unended
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.limits import Meter
 from sandbox.network import gate_leaf
@@ -57,6 +57,17 @@ def test_what_a_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(t
     assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() == 43
     noted.write_text("")  # the kernel counted nothing then
     assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() is None
+
+
+def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:
+    """The next one finds its cgroups gone, and would note that it had used nothing."""
+    (tmp_path / "unended").mkdir(mode=0o700)
+    unended.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, 0))
+    assert unended.used(tmp_path, "run") is None  # no end of it is owed
+    (tmp_path / "unended" / "run").touch()
+    for found in (contract.Usage(43, 1 << 20, 0), contract.NOTHING_USED):
+        unended.note_used(tmp_path, "run", found)
+    assert unended.used(tmp_path, "run") == contract.Usage(43, 1 << 20, 0)
 
 
 def test_the_gates_part_of_what_was_noted_is_found_again(tmp_path: Path) -> None:
