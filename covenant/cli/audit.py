@@ -5,7 +5,7 @@
 
 Each has its head and public key in ``audit-head`` beside it. Every answer names the logs that it read. What the daemon
 acknowledged stands in ``audit-head/pending`` first: of one that was killed the files are read as its next start will
-leave them. Verbs about checkpoints and cuts are in ``covenant.cli.audit_proofs``.
+leave them. Verbs about checkpoints and cuts are in ``covenant.cli.audit_proofs``, a witness in ``audit_witness``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import click
 
-from covenant.cli import audit_daemon, audit_proofs, common
+from covenant.cli import audit_daemon, audit_proofs, audit_witness, common
 from policy import errors
 
 _LOCK_SECONDS = 10.0
@@ -342,4 +342,5 @@ def _time(value: Any) -> str:
 
 
 audit_proofs.register(audit)
+audit.add_command(audit_witness.cosign)
 audit.add_command(audit_daemon.provenance)

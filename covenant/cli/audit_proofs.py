@@ -1,7 +1,7 @@
-"""``covenant audit purge|prove|checkpoint|cosign|cosigned``: cuts, proofs and checkpoints of the daemon's log.
+"""``covenant audit purge|prove|checkpoint|cosigned``: cuts, proofs and checkpoints of the daemon's log.
 
-``purge`` is the daemon's to do. What only reads works without one, from the files. A witness is anybody with a key: the
-forms are C2SP's (tlog-checkpoint, tlog-cosignature, and tlog-witness for what is sent to one).
+``purge`` is the daemon's to do. What only reads works without one, from the files. The forms are C2SP's
+(tlog-checkpoint, and tlog-witness for what is sent to a witness, who is ``covenant.cli.audit_witness``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 def register(group: click.Group) -> None:
     """Put the verbs into ``covenant audit``."""
-    for command in (purge, prove, checkpoint, cosign, cosigned):
+    for command in (purge, prove, checkpoint, cosigned):
         group.add_command(command)
 
 
@@ -104,7 +103,7 @@ def checkpoint(old: int | None) -> None:
 
     signed = _newest()
     if old is None:
-        _print(signed.raw.decode())
+        shown(signed.raw.decode())
         return
     size = note.Checkpoint.parse(signed.text).size
     try:
@@ -112,33 +111,7 @@ def checkpoint(old: int | None) -> None:
     except ValueError as e:
         raise errors.UsageError(f"there is no proof from {old} rows: {e}") from e
     lines = [f"old {old}", *(base64.b64encode(value).decode() for value in proof), "", signed.raw.decode()]
-    _print("\n".join(lines))
-
-
-@click.command()
-@click.argument("file", type=click.File("rb"), default="-")
-@click.option("--key", required=True, type=click.Path(path_type=Path), help="The witness's key; made when absent.")
-@click.option("--name", required=True, help="The witness's name, as in witness.example/w1.")
-@click.option("--log", "log_key", required=True, help="The log's key: a vkey, or the file with it.")
-def cosign(file: Any, key: Path, name: str, log_key: str) -> None:
-    """Be a witness: cosign what `covenant audit checkpoint --old N` printed, if it extends what was cosigned before.
-
-    Prints the cosignature line. What was cosigned last is kept in KEY.seen.
-    """
-    from policy import note
-
-    log = note.Verifier.parse(_text_or_file(log_key))
-    old, proof, signed = _request(file.read(note.MAX_BYTES + 1))
-    signed.verified([log])
-    given = note.Checkpoint.parse(signed.text)
-    private = _witness_key(key, name)
-    seen_file = key.with_name(f"{key.name}.seen")
-    seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
-    _must_extend(seen.get(given.origin), old, given, proof)
-    seen[given.origin] = {"size": given.size, "root_hex": given.root.hex()}
-    # INVARIANT: kept before it is signed: a witness that forgot could be shown another history.
-    _write_private(seen_file, json.dumps(seen).encode())
-    _print(note.cosign(signed.text, name, private, int(time.time())).line)
+    shown("\n".join(lines))
 
 
 @click.command()
@@ -153,7 +126,7 @@ def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
     """
     from policy import note
 
-    known = [note.Verifier.parse(_text_or_file(text)) for text in witnesses]
+    known = [note.Verifier.parse(text_or_file(text)) for text in witnesses]
     text = file.read(note.MAX_BYTES + 1).decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.startswith("\u2014 ")]
     signed = _cosigned_by([note.parse_signature(line) for line in lines], known)
@@ -166,7 +139,7 @@ def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
         import anyio
 
         kept = anyio.run(_kept, signed, known).raw.decode()
-    _print(kept)
+    shown(kept)
 
 
 def _cosigned_by(signatures: list[note.Signature], known: list[note.Verifier]) -> note.Note:
@@ -294,74 +267,14 @@ def _witnesses(signed: note.Note) -> list[note.Verifier]:
     return [one for one in found if one.name in names]
 
 
-def _request(raw: bytes) -> tuple[int, list[bytes], note.Note]:
-    """What a witness is sent: the size that it knows, the proof from there, the checkpoint. A bare note has neither."""
-    from policy import note
-
-    if not raw.startswith(b"old "):
-        return 0, [], note.Note.parse(raw)
-    head, _, rest = raw.partition(b"\n\n")
-    first, *lines = head.decode("ascii", "replace").split("\n")
-    try:
-        return int(first[4:]), [base64.b64decode(line, validate=True) for line in lines], note.Note.parse(rest)
-    except ValueError as e:
-        raise errors.NoteError("what should be cosigned is no request to a witness") from e
-
-
-def _must_extend(seen: dict[str, Any] | None, old: int, given: note.Checkpoint, proof: list[bytes]) -> None:
-    from policy import merkle
-
-    known = seen["size"] if seen else 0
-    root = bytes.fromhex(seen["root_hex"]) if seen else merkle.EMPTY_ROOT
-    if old != known:
-        raise errors.NoteError(
-            f"this witness cosigned {known} rows last, not {old}",
-            hint=f"give it: covenant audit checkpoint --old {known}",
-        )
-    if not merkle.extends(old, given.size, root, given.root, proof):
-        raise errors.NoteError(f"the checkpoint of {given.size} rows does not extend the one of {known}")
-
-
-def _witness_key(path: Path, name: str) -> Any:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from policy import note
-
-    if not note.is_name(name):
-        raise errors.UsageError(f"a witness cannot have the name `{name}`", hint="no blanks, no plus")
-    if path.exists():
-        raw = path.read_bytes()
-        if len(raw) != 32 or path.stat().st_mode & 0o077:
-            raise errors.KeyFileError("the witness's key is not 32 bytes, or others can read it", where=str(path))
-        return Ed25519PrivateKey.from_private_bytes(raw)
-    key = Ed25519PrivateKey.generate()
-    _write_private(path, key.private_bytes_raw())
-    common.say(f"witness key: {note.Verifier(name, note.COSIGNATURE, key.public_key()).text}", err=True)
-    return key
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    making = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(fd)
-    making.replace(path)
-    # A rename that is not on the disk is undone by a power cut: what was seen last would be forgotten.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _print(text: str) -> None:
+def shown(text: str) -> None:
+    """Print a note, or lines of one."""
     # A note has no control characters but newlines: it was parsed as one, or made here.
     common.say(common.visible(text.removesuffix("\n"), newlines=True))
 
 
-def _text_or_file(given: str) -> str:
+def text_or_file(given: str) -> str:
+    """A key as it was typed, or what the file of that name says."""
     path = Path(given)
     return path.read_text("utf-8").strip() if path.is_file() else given
 

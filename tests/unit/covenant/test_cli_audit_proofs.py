@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import client, requests
 from policy import errors, note
 from policy.capabilities.token import Token
+from sandbox import durable
 from tests import server_kit
 
 
@@ -290,8 +295,50 @@ def test_what_a_witness_saw_is_on_the_disk_before_it_signs(
     key, vkey = tmp_path / "w.key", str(home / "audit-head" / "checkpoint.vkey")
     works("cosign", "--key", str(key), "--name", "w", "--log", vkey, stdin=request)
     # Each file under the name that it has until it is whole, and then the folder with the name that it got.
-    making = [f".{name}.{os.getpid()}" for name in ("w.key", "w.key.seen")]
+    making = [".w.key.new", ".w.key.seen.new"]
     assert signed == [[making[0], ".", making[1], "."]]
+
+
+def test_two_who_cosign_with_one_key_take_turns(home: Path, tmp_path: Path) -> None:
+    fill(home, 3)
+    key, lock = tmp_path / "w.key", tmp_path / "w.key.lock"
+    vkey = home / "audit-head" / "checkpoint.vkey"
+    be = ["cosign", "--key", str(key), "--name", "w", "--log", str(vkey)]
+    request = works("checkpoint", "--old", "0")
+    origin = note.Checkpoint.parse(note.Note.parse(request.split("\n\n", 1)[1].encode()).text).origin
+    with lock.open("wb") as held:
+        assert durable.take(held.fileno(), 0)
+        command = [sys.executable, "-m", "covenant", "audit", *be]
+        given = tmp_path / "request"
+        given.write_text(request)
+        with (
+            given.open("rb") as stdin,
+            subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as late,
+        ):
+            try:
+                until = time.monotonic() + 300
+                while not _has_open(late.pid, lock):
+                    assert late.poll() is None, late.communicate()
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+                # Another history of the same length, which the one that holds the lock signs.
+                seen = json.dumps({origin: {"size": 3, "root_hex": "00" * 32}})
+                key.with_name("w.key.seen").write_text(seen)
+            finally:
+                fcntl.flock(held, fcntl.LOCK_UN)
+            out, err = late.communicate(timeout=300)
+    assert (out, late.returncode) == ("", 1)
+    assert "this witness cosigned 3 rows last, not 0" in err
+    assert key.with_name("w.key.seen").read_text() == seen
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        # One that was closed meanwhile is not it.
+        with contextlib.suppress(FileNotFoundError):
+            if fd.readlink() == path:
+                return True
+    return False
 
 
 def test_a_cosignature_of_a_stranger_is_not_kept(home: Path, tmp_path: Path) -> None:
