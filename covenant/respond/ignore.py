@@ -226,6 +226,8 @@ class IgnoreSet:
         self._rules = tuple(rules)
         self._seen = seen
         self._long = anyio.CapacityLimiter(_MOST_LONG)
+        # Of what is done already nothing may wait behind those who only ask.
+        self._done = anyio.CapacityLimiter(_MOST_LONG)
 
     @classmethod
     def open(cls, home: Path) -> IgnoreSet:
@@ -256,11 +258,15 @@ class IgnoreSet:
         self._refresh()
         return matched(self._rules, text)
 
-    async def find(self, text: str) -> str | None:
-        """As ``match``; a long text is looked through in a thread, so that others go on meanwhile."""
+    async def find(self, text: str, *, of_answer: bool = False) -> str | None:
+        """As ``match``; a long text is looked through in a thread, so that others go on meanwhile.
+
+        ``of_answer``: it is what a run answered, which is to be written down in time. Anybody may ask about texts, and
+        as many as they like.
+        """
         if len(text) <= _AT_ONCE:
             return self.match(text)
-        return await anyio.to_thread.run_sync(self.match, text, limiter=self._long)
+        return await anyio.to_thread.run_sync(self.match, text, limiter=self._done if of_answer else self._long)
 
     def _refresh(self) -> None:
         seen = _signature(self._path)

@@ -225,6 +225,30 @@ async def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.anyio
+async def test_an_answer_waits_for_none_of_those_who_only_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, begun, go_on = IgnoreSet.of("secret"), threading.Semaphore(0), threading.Event()
+    whole = rules.match
+
+    def match(text: str) -> str | None:
+        if text.startswith("asked"):
+            begun.release()
+            assert go_on.wait(60)
+        return whole(text)
+
+    monkeypatch.setattr(rules, "match", match)
+    monkeypatch.setattr(ignore, "_AT_ONCE", 100)
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(rules.find, "asked" + "x" * 1000)
+        await anyio.to_thread.run_sync(begun.acquire, True, 60)
+        try:
+            with anyio.fail_after(30):
+                assert await rules.find("x" * 1000 + "secret", of_answer=True) == "secret"
+        finally:
+            go_on.set()
+
+
+@pytest.mark.anyio
 async def test_ignore_check_says_which_rule(home: Path) -> None:
     server = server_kit.make(home=home, ignore=IgnoreSet.of("a", "!ab"))
     check = ignore.HANDLERS["ignore_check"]
