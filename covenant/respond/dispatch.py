@@ -323,7 +323,8 @@ class Dispatch:
         """Keep the answer in working memory; the receipt of that, None where it was not kept, which has its row."""
         # What it names as its sources is kept beside it.
         ignore = self.server.ignore
-        pattern = await ignore.find(ran.text) or await ignore.find("\n".join(ran.sources))
+        sources = "\n".join(ran.sources)
+        pattern = await ignore.find(ran.text, of_answer=True) or await ignore.find(sources, of_answer=True)
         if pattern is not None:
             ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
             rows.append(Entry("memory_write_ignored", ignored, self.caller.agent))
@@ -346,7 +347,9 @@ class Dispatch:
         )
         try:
             memory.check_size(record)
-            await self.server.memory.put(record)
+            # What costs credits is bounded by them; of what costs none, such as an echo, nobody fills the disk.
+            paid = self._reserved is not None and self._reserved.credits > 0
+            await self.server.memory.put(record, room=None if paid else memory.room_of(self.caller))
             receipt = await accounting.settle_memory(self.server, self.caller, record.id, record.text)
             self.server.feed.publish("memory", record)
         except errors.CovenantError as e:

@@ -54,6 +54,11 @@ def whose(caller: Caller) -> str | None:
     return None if caller.operator else caller.agent.pubkey
 
 
+def room_of(caller: Caller) -> Room | None:
+    """How much the caller may have: None is as much as there is."""
+    return None if caller.operator else MAX_OWN
+
+
 async def embedding_of(server: Server, text: str, *, what: str) -> tuple[float, ...]:
     """The vector of a text, empty when there is none to be had: words are found without it. ``what``: for our log."""
     try:
@@ -146,7 +151,7 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         parent=asked.parent,
     )
     check_size(record)
-    await server.memory.put(record, room=None if caller.operator else MAX_OWN)
+    await server.memory.put(record, room=room_of(caller))
     receipt = await accounting.settle_memory(server, caller, record.id, record.text)
     await server.audit.append_all([written(record, "client"), accounting.receipt_row(receipt, None)])
     server.feed.publish("memory", record)
@@ -182,7 +187,7 @@ async def _refuse_ignored(server: Server, caller: Caller, record_id: str, asked:
         metadata = json.dumps(asked.metadata, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError) as e:
         raise errors.MemoryInvalidError("metadata cannot be stored") from e
-    pattern = server.ignore.match(asked.text) or server.ignore.match(metadata)
+    pattern = await server.ignore.find(asked.text) or await server.ignore.find(metadata)
     if pattern is not None:
         row = {"memory_id": record_id, "matched_pattern": pattern}
         await server.audit.append("memory_write_ignored", row, issuer=caller.agent)

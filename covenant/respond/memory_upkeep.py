@@ -48,6 +48,7 @@ async def repair_memory(server: Server, caller: Caller, asked: requests.RepairMe
         errors.MemoryInvalidError: no reason is given.
         errors.NoMemoryError: the caller has no such record.
         errors.MemoryConflictError: its parent is not the expected one.
+        errors.MemoryFullError: what it gets does not fit into what the caller may have.
     """
     order = asked.request
     reason = _reason(order.reason)
@@ -63,7 +64,7 @@ async def repair_memory(server: Server, caller: Caller, asked: requests.RepairMe
     if found is not None and isinstance(order.command, parts.BackfillProvenance):
         memory.check_size(found, more=order.command.provenance)
     done: stores.Repaired | None = await server.memory.repair(
-        _command(order.command), apply=order.mode == "apply", owner=memory.whose(caller)
+        _command(order.command), apply=order.mode == "apply", owner=memory.whose(caller), room=memory.room_of(caller)
     )
     if done is None:
         raise memory.missing(order.command.id)

@@ -119,14 +119,20 @@ class DurableMemory:
         async with self._writer.exclusive() as under_way:
             return await upkeep.purge(under_way, tier, before_ms, owner=owner)
 
-    async def repair(self, command: Repair, *, apply: bool, owner: str | None = None) -> Repaired | None:
+    async def repair(
+        self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
+    ) -> Repaired | None:
         """What the command does, done when ``apply``; None when there is no such record.
 
         Raises:
             errors.MemoryConflictError: the parent is not the expected one.
+            errors.MemoryFullError: the record grew, and its owner would have more than ``room``.
         """
         async with self._writer.exclusive() as under_way:
-            return await upkeep.repair(under_way, command, apply=apply, owner=owner)
+            done = await upkeep.repair(under_way, command, apply=apply, owner=owner)
+            if done is not None and done.changed and isinstance(done.before, MemoryRecord) and done.after is not None:
+                await self._writer.grew(under_way, done.before, done.after, room)
+            return done
 
     async def promote(self, record_id: str, tier: Tier, *, at_ms: int, owner: str | None = None) -> Repaired | None:
         """Move a record up to ``tier``; None when there is none.

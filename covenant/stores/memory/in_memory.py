@@ -150,7 +150,9 @@ class InMemory:
             self._drop(record_id)
         return len(gone)
 
-    async def repair(self, command: Repair, *, apply: bool, owner: str | None = None) -> Repaired | None:
+    async def repair(
+        self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
+    ) -> Repaired | None:
         """What the command does, done when ``apply``; None when there is no such record."""
         before = self._of(command.id, owner)
         if before is None:
@@ -160,8 +162,15 @@ class InMemory:
         if changed and after is None:
             self._drop(before.id)
         elif changed and after is not None:
+            self._check_grown(before, after, room)
             self._keep(after)
         return Repaired(before, after, changed)
+
+    def _check_grown(self, before: MemoryRecord, after: MemoryRecord, room: Room | None) -> None:
+        by = rooms.size_of(rows.encode(after)) - rooms.size_of(rows.encode(before))
+        if room is not None and by > 0:
+            held = self._among(None, after.owner.pubkey)
+            rooms.check(room, len(held), by + sum(rooms.size_of(rows.encode(one)) for one in held))
 
     async def promote(self, record_id: str, tier: Tier, *, at_ms: int, owner: str | None = None) -> Repaired | None:
         """Move a record up to ``tier``; None when there is none."""

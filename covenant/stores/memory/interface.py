@@ -176,11 +176,14 @@ class Memory(Protocol):
         """Delete what was made before; how many."""
         ...
 
-    async def repair(self, command: Repair, *, apply: bool, owner: str | None = None) -> Repaired | None:
+    async def repair(
+        self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
+    ) -> Repaired | None:
         """What the command does, done when ``apply``; None when there is no such record.
 
         Raises:
             errors.MemoryConflictError: the parent is not the expected one.
+            errors.MemoryFullError: the record grew, and its owner would have more than ``room``.
         """
         ...
 

@@ -55,6 +55,22 @@ class Tallies:
             held = self._held[row[_OWNER]] = int(count), int(size)
         check(room, held[0] + 1, held[1] + size_of(row))
 
+    async def grew(self, db: aiosqlite.Connection, owner: str, by: int, room: Room | None) -> None:
+        """A row of the owner's was written anew, so many bytes longer.
+
+        Raises:
+            errors.MemoryFullError: that is more than there is ``room`` for.
+        """
+        held = self._held.get(owner)
+        if held is not None:
+            held = self._held[owner] = held[0], held[1] + by
+        if room is None or by <= 0:
+            return
+        if held is None:
+            ((count, size),) = await db.execute_fetchall(_COUNT, (owner,))
+            held = self._held[owner] = int(count), int(size)
+        check(room, *held)
+
     def note(self, row: Sequence[Any]) -> None:
         """That a row was written. One that took another's place counts twice until somebody deletes."""
         held = self._held.get(row[_OWNER])

@@ -12,7 +12,7 @@ import anyio
 from covenant.stores.memory import rows
 from covenant.stores.memory.cache import Cache, Change, Gone, Moved, Put
 from covenant.stores.memory.interface import Room
-from covenant.stores.memory.rooms import Tallies
+from covenant.stores.memory.rooms import Tallies, size_of
 from covenant.stores.memory.vectors import Entry
 from covenant.wire.types import MemoryRecord, Tier
 from policy import errors
@@ -140,6 +140,15 @@ class Writer:
                 return
         await under_way.write(one.record, one.row)
         self._tallies.note(one.row)
+
+    async def grew(self, under_way: Transaction, before: MemoryRecord, after: MemoryRecord, room: Room | None) -> None:
+        """Within a transaction: a record took the place of another of the same id and owner.
+
+        Raises:
+            errors.MemoryFullError: with it, its owner has more than ``room``.
+        """
+        by = size_of(rows.encode(after)) - size_of(rows.encode(before))
+        await self._tallies.grew(under_way.db, after.owner.pubkey, by, room)
 
     @contextlib.asynccontextmanager
     async def exclusive(self, savepoint: str = "memory_write") -> AsyncIterator[Transaction]:

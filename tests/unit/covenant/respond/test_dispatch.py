@@ -269,7 +269,7 @@ async def test_after_the_daemon_died_its_runs_are_settled_and_written_down(tmp_p
 
 async def test_a_memory_that_takes_nothing_does_not_throw_the_answer_away(tmp_path: Path) -> None:
     class Full:
-        async def put(self, record: Any) -> None:
+        async def put(self, record: Any, *, room: Any = None) -> None:
             raise errors.MemoryStoreError("the disk is full")
 
     server = await _made(tmp_path, memory=Full())

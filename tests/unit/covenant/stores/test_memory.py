@@ -123,6 +123,29 @@ async def test_room_is_in_bytes_of_all_that_a_record_has(store: Memory) -> None:
     assert [one.created_at for one in await store.recent(None, 9)] == [1]
 
 
+async def test_what_a_repair_adds_takes_room(store: Memory) -> None:
+    room = Room(records=9, bytes=1000)
+    await store.put(record(1, "x", owner=BOB), room=room)
+    more = BackfillProvenance(name(1), "y" * 600)
+    await store.repair(more, apply=True, room=room)
+    # It counts for what is put afterwards, and what is too much is not done.
+    with pytest.raises(errors.MemoryFullError):
+        await store.put(record(2, "x" * 500, owner=BOB), room=room)
+    await store.put(record(2, "x", owner=BOB), room=room)
+    with pytest.raises(errors.MemoryFullError, match="1000 bytes"):
+        await store.repair(BackfillProvenance(name(2), "y" * 600), apply=True, room=room)
+    tried = await store.repair(BackfillProvenance(name(2), "y" * 600), apply=False, room=room)
+    assert tried is not None
+    assert not tried.changed
+    assert await store.get(name(2)) == record(2, "x", owner=BOB)
+    # What makes it shorter is done, also where there is too much; and nobody is bounded for whom no room is named.
+    await store.repair(BackfillProvenance(name(2), "y" * 600), apply=True)
+    shorter = await store.repair(BackfillProvenance(name(1), "y"), apply=True, room=room)
+    assert shorter is not None
+    assert shorter.changed
+    await store.put(record(3, "x", owner=BOB), room=room)
+
+
 async def test_of_many_at_once_as_many_are_kept_as_there_is_room_for(store: Memory) -> None:
     room, refused = Room(records=5, bytes=10**6), []
 
