@@ -41,11 +41,12 @@ async def verified(server: Server, *, within_ms: int = 0) -> audit.Report:
     looks = _LOOKS.setdefault(server.audit, _Looks())
     asked = looks.begun
     # Whoever takes an older one need not wait for the one that goes on.
-    if (last := looks.last) is not None and server.now_ms() - last.at_ms < within_ms:
+    # A clock that was put back says nothing of an age.
+    if (last := looks.last) is not None and 0 <= server.now_ms() - last.at_ms < within_ms:
         return last.report
     async with looks.turn:
         last, now_ms = looks.last, server.now_ms()
-        if last is None or (last.number <= asked and now_ms - last.at_ms >= within_ms):
+        if last is None or (last.number <= asked and not 0 <= now_ms - last.at_ms < within_ms):
             looks.begun += 1
             last = looks.last = _Found(looks.begun, now_ms, await server.audit.verify())
         return last.report
