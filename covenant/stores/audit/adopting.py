@@ -23,6 +23,8 @@ BACKUPS: Final = {places.EVENTS: "events.v1.jsonl", places.CHAIN: "events.chain.
 _OF_BOTH: Final = frozenset({"capability_check", "intent_dispatched"})
 _OURS: Final = frozenset(events.KINDS) - frozenset(event_kinds.V1) - _OF_BOTH
 _BATCH_BYTES: Final = 4 * 1024 * 1024
+# The year 9999.
+_LATEST_MS: Final = 253_402_300_799_999
 _HINT: Final = (
     "move `audit` aside as evidence (mv audit audit.v1): a new log is begun then, and its first row says when"
 )
@@ -103,8 +105,9 @@ def _batch(at: places.Places, lines: Iterator[bytes], first: int) -> list[ledger
         if line is None:
             break
         opening = rows.opening(line)
-        if opening is None:
-            _refuse(at, f"record {index} of version 1's log is no event")
+        if opening is None or not 0 <= opening.timestamp_ms <= _LATEST_MS:
+            # No row may be older than the one before it: after one of the end of time there is none.
+            _refuse(at, f"record {index} of version 1's log is no event of any time")
         if _kind(line) in _OURS:
             raise errors.LedgerError(
                 "the log holds records and its head is missing",

@@ -23,7 +23,7 @@ from covenant.wire import parts
 _BLOCK_BYTES: Final = 256 * 1024
 # How our own lines begin; version 1's do as well.
 _OPENING: Final = re.compile(
-    rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":(\d+),"issuer":\{"display":"[^"\\]*","pubkey":"([^"\\]*)"\}'
+    rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":(\d{1,20}),"issuer":\{"display":"[^"\\]*","pubkey":"([^"\\]*)"\}'
 )
 
 

@@ -129,6 +129,12 @@ def _both_without_one(home: Path) -> None:
         _put(home, name, lines[:9] + lines[10:])
 
 
+def _timed(home: Path, when: bytes) -> None:
+    lines = _lines(home, places.EVENTS)
+    opening, rest = lines[0].split(b'"timestamp_ms":', 1)
+    _put(home, places.EVENTS, [opening + b'"timestamp_ms":' + when + rest.lstrip(b"0123456789"), *lines[1:]])
+
+
 DAMAGE: list[tuple[Callable[[Path], Any], str]] = [
     (_changed, "record 0 of version 1's log is not what its chain says"),
     (_swapped, "record 4 of version 1's log is not what its chain says"),
@@ -137,6 +143,8 @@ DAMAGE: list[tuple[Callable[[Path], Any], str]] = [
     (lambda home: _put(home, places.CHAIN, _lines(home, places.CHAIN)[:-1]), "record 40 .* is not in its chain"),
     (lambda home: _put(home, places.EVENTS, [*_lines(home, places.EVENTS), b'{"id"']), "record 41 .* has no end"),
     (lambda home: _put(home, places.EVENTS, [*_lines(home, places.EVENTS), b"{}\n"]), "record 41 .* is no event"),
+    (lambda home: _timed(home, b"9" * 5000), "record 0 .* is no event"),
+    (lambda home: _timed(home, b"1" + b"0" * 19), "record 0 .* is no event of any time"),
     (lambda home: (home / "audit" / places.CHAIN).unlink(), "one file of two, `events.jsonl`"),
     (lambda home: (home / "audit" / places.EVENTS).unlink(), "one file of two, `events.chain.jsonl`"),
 ]
