@@ -108,12 +108,16 @@ class RunDirectory:
 
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
     """Show a live run of ours under another label; ``claim`` is called behind the gate while it can be seen under none,
-    and raises when it may not be beside the others. It is then without a label, and must be ended."""
-    new = path / f".{_LABEL}"
+    and raises when it may not be beside the others: it has the label then that it had."""
+    new, before = path / f".{_LABEL}", path / f".{_LABEL}.before"
     new.write_text(json.dumps(dict(label)))
     with gate(path.parent):
-        (path / _LABEL).unlink()
-        claim()
+        (path / _LABEL).rename(before)
+        try:
+            claim()
+        except BaseException:
+            before.rename(path / _LABEL)
+            raise
         new.rename(path / _LABEL)
 
 

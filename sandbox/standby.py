@@ -212,7 +212,13 @@ class Instance(lifecycle.Run):
             if not standby_wire.told_to_go(connection, self.run_id):
                 self._request, self._line, self.intent_id = before
                 return None
-            bundle.relabel(started.directory, label, claim)
+            try:
+                bundle.relabel(started.directory, label, claim)
+            except (errors.RuleViolation, errors.BusyError) as e:
+                # Whoever asked may not have it beside those that live now. It waits for others, as it did.
+                self._request, self._line, self.intent_id = before
+                _send_elsewhere(connection, e.message)
+                return None
             self._rows.asked_by(request.issuer)
             with self._rows.together():
                 super()._begin(

@@ -121,3 +121,18 @@ def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_
     assert done == ["kill one", "kill two", "network"]
     # Still there for the next start, which takes the rest away.
     assert (tmp_path / "one").is_dir()
+
+
+def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -> None:
+    seen: list[dict[str, str] | None] = []
+
+    def refused() -> None:
+        seen.append(bundle.label_of(tmp_path / "run"))
+        raise errors.BusyError("as many live as may")
+
+    with bundle.RunDirectory(tmp_path / "run", {"agent_id": "a", bundle.STANDBY: "yes"}) as one:
+        with pytest.raises(errors.BusyError):
+            bundle.relabel(one.path, {"agent_id": "a"}, refused)
+        assert (seen, bundle.label_of(one.path)) == ([None], {"agent_id": "a", bundle.STANDBY: "yes"})
+        bundle.relabel(one.path, {"agent_id": "b"}, lambda: None)
+        assert bundle.label_of(one.path) == {"agent_id": "b"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import standby, standby_wire
+from sandbox import bundle, standby, standby_wire
 from sandbox.config import Config
 from sandbox.request import Request
 from sandbox.state import State
@@ -79,3 +80,42 @@ def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: py
         said = one._heard(None, theirs, standby_wire.order(request))
     assert isinstance(said, errors.KilledError)
     assert said.message.startswith("standby: ")
+
+
+@dataclass
+class Place:
+    """Stands for a claim: what of it is another's at each dispatch."""
+
+    trusted: Any = None
+    package_name: str = ""
+    caller: str = ""
+
+
+def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller with as many runs as it may have asks again and again: what is kept ready for others stays."""
+    one: Any = object.__new__(standby.Instance)
+    made = Request(kit.signed(1), "-", {"display": "standby@local", "pubkey": "p"})
+    one.run_id, one.intent_id, one._mark, one._line, one._request = "run", "intent", (1, 2, 3), b"line", made
+    one._rows, one._decision, one._place = SimpleNamespace(started=False), SimpleNamespace(manifest=None), Place()
+
+    def refused() -> None:
+        raise errors.BusyError("as many live as may")
+
+    for name, value in {
+        "_changed": lambda started, *, every_file: None,
+        "_verify_again": lambda: None,
+        "_deadline": lambda trusted, manifest: None,
+        "_claim": lambda place: ({"agent_id": "a"}, refused),
+    }.items():
+        monkeypatch.setattr(one, name, value, raising=False)
+    ours, theirs = socket.socketpair()
+    with bundle.RunDirectory(tmp_path / "run", {bundle.STANDBY: "yes"}) as directory, ours, theirs:
+        started: Any = SimpleNamespace(directory=directory.path)
+        for end in (ours, theirs):
+            end.settimeout(30)
+        standby_wire.send(ours, {"go": "run"})
+        assert one._heard(started, theirs, {**standby_wire.order(made), "text": "another", "intent_id": "i"}) is None
+        assert standby_wire.receive(ours)["offer"] == "run"
+        assert standby_wire.receive(ours) == {"cold": "as many live as may"}
+        assert bundle.label_of(directory.path) == {bundle.STANDBY: "yes"}
+    assert (one._request, one._line, one.intent_id) == (made, b"line", "intent")
