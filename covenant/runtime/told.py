@@ -65,7 +65,7 @@ def read(document: Mapping[str, Any] | None) -> Told:
         origin = document["origin"]
         if not isinstance(origin, str) or any(c not in "0123456789abcdef" for c in origin) or len(origin) != 64:
             raise ValueError(origin)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return Told(left_out=None, missing="what the supervisor sent are no rows")
     missing = f"more than are copied, {left_out} are not" if left_out else ""
     if document.get("whole") is not True:

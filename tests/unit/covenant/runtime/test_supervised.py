@@ -156,6 +156,7 @@ def _forged(request: Document) -> Document:
         (_broken(origin="b"), "no rows"),
         (_broken(rows=[["{}", None]]), "no rows"),
         (_broken(rows=[["x"]]), "no rows"),
+        (_broken(rows=[[1, "x"]]), "no rows"),
         (_broken(left_out=-1), "no rows"),
         (_broken(family={}), "no rows"),
         (_broken(family={"runs": 1, "unended": 0, "cpu_ms": True, "memory_byte_ms": 0, "wall_ms": 0}), "no rows"),
