@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Gateway:
         self.artefacts = artefacts
         self.sets = {grant["host"]: grant["sets"] for grant in artefacts.json("network.json")["grants"]}
 
-    def connect(self, host: str, port: int, *, role: str = "agent", uid: int | None = None, wait: float = 3) -> str:
+    def connect(self, host: str, port: int, *, role: str = "agent", uid: int | None = None, wait: float = 20) -> str:
         """``connected``, the name of the error, or ``silence``."""
 
         def probe() -> str:
@@ -64,11 +65,11 @@ class Gateway:
         def probe() -> str:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with socket.socket(family, socket.SOCK_DGRAM) as made:
-                made.settimeout(3)
+                made.settimeout(20)
                 made.connect((host, port))
                 made.send(b"ask")
-                with contextlib.suppress(TimeoutError):
-                    server.settimeout(0.3)
+                # It arrives, or an error comes back: whichever there is, however late.
+                if server in select.select([server, made], [], [], 20)[0]:
                     server.sendto(b"answer", server.recvfrom(16)[1])
                 try:
                     return "answered" if made.recv(16) == b"answer" else "garbled"

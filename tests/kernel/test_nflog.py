@@ -72,7 +72,7 @@ def told(spaces: Namespaces) -> Iterator[Told]:
 def connect(host: str, port: int) -> Callable[[], int]:
     def probe() -> int:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as made:
-            made.settimeout(3)
+            made.settimeout(20)
             return made.connect_ex((host, port))
 
     return probe

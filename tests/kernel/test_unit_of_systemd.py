@@ -154,8 +154,8 @@ def test_with_a_network_only_granted_addresses_are_reached(tmp_path: Path) -> No
     # Nothing listens there: where packets pass, the answer is a refusal; where they do not, there is none.
     code = (
         "import errno, json, socket, sys\nsys.stdin.readline()\nout = {}\n"
-        "for host in ('127.0.0.2', '127.0.0.3'):\n"
-        "    with socket.socket() as end:\n        end.settimeout(2)\n"
+        "for host, wait in (('127.0.0.2', 20), ('127.0.0.3', 2)):\n"
+        "    with socket.socket() as end:\n        end.settimeout(wait)\n"
         "        try:\n            end.connect((host, 9))\n"
         "        except OSError as e:\n            out[host] = errno.errorcode.get(e.errno, 'silence')\n"
         "print(json.dumps(out))\n"
