@@ -108,7 +108,7 @@ def test_the_first_client_starts_it_and_an_intent_goes_through_both_and_back(boo
     (dispatched,) = [row for row in ours if row["type"] == "intent_dispatched"]
     assert dispatched["run_id"] == started["kind"]["run_id"]
     assert booted.main() == daemon
-    journal = booted.journal()
+    journal = booted.eventually(booted.journal)
     # journald has the time, and the process.
     assert journal[0].startswith(f"INFO covenantd: serves {HOME} with 0 agents, HTTP 127.0.0.1:8421 (started in ")
     assert not [line for line in journal if not line.startswith("INFO covenant")], journal
@@ -146,7 +146,7 @@ def test_it_ends_in_order_and_the_next_client_starts_it_again(booted: BootedServ
         found = asked.result(60 * SLOWNESS)
     assert found["text"] == "late"
     assert _shown(booted, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
-    assert "INFO covenantd: ends: SIGTERM" in booted.journal()
+    booted.eventually(lambda: "INFO covenantd: ends: SIGTERM" in booted.journal())
     assert _ask(booted, "get_intent_result", intent_id=found["intent_id"])["text"] == "late"
     assert booted.main() not in (0, daemon)
     kinds = [row["kind"]["type"] for row in _ask(booted, "recent_audit", limit=100)["events"]]
@@ -192,7 +192,7 @@ def test_it_is_back_when_it_was_killed_and_when_it_hangs(booted: BootedServices)
     assert int(_shown(booted, "NRestarts")["NRestarts"]) >= 1
     _watched(booted, 120 * SLOWNESS)
     booted.eventually(lambda: _answers(booted))
-    assert any("Watchdog timeout" in line for line in booted.journal("_PID=1"))
+    booted.eventually(lambda: any("Watchdog timeout" in line for line in booted.journal("_PID=1")))
     grants = _ask(booted, "recent_capabilities", limit=10)["capabilities"]
     assert signature in [one["signature"] for one in grants]
     assert _ask(booted, "verify_audit_integrity")["report"]["valid"] is True
