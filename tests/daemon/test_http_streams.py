@@ -225,7 +225,7 @@ async def test_an_intent_goes_on_when_its_client_leaves(gateway: Gateway, echo: 
     for headers in (STREAM, {}):
         begun, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
         async with http_kit.client(gateway) as client:
-            with anyio.move_on_after(5):
+            with anyio.fail_after(60):
                 async with anyio.create_task_group() as group:
                     group.start_soon(_post_and_leave, client, headers)
                     await begun.wait()
@@ -233,7 +233,7 @@ async def test_an_intent_goes_on_when_its_client_leaves(gateway: Gateway, echo: 
                     await anyio.sleep(0.2)
                     group.cancel_scope.cancel()
         go_on.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await ended.wait()
 
 

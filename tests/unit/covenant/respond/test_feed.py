@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def values(subscription: Subscription, count: int) -> list[Any]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         found = [await subscription.receive() for _ in range(count)]
     return [one.value for one in found if isinstance(one, Item)]
 
