@@ -89,7 +89,9 @@ def running(base: Path) -> Iterator[Server]:
         address, ca = f"https://127.0.0.1:{port}", base / "vault-ca.pem"
         _wait(process, address, ca, base / "server.log")
         token = private(base / "root.token", _ROOT_TOKEN)
-        yield Server(process, Settings(backend="openbao", address=address, token=token, ca=ca, timeout_seconds=2), base)
+        yield Server(
+            process, Settings(backend="openbao", address=address, token=token, ca=ca, timeout_seconds=30), base
+        )
     finally:
         process.send_signal(signal.SIGCONT)
         process.kill()

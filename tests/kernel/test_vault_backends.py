@@ -248,7 +248,7 @@ def test_a_server_that_hangs_ends_in_its_time(server: Server) -> None:
             read(vault)
     finally:
         server.go_on()
-    assert read(vault) is None
+    assert read(bao(server)) is None
 
 
 def test_what_was_acknowledged_is_there_after_the_server_was_killed(server: RaftServer) -> None:
