@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from policy import note
 
 _TURN_SECONDS = 60.0
+_ROOT_BYTES = 32
 
 
 @click.command()
@@ -46,12 +47,35 @@ def cosign(file: Any, key: Path, name: str, log_key: str) -> None:
     with _turn(key):
         private = _witness_key(key, name)
         seen_file = key.with_name(f"{key.name}.seen")
-        seen = json.loads(seen_file.read_text()) if seen_file.exists() else {}
+        seen = _seen(seen_file)
         _must_extend(seen.get(given.origin), old, given, proof)
         seen[given.origin] = {"size": given.size, "root_hex": given.root.hex()}
         # INVARIANT: kept before it is signed: a witness that forgot could be shown another history.
         _write(seen_file, json.dumps(seen).encode())
     audit_proofs.shown(note.cosign(signed.text, name, private, int(time.time())).line)
+
+
+def _seen(path: Path) -> dict[str, dict[str, Any]]:
+    """By the log's name, what was cosigned last.
+
+    Raises:
+        errors.NoteError: the file is damaged: what was cosigned last is not known, so nothing is.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+        for one in found.values():
+            if type(one["size"]) is not int or len(bytes.fromhex(one["root_hex"])) != _ROOT_BYTES:
+                raise ValueError("a size or a root is none")
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise errors.NoteError(
+            "what this witness cosigned last cannot be read",
+            hint="put back the last copy of the file; without it, use a new key: this one might sign two histories",
+            where=str(path),
+        ) from e
+    known: dict[str, dict[str, Any]] = found
+    return known
 
 
 def _request(raw: bytes) -> tuple[int, list[bytes], note.Note]:

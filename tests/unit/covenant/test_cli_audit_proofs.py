@@ -271,6 +271,21 @@ def test_a_witness_signs_no_other_history(home: Path, tmp_path: Path) -> None:
     works(*be, stdin=good)
 
 
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "{", '{"x": {"size": "3", "root_hex": ""}}', '{"x": {"size": 3}}', '{"x": 1}']
+)
+def test_a_witness_that_cannot_know_what_it_saw_signs_nothing(home: Path, tmp_path: Path, damage: str) -> None:
+    fill(home, 3)
+    key = tmp_path / "witness.key"
+    be = ["cosign", "--key", str(key), "--name", "w", "--log", str(home / "audit-head" / "checkpoint.vkey")]
+    seen = tmp_path / "witness.key.seen"
+    seen.write_text(damage)
+    refused = call(*be, stdin=works("checkpoint", "--old", "0"))
+    assert isinstance(refused.exception, errors.NoteError)
+    assert refused.exception.where == str(seen)
+    assert seen.read_text() == damage
+
+
 def test_what_a_witness_saw_is_on_the_disk_before_it_signs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

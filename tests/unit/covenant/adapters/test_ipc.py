@@ -309,7 +309,7 @@ async def test_the_longest_frame_is_taken(covenant_home: Path) -> None:
 
 
 async def test_half_a_frame_ends_its_own_connection_only(covenant_home: Path) -> None:
-    bounds = ipc.Bounds(frame_seconds=0.1)
+    bounds = ipc.Bounds(frame_seconds=1)
     async with (
         ipc_kit.running(covenant_home, bounds=bounds) as adapter,
         adapter.client() as other,
@@ -370,7 +370,7 @@ async def test_large_frames_of_one_peer_wait_for_each_other_and_for_nobody_else(
 
 
 async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Path) -> None:
-    bounds = ipc.Bounds(frame_seconds=0.2)
+    bounds = ipc.Bounds(frame_seconds=1)
     async with (
         ipc_kit.running(
             covenant_home, bounds=bounds, handlers={"recent_memory": records(2, text="z" * 500_000)}
@@ -383,7 +383,7 @@ async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Pa
         await client.send(*({"kind": "recent_memory"} for _ in range(50)))
         for _ in range(20):
             assert await other.ask(PING) == PONG
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while len(adapter.gateway.connections) > 1:
                 await anyio.lowlevel.checkpoint()
         assert await other.ask(PING) == PONG
