@@ -200,11 +200,12 @@ def again(
     made = {one.keyid for one in trusted.signers}
     keys = [key for key in root.keys if key.key.keyid in made]
     signers = _signers(keys, statement.agent_id, now_ms=now_ms, latest_ms=latest_ms)
+    # (7) to (9)
+    _check_now(trusted.statement, trusted.payload_digest, serials, audience, now_ms=now_ms, latest_ms=latest_ms)
+    # After all that ``verify`` refuses as well, so that the answer is the same wherever both refuse.
     if signers != trusted.signers:
         lost = next(one.name for one in trusted.signers if one not in signers)
         raise errors.ExpiredError(f"the key of `{lost}`, which counted, is not valid now", where=_WHERE)
-    # (7) to (9)
-    _check_now(trusted.statement, trusted.payload_digest, serials, audience, now_ms=now_ms, latest_ms=latest_ms)
     return dataclasses.replace(trusted, signers=signers, token=_TOKEN)
 
 
