@@ -13,12 +13,12 @@ failure where `CI` or `COVENANT_REQUIRE_KERNEL` is set, which scripts/test does:
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import pathlib
 import socket
 from typing import Any, NoReturn
 
-import hypothesis
 import pytest
 
 from scripts.machine import runsc
@@ -28,21 +28,25 @@ TESTS = ROOT / "tests"
 
 _OFFLINE_FOLDERS = frozenset({"unit", "property", "golden"})
 _REQUIRE_VARIABLES = ("CI", "COVENANT_REQUIRE_KERNEL")
-# Of the health checks of Hypothesis the one that a busy machine breaks: how long drawing an example takes.
-_BY_TIME = (hypothesis.HealthCheck.too_slow,)
 
 
 def _no_property_by_time() -> None:
     """What a property test says does not hang on how busy the machine is. The rest is as Hypothesis has it: the same
     examples each time where `CI` is set. A profile that somebody else loaded stays."""
+    import hypothesis
+
     found = hypothesis.settings.get_current_profile_name()
     if found in {"default", "ci"}:
         parent = hypothesis.settings.get_profile(found)
-        hypothesis.settings.register_profile("covenant", parent, deadline=None, suppress_health_check=list(_BY_TIME))
+        # Of the health checks the one that a busy machine breaks: how long drawing an example takes.
+        slow = [hypothesis.HealthCheck.too_slow]
+        hypothesis.settings.register_profile("covenant", parent, deadline=None, suppress_health_check=slow)
         hypothesis.settings.load_profile("covenant")
 
 
-_no_property_by_time()
+# The virtual machine has what its tests need and no more: no property is among them.
+if importlib.util.find_spec("hypothesis") is not None:
+    _no_property_by_time()
 
 
 def _folder(path: pathlib.Path) -> str:

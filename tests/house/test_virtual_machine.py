@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pathlib
 import re
 import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -93,6 +95,64 @@ def test_the_parts_of_the_lock_are_whole(clone: pathlib.Path) -> None:
         assert set(found[1].split()) <= pinned
     group = tomllib.loads((clone / "pyproject.toml").read_text())["dependency-groups"]["dev"]
     assert {"pytest-testinfra", "hatchling"} <= {re.split(r"[>=]", line)[0] for line in group}
+
+
+# What a machine without some distributions says of its tests: their modules are not found, by import or otherwise.
+WITHOUT = """
+import importlib.abc, sys
+class Without(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in GONE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Without())
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in GONE else find(name, package)
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def _pinned(lock: pathlib.Path) -> set[str]:
+    return set(re.findall(r"^([a-z0-9-]+)==", lock.read_text(), re.MULTILINE))
+
+
+def _gone(clone: pathlib.Path) -> set[str]:
+    """The modules of the distributions that the development lock has and the virtual machine has not."""
+    suite = re.search(r"^SUITE=\((.*)\)$", (clone / "vagrant/provision.sh").read_text(), re.MULTILINE)
+    assert suite
+    there = _pinned(clone / "locks/runtime.txt") | set(suite[1].split())
+    absent = _pinned(clone / "locks/dev.txt") - there
+    modules = importlib.metadata.packages_distributions()
+    named = {name: {re.sub("[-_.]+", "-", one).lower() for one in found} for name, found in modules.items()}
+    return {name for name, found in named.items() if found <= absent and name != "covenant"}
+
+
+def _collected(clone: pathlib.Path, gone: set[str], *words: str) -> subprocess.CompletedProcess[str]:
+    program = f"GONE = {sorted(gone)!r}\n{WITHOUT}"
+    options = ["-p", "no:cacheprovider", "-p", "testinfra.plugin", "--collect-only", "-q", "--hosts=local://"]
+    return subprocess.run(
+        [sys.executable, "-c", program, *options, *words],
+        cwd=clone,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_suite_needs_no_more_than_the_machine_has(clone: pathlib.Path) -> None:
+    """Its tests are collected without whatever else a developer's machine has."""
+    lines = re.findall(r"^CHECKED\+?=\((.*)\)$", (clone / "vagrant/provision.sh").read_text(), re.MULTILINE)
+    words = subprocess.run(
+        ["/bin/bash", "-c", f"printf '%s\\n' {' '.join(lines)}"], cwd=clone, capture_output=True, text=True
+    ).stdout.split()
+    gone = _gone(clone)
+    assert {"hypothesis", "schemathesis", "xdist"} <= gone
+    done = _collected(clone, gone, *words)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert len(re.findall(r"::", done.stdout)) > 30
+    # The other way: a module that they do need is missed.
+    assert "No module named 'pydantic'" in _collected(clone, gone | {"pydantic"}, *words).stdout
 
 
 # --- the image
