@@ -83,17 +83,26 @@ async def finish(server: Server, record: MemoryRecord, rows: Collection[Entry] =
 
 async def _told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
     """Which of these intents have the row that says how they ended, since they had their reservation: under a key one
-    may have failed before."""
+    may have failed before.
 
-    def is_an_end(row: parts.AuditEvent) -> bool:
+    Raises:
+        errors.StoreError: the log was not looked through to its end; of one that is not told nothing is known then.
+    """
+    told: set[str] = set()
+
+    def is_the_last(row: parts.AuditEvent) -> bool:
         if row.kind["type"] not in _ENDS:
             return False
         began_ms = since_ms.get(row.kind["intent_id"])
-        return began_ms is not None and row.timestamp_ms >= began_ms
+        if began_ms is not None and row.timestamp_ms >= began_ms:
+            told.add(str(row.kind["intent_id"]))
+        return len(told) == len(since_ms)
 
-    # Of a memory that took nothing there is a row beside the one that ends it.
-    found = await server.audit.scan(is_an_end, 2 * len(since_ms), since_ms=min(since_ms.values()))
-    return {str(row.kind["intent_id"]) for row in found.events}
+    # Nothing is wanted but the names: rows may be as long as intents, and a look that holds them all is cut.
+    found = await server.audit.scan(is_the_last, 1, since_ms=min(since_ms.values()))
+    if found.cut and not found.events:
+        raise errors.StoreError("the log could not be looked through", hint="start again")
+    return told
 
 
 def _failed(server: Server, one: Reservation) -> Entry:

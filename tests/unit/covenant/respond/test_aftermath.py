@@ -19,6 +19,8 @@ from covenant.respond import accounting, aftermath, capabilities, intent
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, Runners, RunResult, Spent, with_spent
+from covenant.stores.audit import shared
+from covenant.stores.audit.interface import Entry, Scan
 from covenant.stores.budget.interface import Reservation
 from covenant.wire import requests
 from covenant.wire.types import BudgetPauseCheckpoint
@@ -185,6 +187,42 @@ async def test_what_was_written_of_an_intent_before_it_was_asked_again_is_not_it
         await server.budget.try_debit(agent, 0, "k", submitter=ALICE.agent)
         await aftermath.look(server)
         assert await _ends(server) == {"k": ["intent_failed"] * 2}
+
+
+async def test_an_end_that_is_long_or_stands_behind_many_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held of the log at once has an end; an intent that is done must not get the row of one that failed."""
+    monkeypatch.setattr(shared, "MOST_HELD_BYTES", 1)
+    names = [f"k{number}" for number in range(3)]
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        for name in names:
+            await server.budget.try_debit(accounting.budget_of("a"), 0, name, submitter=ALICE.agent)
+            done = {"intent_text": "words", "matched_agent": "a", "result_hash_hex": "0" * 64, "status": "ok"}
+            # The rows that tell of one and the same intent are not those of the others.
+            failed = {"matched_agent": "a", "run_id": None, "stage": "memory", "code": "c", "message": "m"}
+            rows = [Entry("intent_failed", {"intent_id": name, **failed}, ALICE.agent)] * 3
+            await server.audit.append_all(
+                [*rows, Entry("intent_dispatched", {"run_id": None, "intent_id": name, **done}, ALICE.agent)]
+            )
+        before = await server.audit.scan(lambda row: False, 1)
+        await aftermath.look(server)
+        assert server.budget.unsettled() == ()
+        assert (await server.audit.scan(lambda row: False, 1)).scanned == before.scanned
+
+
+async def test_a_log_that_is_not_looked_through_tells_of_no_intent_that_it_failed(home: Path) -> None:
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await server.budget.try_debit(accounting.budget_of("a"), 0, "k", submitter=ALICE.agent)
+
+        async def cut(*given: Any, **more: Any) -> Scan:
+            return Scan((), 1, cut=True)
+
+        server.audit.scan = cut  # type: ignore[method-assign]
+        with pytest.raises(errors.StoreError, match="looked through"):
+            await aftermath.look(server)
+        assert [one.paired_receipt for one in server.budget.unsettled()] == ["k"]
+        assert await _ends(server) == {}
 
 
 async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> None:
