@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from covenant.stores.capabilities.interface import Capabilities, Grant
 
 __all__ = [
+    "NONE",
     "Decision",
     "Facts",
     "admits_record",

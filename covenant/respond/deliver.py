@@ -25,6 +25,7 @@ import anyio.abc
 from covenant.respond import intent, mailbox, mailbox_repair
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
+from covenant.runtime.packages import Card
 from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, Entry
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import A2ATaskResult, AgentId
@@ -263,10 +264,15 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
         transport="ipc",
     )
     asked = requests.SubmitIntent(text=task.intent_text, agent=agent, idempotency_key=_key(task.id))
+
+    async def still(card: Card | None) -> None:
+        # The agent that it is routed to may be another than a moment ago.
+        await mailbox.require_still(server, sender, task, None if card is None else card.digest)
+
     try:
         # It may have waited long: what it was sent under holds still, and for the agent that is there now.
         await mailbox.require_send(server, sender, task)
-        answer = await intent.submit_intent(server, sender, asked)
+        answer = await intent.submit_intent(server, sender, asked, still=still)
     except errors.CovenantError as e:
         return A2ATaskResult(task_id=task.id, status="error", error_message=f"{e.code}: {e.message}")
     except Exception:

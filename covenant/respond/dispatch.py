@@ -23,7 +23,7 @@ import contextlib
 import hashlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -80,6 +80,8 @@ class Dispatch:
     priority: Priority | None = None
     resumes: BudgetPauseCheckpoint | None = None
     key: str | None = None
+    # What else has to hold of whom it is for, asked at the last moment; it does not wait where it holds.
+    still: Callable[[Card | None], Awaitable[None]] | None = None
     intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _stage: str = "router"
     _reserved: accounting.Reserved | None = None
@@ -115,6 +117,7 @@ class Dispatch:
             card = self._route()  # (2)
             await self._check(card)  # (3)
             await self._reserve(card)  # (4)
+            await self._look_again(card)
             ran = await self._run(card)  # (5)
         except errors.CovenantError as e:
             with _writing():
@@ -187,6 +190,30 @@ class Dispatch:
         for found in self.server.checkpoints.active():
             if found.intent_id == self.intent_id:
                 await self.server.checkpoints.claim(found.intent_id, found.agent)
+
+    async def _look_again(self, card: Card | None) -> None:
+        """While rows and reservations were written a grant may have ended and a package have become another: what was
+        decided then is decided once more, and nothing waits between that and the run.
+
+        Raises:
+            errors.StaleAgentError: the agent is not the one that was asked about.
+            errors.CovenantError: as ``_check``, and what ``still`` raises.
+        """
+        self._stage = "capability"
+        server, pubkey, facts = self.server, self.caller.agent.pubkey, authority.Facts(tier=Tier.WORKING)
+        others = [] if card is None else [one for one in card.manifest.capabilities.required if one != _WRITE]
+        asked = [(_WRITE, facts), *((action, authority.NONE) for action in others)]
+        now_ms = server.now_ms()
+        if any(authority.decide(server.capabilities, pubkey, one, about, now_ms).grant is None for one, about in asked):
+            # Of a refusal there is a row, as of the one before.
+            await authority.require(server, self.caller, _WRITE, agent_id="memory:write", facts=facts)
+            await authority.require_all(server, self.caller, others, agent_id="" if card is None else card.id)
+        if self.still is not None:
+            await self.still(card)
+        if card is not None and server.agents.find(card.id).digest != card.digest:
+            raise errors.StaleAgentError(
+                f"the manifest of agent `{card.id}` was changed", hint="ask again", where=card.where
+            )
 
     async def _run(self, card: Card | None) -> RunResult:
         self._stage = "run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import anyio
@@ -13,6 +13,7 @@ from covenant.respond import aftermath
 from covenant.respond.caller import Caller
 from covenant.respond.dispatch import KEY, KEY_WORD, SUBMITTER, Dispatch
 from covenant.respond.server import Handler, Server
+from covenant.runtime.packages import Card
 from covenant.wire import requests, responses
 from covenant.wire.types import MemoryRecord, Priority
 from policy import errors
@@ -23,10 +24,16 @@ _KEYED: Final = uuid.UUID("6f0c3c2e-5f4b-5d0a-9a54-1c1f6e0f7a11")
 _MOST_TRIES: Final = 16
 
 
-async def submit_intent(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
+async def submit_intent(
+    server: Server,
+    caller: Caller,
+    asked: requests.SubmitIntent,
+    *,
+    still: Callable[[Card | None], Awaitable[None]] | None = None,
+) -> responses.IntentResult:
     """Do what the text says; see ``covenant.respond.dispatch``."""
     key = asked.idempotency_key
-    one = Dispatch(server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key)
+    one = Dispatch(server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key, still=still)
     return await one.go() if key is None else await _once(one, key)
 
 

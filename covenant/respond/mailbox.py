@@ -122,7 +122,9 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
         await _reject(server, caller, result, "answered already")
         raise errors.TaskStateError(f"task `{result.task_id}` has its result already")
     # (2)
-    await _require_peer(server, caller, "respond", entry.task.sender, task_id=result.task_id)
+    sender = entry.task.sender
+    facts = authority.Facts(peer_pubkey_b58=sender.pubkey, task_id=result.task_id)
+    await _require_peer(server, caller, "respond", sender, facts)
     # (3)
     try:
         await server.mailbox.post(result)
@@ -211,13 +213,26 @@ async def require_send(server: Server, caller: Caller, task: A2ATask) -> None:
         with contextlib.suppress(errors.CovenantError):
             # One that is not there has none; that it is not there is said to whoever may send to it.
             manifest = server.agents.find(agent).digest
-    await _require_peer(server, caller, "send", task.recipient, task_id=task.id, manifest_sha256=manifest)
+    await _require_peer(server, caller, "send", task.recipient, _facts_of_send(task, manifest))
 
 
-async def _require_peer(
-    server: Server, caller: Caller, verb: str, peer: AgentId, *, task_id: str, manifest_sha256: str | None = None
-) -> None:
-    facts = authority.Facts(peer_pubkey_b58=peer.pubkey, task_id=task_id, manifest_sha256=manifest_sha256)
+async def require_still(server: Server, caller: Caller, task: A2ATask, manifest_sha256: str | None) -> None:
+    """As ``require_send``, of one that was let through, for the very agent that is to do it; without a row where it
+    may, and without a wait.
+
+    Raises:
+        errors.CapabilityMissingError, errors.CapabilityScopeError: it may not any more.
+    """
+    facts = _facts_of_send(task, manifest_sha256)
+    if _first_held(server, caller.agent.pubkey, _forms("send", task.recipient), facts) is None:
+        await _require_peer(server, caller, "send", task.recipient, facts)
+
+
+def _facts_of_send(task: A2ATask, manifest_sha256: str | None) -> authority.Facts:
+    return authority.Facts(peer_pubkey_b58=task.recipient.pubkey, task_id=task.id, manifest_sha256=manifest_sha256)
+
+
+async def _require_peer(server: Server, caller: Caller, verb: str, peer: AgentId, facts: authority.Facts) -> None:
     action = _first_held(server, caller.agent.pubkey, _forms(verb, peer), facts) or _forms(verb, peer)[1]
     await authority.require(server, caller, action, agent_id=AUTHORITY, facts=facts)
 

@@ -152,6 +152,37 @@ async def test_a_grant_can_be_bound_to_the_agent_that_was_looked_at(world: World
     assert len(world.runs.asked) == 1
 
 
+@pytest.mark.parametrize("what", ["package", "grant"])
+async def test_what_changes_between_the_check_and_the_run_is_looked_at_again(world: World, what: str) -> None:
+    """The rows of the check take their time: until the run begins the agent and its sender's grants may be others."""
+    me, hello = world.identity.agent, await world.package("hello")
+    await world.grant(me, "memory.write")
+    digest = world.server.agents.find("hello").digest
+    signature = await world.grant(me, f"a2a.send.{hello.display}", manifest_sha256=digest)
+    await world.send(me, hello)
+    manifest = world.home / "agents" / "hello" / "agent.toml"
+    whole, changed = world.server.audit.append_all, 0
+
+    async def slow(entries: Any) -> list[str]:
+        nonlocal changed
+        written = await whole(entries)
+        if not changed and entries[0].kind == "capability_check" and entries[0].fields["agent_id"] == "a2a":
+            changed += 1
+            if what == "package":
+                manifest.write_text(manifest.read_text().replace('version = "0.1.0"', 'version = "0.1.1"'))
+                await world.server.agents.reload()
+            else:
+                await world.server.capabilities.revoke(signature, world.clock())
+        return written
+
+    world.server.audit.append_all = slow  # type: ignore[method-assign]
+    async with delivering(world):
+        result = await answer(world, me)
+    code = "capability_scope" if what == "package" else "capability_not_held"
+    assert (result.status, str(result.error_message).partition(":")[0], changed) == ("error", code, 1)
+    assert world.runs.asked == []
+
+
 async def test_a_full_disk_keeps_nobody_s_tasks_going(world: World) -> None:
     made, hello = await _of_a_peer(world)
     world.runs.hold = anyio.Event()

@@ -64,6 +64,36 @@ async def test_an_answer_is_in_memory_in_receipts_and_in_the_log_before_it_is_gi
     assert written[2]["credits"] == 2
 
 
+@pytest.mark.parametrize("what", ["memory.write", "tool.web_search", "package"])
+async def test_what_ended_while_credits_were_reserved_is_not_served_by_what_was_decided_before(
+    tmp_path: Path, what: str
+) -> None:
+    acts = Acts()
+    place = runtime_kit.package(tmp_path, "finder", budget=9, required='["tool.web_search"]')
+    server = await _made(tmp_path, acts=acts, grants=("memory.write", "tool.web_search"))
+    whole = server.budget.try_debit
+
+    async def slow(*given: Any, **more: Any) -> Any:
+        done = await whole(*given, **more)
+        if what == "package":
+            (place / "agent.toml").write_text(runtime_kit.manifest("finder", budget=9, name="Another"))
+            await server.agents.reload()
+        else:
+            (held,) = server.capabilities.candidates(ALICE.agent.pubkey, what, server.now_ms())
+            await server.capabilities.revoke(held.signature, server.now_ms())
+        return done
+
+    server.budget.try_debit = slow  # type: ignore[method-assign]
+    with pytest.raises(errors.StaleAgentError if what == "package" else errors.CapabilityMissingError):
+        await _submit(server, "find", agent="finder")
+    assert acts.asked == []
+    assert server.budget.tokens(accounting.budget_of("finder")) == 9
+    assert server.budget.unsettled() == ()
+    assert [row["stage"] for row in await rows(server, "intent_failed")] == ["capability"]
+    if what != "package":
+        assert [row["passed"] for row in await rows(server, "capability_check")][-1] is False
+
+
 async def test_without_an_agent_the_answer_is_version_1_s_echo(tmp_path: Path) -> None:
     server = await _made(tmp_path)
     result = await _submit(server, "nobody knows this")
