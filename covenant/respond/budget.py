@@ -27,8 +27,12 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 async def recent_debits(server: Server, caller: Caller, asked: requests.RecentDebits) -> responses.Debits:
-    """The newest debits of all agents; for everybody who is let in, as in version 1: budgets are shared."""
-    found = await server.budget.recent(min(asked.limit, interface.MOST_RECENT))
+    """The newest debits: of all agents for the operator, for their own runs and of their own budget for everybody else.
+
+    Version 1 showed all to everybody. Budgets are shared, but which agents others ask, when and for how much is theirs.
+    """
+    own = None if caller.operator else caller.agent.pubkey
+    found = await server.budget.recent(min(asked.limit, interface.MOST_RECENT), of=own)
     return responses.Debits(debits=fitting.that_fit(found))
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 MARK = "the-tide-turns-at-nine"
 _KINDS = sorted(kind for kind, model in requests.KINDS.items() if model is not requests.Unsupported)
 # What is made anew for each asker differs from one time to the next.
-_DIFFERS = {"submit_intent", "recent_audit", "verify", "recent_debits"}
+_DIFFERS = {"submit_intent", "recent_audit", "verify"}
 
 
 @dataclass

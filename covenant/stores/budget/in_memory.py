@@ -114,8 +114,14 @@ class InMemoryBudgetLedger:
     async def settle(self, agent: types.AgentId, paired_receipt: str, credits: int) -> types.BudgetDebit:  # noqa: A002
         """As ``interface.BudgetLedger.settle``."""
         reservation = self._reservation(agent, paired_receipt)
-        now = self._now()
-        row = rows.Debit(agent=agent, credits=credits, paired_receipt=paired_receipt, at_ms=now, settles=True)
+        row = rows.Debit(
+            agent=agent,
+            credits=credits,
+            paired_receipt=paired_receipt,
+            at_ms=self._now(),
+            settles=True,
+            submitter=reservation.submitter,
+        )
         self._state.apply(row)
         try:
             await self._keep(row)
@@ -136,9 +142,9 @@ class InMemoryBudgetLedger:
             raise
         return row.credits
 
-    async def recent(self, limit: int) -> Sequence[types.BudgetDebit]:
+    async def recent(self, limit: int, *, of: str | None = None) -> Sequence[types.BudgetDebit]:
         """As ``interface.BudgetLedger.recent``."""
-        newest = reversed(self._state.debits)
+        newest = (row for row in reversed(self._state.debits) if of is None or of in _whose(row))
         return tuple(_debit(row) for row, _ in zip(newest, range(max(0, limit)), strict=False))
 
     def tokens(self, agent: types.AgentId) -> int | None:
@@ -241,6 +247,11 @@ class InMemoryCheckpoints:
 
     async def _keep(self, row: rows.CheckpointRow) -> None:
         await anyio.lowlevel.checkpoint()
+
+
+def _whose(row: rows.Debit) -> tuple[str, ...]:
+    """The keys of those whose debit it is: the agent's, and that of who asked for the run."""
+    return (row.agent.pubkey,) if row.submitter is None else (row.agent.pubkey, row.submitter.pubkey)
 
 
 def _debit(row: rows.Debit) -> types.BudgetDebit:

@@ -83,8 +83,11 @@ class BudgetLedger(Protocol):
         """
         ...
 
-    async def recent(self, limit: int) -> Sequence[types.BudgetDebit]:
-        """The newest debits first, at most ``MOST_RECENT``; rests of 0 are left out."""
+    async def recent(self, limit: int, *, of: str | None = None) -> Sequence[types.BudgetDebit]:
+        """The newest debits first, of the newest ``MOST_RECENT``; rests of 0 are left out.
+
+        ``of``: only those of the agent with this public key, and those for runs that whoever has it asked for.
+        """
         ...
 
     def tokens(self, agent: types.AgentId) -> int | None:

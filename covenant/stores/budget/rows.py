@@ -3,7 +3,7 @@
 Version 1's are ``capacity_set``, ``debit`` and ``snapshot``, ``pause_saved`` and ``resume_claimed``. Ours beside them:
 
     debit      reserved   it was taken before its run, which is not settled yet
-               submitter  who asked for the run
+               submitter  who asked for the run; also on its rest
                settles    it is the measured rest of the reservation with its ``paired_receipt``; 0 when there is none
     refund                a reservation that came back, since nothing of its run began
     snapshot   owed debt  what version 1 does not count (policy.budget.Bucket)

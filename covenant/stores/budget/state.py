@@ -60,7 +60,10 @@ class LedgerState:
 
     def _debit(self, key: str, row: rows.Debit) -> None:
         if row.settles:
-            self.open.pop(row.paired_receipt, None)
+            was = self.open.pop(row.paired_receipt, None)
+            if was is not None and was.submitter is not None and row.submitter is None:
+                # Of a file from before who asked stood on a rest as well.
+                row = row.model_copy(update={"submitter": was.submitter})
         elif row.reserved:
             self.open[row.paired_receipt] = row
         if row.credits:

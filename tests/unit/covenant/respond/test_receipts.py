@@ -270,12 +270,20 @@ async def test_the_status_of_the_chain_is_for_everybody(desk: Desk) -> None:
     assert await desk.rows("capability_check") == []
 
 
-async def test_debits_are_for_everybody_and_compaction_has_its_row(desk: Desk) -> None:
-    await desk.server.budget.set_capacity(BOB, 5)
-    await desk.server.budget.try_debit(BOB, 2, "r")
-    shown = await budget_requests.recent_debits(desk.server, desk.caller, requests.RecentDebits(limit=5))
+async def _debits(desk: Desk, caller: Caller) -> list[tuple[AgentId, int, str]]:
+    shown = await budget_requests.recent_debits(desk.server, caller, requests.RecentDebits(limit=5))
     assert isinstance(shown, responses.Debits)
-    assert [(one.agent, one.credits, one.paired_receipt) for one in shown.debits] == [(BOB, 2, "r")]
+    return [(one.agent, one.credits, one.paired_receipt) for one in shown.debits]
+
+
+async def test_debits_are_for_whose_they_are_and_compaction_has_its_row(desk: Desk) -> None:
+    agent = AgentId(display="a@agent", pubkey=base58.encode(b"\7" * 32))
+    await desk.server.budget.set_capacity(agent, 5)
+    await desk.server.budget.try_debit(agent, 2, "r", submitter=BOB)
+    assert await _debits(desk, desk.caller) == []
+    operator = Caller(agent=desk.server.identity.agent, operator=True, token_prefix="o" * 6, transport="ipc")
+    for allowed in (server_kit.caller(BOB), server_kit.caller(agent), operator):
+        assert await _debits(desk, allowed) == [(agent, 2, "r")]
     assert (await budget_requests.compact(desk.server, 1)).dropped == 0
     assert await desk.rows("budget_compacted") == []
     after = desk.server.now_ms() + 1

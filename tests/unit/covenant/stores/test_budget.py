@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.stores.budget import durable, in_memory, interface
+from covenant.stores.budget import durable, in_memory, interface, rows, state
 from covenant.wire import types
 from policy import base58, budget, errors
 
@@ -184,6 +184,26 @@ async def test_recent_debits_are_the_newest_first(place: Place) -> None:
     assert [one.paired_receipt for one in await place.ledger.recent(2)] == ["r4", "r3"]
     assert len(await place.ledger.recent(100)) == 5
     assert await place.ledger.recent(0) == ()
+
+
+@pytest.mark.anyio
+async def test_debits_can_be_asked_for_by_whose_they_are(place: Place) -> None:
+    await place.ledger.set_capacity(agent(), 10)
+    for name, who in (("mine", agent("ada")), ("other", agent("eve")), ("nobody", None)):
+        await place.ledger.try_debit(agent(), 1, name, submitter=who)
+        await place.ledger.settle(agent(), name, 2)
+    mine = await place.ledger.recent(9, of=agent("ada").pubkey)
+    assert [(one.paired_receipt, one.credits) for one in mine] == [("mine", 2), ("mine", 1)]
+    assert len(await place.ledger.recent(9, of=agent().pubkey)) == len(await place.ledger.recent(9)) == 6
+    assert await place.ledger.recent(9, of=agent("bob").pubkey) == ()
+
+
+def test_the_rest_of_an_older_file_is_that_of_who_reserved() -> None:
+    found = state.LedgerState()
+    row = rows.Debit(agent=agent(), credits=1, paired_receipt="r", at_ms=1, reserved=True, submitter=agent("ada"))
+    found.apply(row)
+    found.apply(rows.Debit(agent=agent(), credits=2, paired_receipt="r", at_ms=2, settles=True))
+    assert [one.submitter for one in found.debits] == [agent("ada")] * 2
 
 
 @pytest.mark.anyio
