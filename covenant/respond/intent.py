@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import anyio
@@ -14,7 +14,7 @@ from covenant.respond.caller import Caller
 from covenant.respond.dispatch import KEY, KEY_WORD, SUBMITTER, Dispatch
 from covenant.respond.server import Handler, Server
 from covenant.runtime.packages import Card
-from covenant.wire import requests, responses
+from covenant.wire import parts, requests, responses
 from covenant.wire.types import MemoryRecord, Priority
 from policy import errors
 
@@ -81,13 +81,17 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
 
     What is remembered is the record in memory, so that it lasts as long as that does and outlives a restart.
 
+    One that was done and whose answer was not kept, or is no longer, is not done again: its receipt says that it ran,
+    and the log that it did not fail.
+
     Raises:
-        errors.MemoryConflictError: another intent has this key, or it failed too often.
+        errors.MemoryConflictError: another intent has this key, it failed too often, or its answer is not kept.
     """
     server = one.server
     on_their_way: dict[str, anyio.Event] = server.runners.on_their_way
-    for number in range(_MOST_TRIES):
-        one.intent_id = str(uuid.uuid5(_KEYED, f"{one.caller.agent.pubkey}/{number}/{key}"))
+    ids = [str(uuid.uuid5(_KEYED, f"{one.caller.agent.pubkey}/{number}/{key}")) for number in range(_MOST_TRIES)]
+    failed: set[str] = set()
+    for one.intent_id in ids:
         while (way := on_their_way.get(one.intent_id)) is not None:
             await way.wait()
         # INVARIANT: no wait between the look above and this line, so that only one has the id.
@@ -96,13 +100,38 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
             record = await server.memory.get(one.intent_id)
             if record is not None:
                 return await _again(one, record)
-            if await server.receipts.get(one.intent_id) is None:
+            receipt = await server.receipts.get(one.intent_id)
+            if receipt is None:
                 return await one.go()
-            # It ran and left no answer: this is another try.
+            if one.intent_id not in failed:
+                # One look for all of them: it reads the log from there to its end.
+                failed = await _failed(server, one.caller, ids, receipt.settled_at)
+            if one.intent_id not in failed:
+                raise errors.MemoryConflictError(
+                    "the intent with this key was done, and its answer is not kept",
+                    hint="use another key to have it done again",
+                )
         finally:
             del on_their_way[one.intent_id]
             way.set()
     raise errors.MemoryConflictError(f"the intent with this key failed {_MOST_TRIES} times", hint="use another key")
+
+
+async def _failed(server: Server, caller: Caller, ids: Collection[str], since_ms: int) -> set[str]:
+    """Which of these intents ran and are known to have failed. What the log tells nothing of is not known to have."""
+    failed, done, known = set[str](), set[str](), frozenset(ids)
+
+    def note(row: parts.AuditEvent) -> bool:
+        kind, intent_id = row.kind, str(row.kind.get("intent_id"))
+        if intent_id in known:
+            if kind["type"] == "intent_dispatched" or (kind["type"] == "run_usage" and kind["status"] == "ok"):
+                done.add(intent_id)
+            elif kind["type"] == "intent_failed" and kind["stage"] != "memory":
+                failed.add(intent_id)
+        return False
+
+    await server.audit.scan(note, 1, since_ms=since_ms, issuer_pubkey=caller.agent.pubkey)
+    return failed - done
 
 
 async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:

@@ -10,11 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.respond import accounting, aftermath, intent
+from covenant.respond import accounting, aftermath, intent, memory
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, with_spent
+from covenant.stores.memory.interface import Room
 from covenant.wire import requests, responses
 from covenant.wire.types import Priority
 from policy import contract, errors
@@ -498,6 +499,34 @@ async def test_with_a_key_an_intent_that_failed_may_be_tried_again(tmp_path: Pat
     assert result.text == "a: x"
     assert (await _submit(server, "x", agent="a", idempotency_key="k")).intent_id == result.intent_id
     assert len(acts.asked) == 2
+
+
+@pytest.mark.parametrize("why", ["full", "ignored", "deleted", "log gone"])
+async def test_with_a_key_an_intent_whose_answer_is_not_kept_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    async def tells(card: Card, asked: Intent) -> RunResult:
+        if len(acts.asked) == 1:
+            raise with_spent(errors.AgentFailedError("no"), Spent(USED, "run-1"))
+        return RunResult(text="in /etc/secrets.toml" if why == "ignored" else "words", usage=USED)
+
+    acts = Acts(tells)
+    runtime_kit.package(tmp_path, "a")
+    server = await _made(tmp_path, acts=acts)
+    if why in {"full", "log gone"}:
+        monkeypatch.setattr(memory, "MAX_OWN", Room(records=0, bytes=0))
+    with pytest.raises(errors.AgentFailedError):
+        await _submit(server, "x", agent="a", idempotency_key="k")
+    result = await _submit(server, "x", agent="a", idempotency_key="k")
+    if why == "deleted":
+        assert await server.memory.purge(None, server.now_ms() + 1) == 1
+    if why == "log gone":
+        assert (await server.audit.purge(server.now_ms() + 1)).purged
+    for _ in range(2):
+        with pytest.raises(errors.MemoryConflictError, match="its answer is not kept"):
+            await _submit(server, "x", agent="a", idempotency_key="k")
+    assert [one.id for one in acts.asked][1:] == [result.intent_id]
+    assert (await _submit(server, "x", agent="a", idempotency_key="other")).text == result.text
 
 
 async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_given_again(tmp_path: Path) -> None:
