@@ -165,12 +165,15 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         if broker is not None:
             channel = dataclasses.replace(channel, giving=_both(channel.giving, broker.begin))
         meter = Meter(leaf, gates, directory.path / METER)
-        channel = dataclasses.replace(channel, giving=_both(channel.giving, meter.begin))
+        channel = dataclasses.replace(
+            channel, giving=_both(channel.giving, meter.begin), ending=_after_others(directory.path, channel.ending)
+        )
         later = None if job.later is None else job.later(Started(directory.path, leaf, limits, child.stdin, attestor))
         exchange = Exchange(channel, job.intent, job.limits, later=later)
         if job.steering is not None:
             job.steering.converses(exchange)
         exchange.run()
+        revocation.give_way(directory.path)
         status = child.reap()
         leaf.kill()
         if refused := leaf.pids_refused():
@@ -313,6 +316,16 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
         second()
 
     return both
+
+
+def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Callable[[errors.RunError], None]:
+    """What is done at the end of a run, once whoever revokes it has ended all that it revokes."""
+
+    def after(error: errors.RunError) -> None:
+        revocation.give_way(path)
+        ending(error)
+
+    return after
 
 
 def _refused_calls(

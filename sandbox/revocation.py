@@ -41,6 +41,9 @@ AUTHORITY = "authority"
 _LOOK_SECONDS, _VERSION_EVERY = 0.25, 8
 _STARTING_SECONDS = 15.0
 _GATE_SECONDS = 2.0
+# In the directory of all runs: held by whoever ends some of them; and how long a keeper lets that one go first.
+_ENDING = ".ending"
+_GIVE_WAY_SECONDS, _GIVE_WAY_LOOK_SECONDS = 2.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,11 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
 
     (1) behind the gate: which runs rest on it, and which are below those
     (2) one durable row that names them
-    (3) a mark in the directory of each, so that its keeper starts nothing more and says why it ended
-    (4) all of them stopped: what stands sends nothing
+    (3) all of them stopped, their gates too: what stands sends nothing
+    (4) a mark in the directory of each, so that its keeper starts nothing more and says why it ended; and what came
+        between (3) and the mark stopped as well
     (5) all their networks cut, while
-    (6) all of them are killed, and waited for
+    (6) all of them are killed, and waited for; until here their keepers wait for us (``give_way``)
     (7) those whose keepers were about to start them: until each keeper has found its mark
 
     A row or a mark that cannot be written, a link that cannot be cut, a gate that somebody does not let go of keep
@@ -92,27 +96,32 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     failed: list[str] = []
     if not runs.is_dir():
         return NOTHING
-    with _gate(runs, failed):
-        entries = registry.seen(runs)
-        hit = _hit(entries, root)  # (1)
-        chosen = sorted((one for one in entries if one.run_id in hit), key=lambda one: one.depth)
-        if not chosen:
-            return NOTHING
-        # Another may be at it already, or was killed over it: it is written once, and done as often as it is asked for.
-        fresh = [one for one in chosen if bundle.revoked_of(one.path) is None]
-        if fresh:
-            fields = {"version": root.version, "runs": [hit[one.run_id].row() for one in fresh]}
-            _try(failed, "the log", lambda: write(fields))  # (2)
-        for one in fresh:
-            _try(failed, "a mark", functools.partial(bundle.mark_revoked, one.path, hit[one.run_id].reason))  # (3)
-    hierarchies = cgroupfs.Hierarchies.read()
-    leaves = [_leaf(hierarchies, one.path) for one in chosen]
-    ending.stop(leaves)  # (4)
-    begun = {leaf.name for leaf in leaves if gate_leaf.without(leaf).pids()}
-    cut = _Aside(functools.partial(cutting.cut, list(_links(chosen))))  # (5)
-    _try(failed, "processes", lambda: ending.kill(leaves))  # (6)
-    _try(failed, "networks", lambda: failed.extend(cut.result()))
-    late = [one for one in chosen if one.run_id not in begun]
+    with contextlib.ExitStack() as ending_them:
+        with _gate(runs, failed):
+            entries = registry.seen(runs)
+            hit = _hit(entries, root)  # (1)
+            chosen = sorted((one for one in entries if one.run_id in hit), key=lambda one: one.depth)
+            if not chosen:
+                return NOTHING
+            # Another may be at it, or was killed over it: it is written once, and done as often as it is asked for.
+            fresh = [one for one in chosen if bundle.revoked_of(one.path) is None]
+            if fresh:
+                fields = {"version": root.version, "runs": [hit[one.run_id].row() for one in fresh]}
+                _try(failed, "the log", lambda: write(fields))  # (2)
+            ending_them.enter_context(first(runs))
+            hierarchies = cgroupfs.Hierarchies.read()
+            leaves = {one.run_id: _leaves(hierarchies, one.path) for one in chosen}
+            ending.stop(leaf for both in leaves.values() for leaf in both)  # (3)
+            for one in fresh:
+                _try(failed, "a mark", functools.partial(bundle.mark_revoked, one.path, hit[one.run_id].reason))  # (4)
+        late = [one for one in chosen if not ending.listed(leaves[one.run_id][0])]
+        for one in late:
+            leaves[one.run_id] = _leaves(hierarchies, one.path)
+            ending.stop(leaves[one.run_id])
+        cut = _Aside(functools.partial(cutting.cut, list(_links(chosen))))  # (5)
+        every = [leaf for both in leaves.values() for leaf in both]
+        _try(failed, "processes", lambda: ending.kill(every))  # (6)
+        _try(failed, "networks", lambda: failed.extend(cut.result()))
     _try(failed, "runs about to start", lambda: _outwait(late, hierarchies))  # (7)
     return Enforced(tuple(hit[one.run_id] for one in chosen), tuple(failed))
 
@@ -195,6 +204,20 @@ class Watch:
         self._version = version
 
 
+def give_way(path: Path) -> None:
+    """By the keeper of a run whose sandbox has ended or is to: where it is being revoked, wait until all that is
+    revoked with it is gone. A whole tree's keepers who clean up at once take the processors from those who still die.
+
+    Whoever ends them holds a lock, which the kernel takes from the dead; a keeper waits for a bounded time.
+    """
+    with contextlib.suppress(OSError):
+        if bundle.revoked_of(path) is None:
+            return
+        until = time.monotonic() + _GIVE_WAY_SECONDS
+        while durable.held(path.parent / _ENDING) and time.monotonic() < until:
+            time.sleep(_GIVE_WAY_LOOK_SECONDS)
+
+
 def verdict(path: Path) -> errors.RunRevokedError | None:
     """The error of a run that was marked, None for another."""
     reason = bundle.revoked_of(path)
@@ -261,10 +284,27 @@ def _gate(runs: Path, failed: list[str]) -> Iterator[None]:
         os.close(fd)
 
 
-def _leaf(hierarchies: cgroupfs.Hierarchies, path: Path) -> cgroupfs.Leaf:
+def _leaves(hierarchies: cgroupfs.Hierarchies, path: Path) -> list[cgroupfs.Leaf]:
+    """The agent's own, and that of its gates where there is one: each is stopped, and stays so while it is empty."""
     leaf = cgroupfs.Leaf(hierarchies, path.name)
     leaf.adopt(bundle.cgroups_of(path))
-    return leaf
+    gates = gate_leaf.adopted_of(leaf)
+    return [gate_leaf.without(leaf), *([] if gates is None else [gates])]
+
+
+@contextlib.contextmanager
+def first(runs: Path) -> Iterator[None]:
+    """The processors are for deaths while the block lasts: keepers wait with what they do afterwards (``give_way``).
+
+    Of two who end runs at once the second does without, and nothing is a condition here.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(runs / _ENDING, flags, 0o600)
+            stack.callback(os.close, fd)
+            durable.take(fd, 0.0)
+        yield
 
 
 def _links(entries: Iterable[registry.Entry]) -> Iterable[cutting.Link]:
@@ -278,7 +318,7 @@ def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarch
     """Runs in which nothing ran yet: what joins their cgroups is killed, until their keepers are done with them."""
     until = time.monotonic() + _STARTING_SECONDS
     while left := [one for one in entries if registry.held(one.path)]:
-        leaves = [_leaf(hierarchies, one.path) for one in left]
+        leaves = [leaf for one in left for leaf in _leaves(hierarchies, one.path)]
         ending.stop(leaves)
         ending.kill(leaves)
         if time.monotonic() > until:

@@ -1,20 +1,25 @@
 """Many leaves ended at once: all of them stopped before the first is killed, and all killed before one is waited for.
 
-One after the other, the last of a tree would run on while the first dies; and each would be waited for alone.
+One after the other, the last of a tree would run on while the first dies; and each would be waited for alone. Who waits
+leaves the processor to who dies: it sleeps until a process is gone, and reads the lists of the cgroups seldom.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from policy import errors
 from sandbox.kernel.cgroupfs import Leaf
 
-_LOOK_SECONDS = 0.004
+# How long the lists are left unread while what was killed is dying: at first, since on a machine without a freezer
+# somebody may have forked between the list and the signal, and at most.
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.004, 0.032
 _WITHOUT_LIMIT = {
     1: (("cpu.cfs_quota_us", "-1"), ("cpu.shares", "262144")),
     2: (("cpu.max", "max"), ("cpu.weight", "10000")),
@@ -28,6 +33,16 @@ def stop(leaves: Iterable[Leaf]) -> None:
         _ask(leaf, frozen=True)
 
 
+def listed(leaf: Leaf) -> list[int]:
+    """Who is in a leaf, by one hierarchy if that lists anybody: asking all of them takes longer than many deaths."""
+    for path in leaf.paths.values():
+        with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", encoding="ascii") as file:
+            if found := [int(pid) for pid in file.read().split()]:
+                return found
+        break
+    return leaf.pids()
+
+
 def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
     """SIGKILL everything in each of them until all are empty. One that was empty stays stopped: what was about to begin
     in it does not.
@@ -35,59 +50,96 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
     Raises:
         errors.KernelError: something is still alive at the deadline; everything was sent its signal.
     """
-    until = time.monotonic() + deadline_seconds
-    for leaf in leaves:
-        _hasten(leaf)
-    killed: dict[int, set[int]] = {}
-    left = [(leaf, pids) for leaf in leaves if (pids := leaf.pids())]
-    while left:
-        # Whoever is on its way out is left alone: frozen again, it would not get there.
-        fresh = [(leaf, pids) for leaf, pids in left if not killed.setdefault(id(leaf), set()).issuperset(pids)]
-        stop(leaf for leaf, _ in fresh)
-        for leaf, pids in fresh:
-            _kill(leaf, pids)
-            killed[id(leaf)].update(pids)
-        # Version 1 delivers SIGKILL only after the thaw (sandbox-facts): no instruction of its own comes in between.
-        for leaf, _ in fresh:
-            _ask(leaf, frozen=False)
-        if time.monotonic() > until:
-            names = ", ".join(leaf.name for leaf, _ in left)
-            raise errors.KernelError(f"something survives SIGKILL in the cgroups {names}")
-        time.sleep(_LOOK_SECONDS)
-        left = [(leaf, pids) for leaf, _ in left if (pids := _some(leaf))]
+    until, look = time.monotonic() + deadline_seconds, _FIRST_LOOK_SECONDS
+    left = _occupied(leaves)
+    with contextlib.closing(_Killed()) as killed:
+        while left:
+            # Whoever is on its way out is left alone: frozen again, it would not get there.
+            fresh = [(leaf, new) for leaf, pids in left if (new := killed.others(pids))]
+            stop(leaf for leaf, _ in fresh)
+            for leaf, _ in fresh:
+                _hasten(leaf)
+            for leaf, pids in fresh:
+                _kill(leaf, pids, killed)
+            # Version 1 delivers SIGKILL only after the thaw (sandbox-facts), with no instruction of its own in between.
+            for leaf, _ in fresh:
+                _ask(leaf, frozen=False)
+            if time.monotonic() > until:
+                names = ", ".join(leaf.name for leaf, _ in left)
+                raise errors.KernelError(f"something survives SIGKILL in the cgroups {names}")
+            look = _FIRST_LOOK_SECONDS if fresh else min(look * 2, _LOOK_SECONDS)
+            killed.wait(look)
+            left = _occupied(leaf for leaf, _ in left)
+
+
+def _occupied(leaves: Iterable[Leaf]) -> list[tuple[Leaf, list[int]]]:
+    return [(leaf, pids) for leaf in leaves if (pids := listed(leaf))]
+
+
+class _Killed:
+    """Processes that were sent SIGKILL and may be dying still, each by a descriptor that tells of its end."""
+
+    def __init__(self) -> None:
+        self._dying: dict[int, int] = {}
+        self._untold: set[int] = set()
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        while self._dying:
+            os.close(self._dying.popitem()[1])
+
+    def others(self, pids: Iterable[int]) -> list[int]:
+        """Those of them that it was not sent to. A number whose process is gone is another's."""
+        return [pid for pid in pids if pid not in self._dying and pid not in self._untold]
+
+    def send(self, pid: int) -> None:
+        """SIGKILL, to whoever is there."""
+        with contextlib.suppress(ProcessLookupError):
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            except OSError:  # no descriptor is left
+                os.kill(pid, signal.SIGKILL)
+                self._untold.add(pid)
+                return
+            self._dying[pid] = fd
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        """Until all of them are gone, and no longer than this; one after the other, which wakes us least."""
+        until = time.monotonic() + seconds
+        for pid, fd in list(self._dying.items()):
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                return
+            os.close(self._dying.pop(pid))
+        if self._untold:
+            time.sleep(_FIRST_LOOK_SECONDS)
 
 
 def _hasten(leaf: Leaf) -> None:
     """Whoever dies needs the processor for it, and a limit or a small share would make that long."""
     for file, value in _WITHOUT_LIMIT[leaf.hierarchies.version]:
-        with contextlib.suppress(OSError, KeyError):
-            (leaf.paths["cpu"] / file).write_text(value)
+        _write(leaf.paths, "cpu", file, value)
 
 
-def _some(leaf: Leaf) -> list[int]:
-    """Who is left, by one hierarchy as long as it lists anybody: asking all of them takes longer than the deaths do."""
-    with contextlib.suppress(OSError):
-        for path in leaf.paths.values():
-            if listed := (path / "cgroup.procs").read_text().split():
-                return [int(pid) for pid in listed]
-            break
-    return leaf.pids()
-
-
-def _kill(leaf: Leaf, pids: Iterable[int]) -> None:
+def _kill(leaf: Leaf, pids: Iterable[int], killed: _Killed) -> None:
     if leaf.hierarchies.version == 2:
-        with contextlib.suppress(OSError):
-            (leaf.paths["memory"] / "cgroup.kill").write_text("1")
-    # On version 2 for what else was noted with the leaf: the gates have one of their own.
+        _write(leaf.paths, "memory", "cgroup.kill", "1")
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        killed.send(pid)
 
 
 def _ask(leaf: Leaf, *, frozen: bool) -> None:
     """By the leaf's own files: one that is gone has nothing left to stop."""
-    with contextlib.suppress(OSError, KeyError):
-        if leaf.hierarchies.version == 2:
-            (leaf.paths["memory"] / "cgroup.freeze").write_text(str(int(frozen)))
-        else:
-            (leaf.paths["freezer"] / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+    if leaf.hierarchies.version == 2:
+        _write(leaf.paths, "memory", "cgroup.freeze", str(int(frozen)))
+    else:
+        _write(leaf.paths, "freezer", "freezer.state", "FROZEN" if frozen else "THAWED")
+
+
+def _write(paths: Mapping[str, Path], name: str, file: str, value: str) -> None:
+    with contextlib.suppress(OSError, KeyError), open(f"{paths[name]}/{file}", "w", encoding="ascii") as opened:
+        opened.write(value)

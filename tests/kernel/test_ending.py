@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -71,6 +73,23 @@ def test_all_of_them_are_empty_when_it_returns(code: str, *, frozen: bool) -> No
         assert [process.wait(10) for process in processes] == [-9, -9, -9]
         # The control: whoever lies beside them lives.
         assert other.pids() != []
+
+
+def test_it_needs_no_descriptor_to_know_that_all_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def none_left(pid: int, flags: int = 0) -> int:
+        asked.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with leaf() as place, inside(place, SLEEPS) as process:
+        started(process)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", none_left)
+            ending.kill([place])
+        assert asked == [process.pid]
+        assert place.pids() == []
+        assert process.wait(10) == -9
 
 
 def test_whoever_joins_one_that_was_empty_stands_until_it_is_killed() -> None:

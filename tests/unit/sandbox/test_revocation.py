@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from policy import errors
 from policy.signing import authority, trust
-from sandbox import bundle, registry, revocation
+from sandbox import bundle, durable, registry, revocation
 from sandbox.kernel import ending
 from sandbox.network import cutting
 from sandbox.state import State
@@ -126,7 +128,8 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
         assert [one.run_id for one in done.ended] == ["one"]
         assert "the log: No space left on device" in done.failed
         assert "a mark: No space left on device" in done.failed
-        assert asked[:3] == ["stop", "cut", "kill"]
+        assert asked[0] == "stop"
+        assert set(asked) == {"stop", "cut", "kill"}
 
 
 def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +152,84 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
         done, _ = enforced(runs)
         assert {one.run_id for one in done.ended} == {"starting", "running"}
         assert waited == ["starting"]
+
+
+def test_the_row_comes_first_then_all_stand_then_they_are_marked_and_cut_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    mark = bundle.mark_revoked
+
+    def noted(what: str) -> Callable[..., list[str]]:
+        def note(*arguments: object) -> list[str]:
+            asked.append(what)
+            return []
+
+        return note
+
+    def mark_it(path: Path, reason: str) -> None:
+        asked.append("mark")
+        mark(path, reason)
+
+    monkeypatch.setattr(ending, "stop", noted("stop"))
+    monkeypatch.setattr(ending, "kill", noted("kill"))
+    monkeypatch.setattr(cutting, "cut", noted("cut"))
+    monkeypatch.setattr(bundle, "mark_revoked", mark_it)
+    monkeypatch.setattr(revocation, "_outwait", lambda entries, hierarchies: None)
+    with live(tmp_path, "one", (1,)), live(tmp_path, "two", (1,)):
+        revocation.enforce(tmp_path, REVOKES_1, write=lambda fields: asked.append("row"))
+    # Twice stopped: what was made before its mark was set is looked for after it.
+    assert asked[:6] == ["row", "stop", "mark", "mark", "stop", "stop"]
+    assert sorted(asked[6:]) == ["cut", "kill"]
+
+
+def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: dict[str, bool] = {}
+
+    def seen(when: str) -> Callable[..., None]:
+        def see(*arguments: object) -> None:
+            first[when] = durable.held(tmp_path / ".ending")
+
+        return see
+
+    monkeypatch.setattr(ending, "kill", seen("killing"))
+    monkeypatch.setattr(revocation, "_outwait", seen("outwaiting"))
+    with live(tmp_path, "one", (1,)):
+        enforced(tmp_path)
+    assert first == {"killing": True, "outwaiting": False}
+
+
+def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    looks: list[float] = []
+    with revocation.first(tmp_path):
+        monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
+        revocation.give_way(path)  # it is not marked: it ends for another reason
+        bundle.mark_revoked(path, "it leaks")
+        with monkeypatch.context() as patch:
+            patch.setattr(revocation, "_GIVE_WAY_SECONDS", 0.0)
+            revocation.give_way(path)  # whoever is at it takes too long
+        with contextlib.ExitStack() as other:
+            other.enter_context(revocation.first(tmp_path))  # a second one does without, and holds nobody up
+    fd = os.open(tmp_path / ".ending", os.O_RDWR)
+    assert durable.take(fd, 0.0)
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            os.close(fd)
+
+    monkeypatch.setattr(revocation, "_GIVE_WAY_SECONDS", 3600.0)
+    monkeypatch.setattr(time, "sleep", sleep)
+    revocation.give_way(path)
+    assert len(looks) == 3
+    revocation.give_way(path)  # nobody is at it: a command that was killed holds up no keeper
+    revocation.give_way(tmp_path / "gone")
 
 
 def test_whoever_comes_late_finds_the_root_or_the_mark(tmp_path: Path) -> None:
