@@ -134,7 +134,12 @@ class Exchange:
                 self._watch(one.look)
                 due[index] = (now + (one.seconds if one.wait is None else one.wait()), one)
         until = min([until, now + _LONGEST_WAIT, *(at for at, _ in self._due)])
+        watched = self._selector.get_map()
         for key, _ in self._selector.select(max(0, until - time.monotonic())):
+            # What came before it in this very turn may have forgotten it: a supervisor's end is nothing any more to an
+            # instance that was just given an intent, and a number that was let go of may be another's by now.
+            if watched.get(key.fd) is not key:
+                continue
             key.data()
             if self._exited:
                 return

@@ -209,3 +209,13 @@ def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_c
     assert "whoever asked" in str(done.error)
     assert done.started_at is not None
     assert not heard
+
+
+def test_what_was_forgotten_in_a_turn_ends_nothing_in_the_same_turn() -> None:
+    """The intent and the end of whoever held it until then come at once: what is seen first counts."""
+    gone = os.eventfd(1, os.EFD_CLOEXEC)
+    OPEN.append(gone)
+    later = Scripted([Given(b"hi\n", TASK)], watches={gone: lambda: errors.KilledError("the supervisor went")})
+    done = _run(READ + "print(line.strip())", later)
+    assert done.error is None
+    assert bytes(done.stdout) == b"hi\n"
