@@ -256,7 +256,7 @@ async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interv
 async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
     """What comes of a task, done as an intent of its sender. A daemon that dies after the run and before the answer is
     in the mailbox does not run it again: the intent's key is the task's id."""
-    task = entry.task
+    task, name = entry.task_of(entry.task.sender.pubkey), entry.task.id
     sender = Caller(
         agent=task.sender,
         operator=task.sender.pubkey == server.identity.agent.pubkey,
@@ -274,13 +274,13 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
         await mailbox.require_send(server, sender, task)
         answer = await intent.submit_intent(server, sender, asked, still=still)
     except errors.CovenantError as e:
-        return A2ATaskResult(task_id=task.id, status="error", error_message=f"{e.code}: {e.message}")
+        return A2ATaskResult(task_id=name, status="error", error_message=f"{e.code}: {e.message}")
     except Exception:
-        _LOG.exception("task %s failed", task.id)
-        return A2ATaskResult(task_id=task.id, status="error", error_message="internal: the daemon failed at this")
+        _LOG.exception("task %s failed", name)
+        return A2ATaskResult(task_id=name, status="error", error_message="internal: the daemon failed at this")
     if answer.status == "ignored":
-        return A2ATaskResult(task_id=task.id, status="error", error_message="ignored: the text is on the ignore list")
-    return A2ATaskResult(task_id=task.id, status="ok", content=_content(answer))
+        return A2ATaskResult(task_id=name, status="error", error_message="ignored: the text is on the ignore list")
+    return A2ATaskResult(task_id=name, status="ok", content=_content(answer))
 
 
 def _content(answer: responses.IntentResult) -> tuple[dict[str, object], ...]:

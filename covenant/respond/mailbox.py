@@ -75,7 +75,7 @@ async def cancel_a2_a_task(server: Server, caller: Caller, asked: requests.Cance
     if entry.task.sender.pubkey != caller.agent.pubkey:
         raise errors.NotSenderError(f"only `{entry.task.sender.display}` may take task `{asked.task_id}` back")
     try:
-        await server.mailbox.cancel(asked.task_id, reason=asked.reason)
+        await server.mailbox.cancel(entry.task.id, reason=asked.reason)
     except errors.TaskStateError:
         return responses.A2ACancelled(task_id=asked.task_id, cancelled=False)
     row = {"task_id": asked.task_id, "reason": asked.reason}
@@ -102,10 +102,11 @@ async def try_recv_a2_a_task(server: Server, caller: Caller, asked: requests.Try
     entry = await server.mailbox.lease(caller.agent.pubkey)
     if entry is None:
         return responses.A2ATaskOpt(task=None)
-    await write_lease(server, entry, caller.agent)
+    given = entry.as_given()
+    await write_lease(server, entry, caller.agent, task_id=given.id)
     lease = entry.lease
     assert lease is not None
-    return responses.A2ATaskOpt(task=entry.task, lease_id=lease.id, lease_expires_at_ms=lease.expires_at_ms)
+    return responses.A2ATaskOpt(task=given, lease_id=lease.id, lease_expires_at_ms=lease.expires_at_ms)
 
 
 async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA2AResult) -> responses.A2AResultPosted:
@@ -113,8 +114,8 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
     (3) it is kept, (4) it is written down."""
     result = asked.result
     # (1) before the check of capabilities, which would need to know whom to answer
-    entry = server.mailbox.get(result.task_id)
-    if entry is None or entry.task.recipient.pubkey != caller.agent.pubkey:
+    entry = server.mailbox.given(caller.agent.pubkey, result.task_id)
+    if entry is None:
         # One word for both, in the caller's own feed as well: whether others have such a task is theirs to know.
         await _reject(server, caller, result, "unknown task")
         raise _no_task(result.task_id)
@@ -127,7 +128,7 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
     await _require_peer(server, caller, "respond", sender, facts)
     # (3)
     try:
-        await server.mailbox.post(result)
+        await server.mailbox.post(result.model_copy(update={"task_id": entry.task.id}))
     except errors.CovenantError as e:
         await _reject(server, caller, result, e.message)
         raise
@@ -141,8 +142,9 @@ async def post_a2_a_result(server: Server, caller: Caller, asked: requests.PostA
 
 async def recent_a2_a_tasks(server: Server, caller: Caller, asked: requests.RecentA2ATasks) -> responses.A2ATasks:
     """The newest tasks that the caller sent or is to receive, newest first."""
-    entries = server.mailbox.recent(caller.agent.pubkey, asked.limit)
-    return responses.A2ATasks(tasks=fitting.that_fit(entry.task for entry in entries))
+    pubkey = caller.agent.pubkey
+    entries = server.mailbox.recent(pubkey, asked.limit)
+    return responses.A2ATasks(tasks=fitting.that_fit(entry.task_of(pubkey) for entry in entries))
 
 
 async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.RecentA2AResults) -> responses.A2AResults:
@@ -151,9 +153,9 @@ async def recent_a2_a_results(server: Server, caller: Caller, asked: requests.Re
     if asked.task_id is None:
         entries = server.mailbox.answered(pubkey, asked.limit)
     else:
-        found = server.mailbox.get(asked.task_id)
-        entries = [found] if found is not None and pubkey in _parties(found) else []
-    return responses.A2AResults(results=fitting.that_fit(_results(entries)))
+        found = server.mailbox.sent(pubkey, asked.task_id) or server.mailbox.given(pubkey, asked.task_id)
+        entries = [] if found is None else [found]
+    return responses.A2AResults(results=fitting.that_fit(_results(entries, pubkey)))
 
 
 async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -> responses.A2AQueue:
@@ -161,22 +163,22 @@ async def a2_a_queue(server: Server, caller: Caller, asked: requests.A2AQueue) -
     pubkey = None if caller.operator else caller.agent.pubkey
     now_ms = server.now_ms()
     entries = (one for one in server.mailbox.open_entries(pubkey) if _concerns(caller, one))
-    found = [one.to_wire() for one in entries if _matches(one, asked, now_ms)]
+    found = [one.to_wire(caller.agent.pubkey) for one in entries if _matches(one, asked, now_ms)]
     waiting = server.mailbox.unfetched(caller.agent.pubkey)
     return responses.A2AQueue(
         tasks=fitting.that_fit(found[: asked.limit], _HALF_OF_AN_ANSWER),
-        results=fitting.that_fit(_results(waiting[: asked.limit]), _HALF_OF_AN_ANSWER),
+        results=fitting.that_fit(_results(waiting[: asked.limit], caller.agent.pubkey), _HALF_OF_AN_ANSWER),
     )
 
 
 # Rows that the agents' own work writes as well --------------------------------------------------------------------
 
 
-async def write_lease(server: Server, entry: Entry, issuer: AgentId | None) -> None:
-    """The row of a lease."""
+async def write_lease(server: Server, entry: Entry, issuer: AgentId | None, *, task_id: str | None = None) -> None:
+    """The row of a lease, under the id by which its issuer knows the task; the mailbox's name where none is given."""
     assert entry.lease is not None
     row = {
-        "task_id": entry.task.id,
+        "task_id": entry.task.id if task_id is None else task_id,
         "lease_id": entry.lease.id,
         "attempt": entry.attempt,
         "lease_expires_at_ms": entry.lease.expires_at_ms,
@@ -285,12 +287,16 @@ def _concerns(caller: Caller, entry: Entry) -> bool:
 
 
 def seen(server: Server, caller: Caller, task_id: str) -> Entry:
-    """A task that the caller sent or is to receive.
+    """A task that the caller sent or is to receive under this id; for the operator also an agent's, by the mailbox's
+    name.
 
     Raises:
         errors.NoTaskError: there is none, or it is between others.
     """
-    entry: Entry | None = server.mailbox.get(task_id)
+    box, pubkey = server.mailbox, caller.agent.pubkey
+    entry: Entry | None = box.sent(pubkey, task_id) or box.given(pubkey, task_id)
+    if entry is None and caller.operator:
+        entry = box.get(task_id)
     if entry is None or not _concerns(caller, entry):
         # One answer for both: whether others have such a task is not the caller's to know.
         raise _no_task(task_id)
@@ -318,8 +324,8 @@ def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:
     return asked.deadline_within_ms is None or (deadline is not None and deadline - now_ms <= asked.deadline_within_ms)
 
 
-def _results(entries: Iterable[Entry]) -> Iterator[A2ATaskResult]:
-    return (entry.result for entry in entries if entry.result is not None)
+def _results(entries: Iterable[Entry], pubkey: str) -> Iterator[A2ATaskResult]:
+    return (result for entry in entries if (result := entry.result_of(pubkey)) is not None)
 
 
 def _hash(text: str) -> str:

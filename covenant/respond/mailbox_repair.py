@@ -31,13 +31,14 @@ async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.Repai
     held = command.lease_id or (entry.lease.id if entry.lease else None)
     if isinstance(command, parts.Requeue):
         after = await server.mailbox.requeue(
-            order.task_id, lease_id=command.lease_id, duplicate_risk=risk, reason=order.reason
+            entry.task.id, lease_id=command.lease_id, duplicate_risk=risk, reason=order.reason
         )
     else:
         after = await server.mailbox.force_error(
-            order.task_id, lease_id=command.lease_id, message=command.message, reason=order.reason
+            entry.task.id, lease_id=command.lease_id, message=command.message, reason=order.reason
         )
-    await write_repair(server, after, command.action, order.reason, caller.agent, lease_id=held, risk=risk)
+    issuer, name = caller.agent, order.task_id
+    await write_repair(server, after, command.action, order.reason, issuer, task_id=name, lease_id=held, risk=risk)
     outcome = parts.A2ARepairOutcome(
         task_id=order.task_id, action=command.action, lease_id=held, duplicate_risk=risk, attempt=after.attempt
     )
@@ -88,12 +89,13 @@ async def write_repair(
     reason: str,
     issuer: AgentId | None,
     *,
+    task_id: str | None = None,
     lease_id: str | None = None,
     risk: str | None = None,
 ) -> None:
-    """The row of a repair."""
+    """The row of a repair, under the id by which its issuer knows the task."""
     row = {
-        "task_id": entry.task.id,
+        "task_id": entry.task.id if task_id is None else task_id,
         "action": action,
         "reason": reason,
         "lease_id": lease_id,

@@ -282,7 +282,7 @@ class LeaseMismatchError(OperatorError):
 
 
 class TaskExistsError(OperatorError):
-    """Another task has the same id."""
+    """Another task of the same sender has the same id."""
 
     code = "task_exists"
 

@@ -102,6 +102,8 @@ class Book(Shelf):
             attempt=event.attempt,
             requeues=event.requeues,
             size=size_of(event.task),
+            sent_id=event.sent_id,
+            given_id=event.given_id,
         )
         return self._change(event.task.id, entry)
 

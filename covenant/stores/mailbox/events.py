@@ -20,10 +20,15 @@ class _Event(Wire):
 
 
 class TaskSent(_Event):
-    """A task is in the mailbox. ``attempt`` and ``requeues`` are more than 0 only after a compaction."""
+    """A task is in the mailbox. ``attempt`` and ``requeues`` are more than 0 only after a compaction.
+
+    ``sent_id`` and ``given_id`` are ours: what its sender and its recipient call it, where that is not its id.
+    """
 
     type: Literal["task_sent"] = "task_sent"
     task: A2ATask
+    sent_id: str | None = None
+    given_id: str | None = None
     attempt: U64 = 0
     requeues: U64 = 0
 

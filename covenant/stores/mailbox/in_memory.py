@@ -49,7 +49,8 @@ class InMemoryMailbox:
 
     async def send(self, task: A2ATask) -> Sent:
         """As the interface says, here and below."""
-        return await self._do(lambda: transitions.send(self._book, task, self._now()))
+        name = str(uuid.uuid4())
+        return await self._do(lambda: transitions.send(self._book, task, self._now(), other_id=name))
 
     async def lease(self, recipient: str, *, lease_ms: int | None = None) -> Entry | None:
         """Lease the longest waiting task."""
@@ -101,6 +102,14 @@ class InMemoryMailbox:
     def get(self, task_id: str) -> Entry | None:
         """The entry of a task."""
         return self._book.entries.get(task_id)
+
+    def sent(self, pubkey: str, task_id: str) -> Entry | None:
+        """The entry that the key sent under this id."""
+        return self._book.sent(pubkey, task_id)
+
+    def given(self, pubkey: str, task_id: str) -> Entry | None:
+        """The entry that the key receives under this id."""
+        return self._book.given(pubkey, task_id)
 
     def recent(self, pubkey: str, limit: int) -> list[Entry]:
         """The newest entries of a key, newest first."""

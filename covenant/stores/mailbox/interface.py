@@ -10,9 +10,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, QueueEntry
+
+D = TypeVar("D", A2ATask, A2ATaskResult)
 
 MAX_RESULT_BYTES = 4 * 1024 * 1024
 MAX_TASK_BYTES = 1024 * 1024
@@ -58,7 +60,12 @@ class Lease(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A task and what became of it. ``attempt`` counts its leases, ``requeues`` those that a retry took back, and
-    ``size`` the bytes of the task and its result."""
+    ``size`` the bytes of the task and its result.
+
+    ``task.id`` and ``result.task_id`` are the mailbox's name of the task, which no other has. Senders choose ids, and
+    what one chose says nothing to another: where an id was taken by somebody else's task, the sender's own stays the
+    sender's (``sent_id``), and the recipient is given it or, where it has that one too, the name (``given_id``).
+    """
 
     task: A2ATask
     state: State
@@ -70,24 +77,58 @@ class Entry:
     result: A2ATaskResult | None = None
     ended_at_ms: int | None = None
     size: int = 0
+    sent_id: str | None = None
+    given_id: str | None = None
+
+    @property
+    def id_of_sender(self) -> str:
+        """What its sender calls it."""
+        return self.task.id if self.sent_id is None else self.sent_id
+
+    @property
+    def id_of_recipient(self) -> str:
+        """What its recipient calls it."""
+        return self.task.id if self.given_id is None else self.given_id
+
+    def id_of(self, pubkey: str) -> str:
+        """What somebody calls it; whoever is neither, such as the operator, calls it by the mailbox's name."""
+        if pubkey == self.task.sender.pubkey:
+            return self.id_of_sender
+        return self.id_of_recipient if pubkey == self.task.recipient.pubkey else self.task.id
+
+    def task_of(self, pubkey: str) -> A2ATask:
+        """The task under the id by which somebody knows it."""
+        return _named(self.task, "id", self.id_of(pubkey))
+
+    def result_of(self, pubkey: str) -> A2ATaskResult | None:
+        """The result under that id."""
+        return None if self.result is None else _named(self.result, "task_id", self.id_of(pubkey))
+
+    def as_given(self) -> A2ATask:
+        """The task as its recipient is given it, also where that is its sender."""
+        return _named(self.task, "id", self.id_of_recipient)
 
     @property
     def open(self) -> bool:
         """Whether it has no result yet."""
         return self.state in (State.QUEUED, State.IN_FLIGHT)
 
-    def to_wire(self) -> QueueEntry:
-        """The entry as ``a2_a_queue`` shows it; only while it is open."""
+    def to_wire(self, pubkey: str) -> QueueEntry:
+        """The entry as ``a2_a_queue`` shows it to somebody; only while it is open."""
         lease = self.lease
         return QueueEntry(
             state="in_flight" if self.state is State.IN_FLIGHT else "queued",
-            task=self.task,
+            task=self.task_of(pubkey),
             lease_id=lease.id if lease else None,
             leased_to=lease.to if lease else None,
             leased_at_ms=lease.at_ms if lease else None,
             lease_expires_at_ms=lease.expires_at_ms if lease else None,
             attempt=self.attempt,
         )
+
+
+def _named(document: D, field_: str, name: str) -> D:
+    return document if getattr(document, field_) == name else document.model_copy(update={field_: name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +194,10 @@ class Mailbox(Protocol):
     running: set[str]
 
     async def send(self, task: A2ATask) -> Sent:
-        """Take a task. The same task again is answered as before.
+        """Take a task. The same task again is answered as before. Senders have their ids each for themselves.
 
         Raises:
-            errors.TaskExistsError: another task has its id.
+            errors.TaskExistsError: another task of its sender has its id.
             errors.TaskInvalidError: it is too large, or has no id or no text.
             errors.MailboxFullError: too much waits already.
         """
@@ -177,7 +218,7 @@ class Mailbox(Protocol):
         ...
 
     async def take_result(self, sender: str) -> A2ATaskResult | None:
-        """The oldest answer that the sender's public key has not had; it is not given again."""
+        """The oldest answer that the sender's public key has not had, under the sender's id; it is not given again."""
         ...
 
     async def requeue(
@@ -220,7 +261,15 @@ class Mailbox(Protocol):
         ...
 
     def get(self, task_id: str) -> Entry | None:
-        """The entry of a task."""
+        """The entry of a task, by the mailbox's name of it, as in all that is done to one."""
+        ...
+
+    def sent(self, pubkey: str, task_id: str) -> Entry | None:
+        """The entry that the public key sent under this id."""
+        ...
+
+    def given(self, pubkey: str, task_id: str) -> Entry | None:
+        """The entry that the public key receives under this id."""
         ...
 
     def recent(self, pubkey: str, limit: int) -> list[Entry]:

@@ -45,6 +45,9 @@ class Shelf:
         self._open: dict[str, int] = {}
         self._busy: dict[Key, int] = {}
         self._peers: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        # What a sender and a recipient call a task.
+        self._by_sender: dict[tuple[str, str], str] = {}
+        self._by_recipient: dict[tuple[str, str], str] = {}
         self._same: defaultdict[Key, dict[str, None]] = defaultdict(dict)
         self._due: list[tuple[int, str]] = []
 
@@ -63,6 +66,16 @@ class Shelf:
     def same(self, key: Key) -> list[Entry]:
         """The open tasks that are the same."""
         return [self.entries[name] for name in self._same.get(key, ())]
+
+    def sent(self, pubkey: str, task_id: str) -> Entry | None:
+        """The entry that the key sent under this id."""
+        name = self._by_sender.get((pubkey, task_id))
+        return None if name is None else self.entries[name]
+
+    def given(self, pubkey: str, task_id: str) -> Entry | None:
+        """The entry that the key receives under this id."""
+        name = self._by_recipient.get((pubkey, task_id))
+        return None if name is None else self.entries[name]
 
     def newest_of(self, pubkey: str) -> Iterator[Entry]:
         """What the key sent or is to receive, newest first."""
@@ -109,6 +122,8 @@ class Shelf:
         if old is None:
             self._peers[task.sender.pubkey][name] = None
             self._peers[task.recipient.pubkey][name] = None
+            self._by_sender[task.sender.pubkey, new.id_of_sender] = name
+            self._by_recipient[task.recipient.pubkey, new.id_of_recipient] = name
         self._count(task, old, new)
         if (moment := self._moment(new)) is not None:
             heapq.heappush(self._due, (moment, name))
@@ -120,6 +135,8 @@ class Shelf:
     def _take_out(self, old: Entry) -> None:
         task = old.task
         del self.entries[task.id]
+        del self._by_sender[task.sender.pubkey, old.id_of_sender]
+        del self._by_recipient[task.recipient.pubkey, old.id_of_recipient]
         self._count(task, old, None)
         for pubkey in (task.sender.pubkey, task.recipient.pubkey):
             self._peers[pubkey].pop(task.id, None)

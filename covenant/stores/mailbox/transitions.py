@@ -33,18 +33,23 @@ from policy import errors
 _MAX_ID = 256
 
 
-def send(book: Book, task: A2ATask, now_ms: int) -> Sent:
+def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
     """Take a task: known, answered from the cache, or queued.
 
+    ``other_id`` is what it is called where somebody else's task has its id already. It is one that nobody could have
+    known before, and its sender is not told: whoever could find out that an id is taken would know of others' tasks.
+
     Raises:
-        errors.TaskExistsError: another task has its id.
+        errors.TaskExistsError: another task of its sender has its id.
         errors.TaskInvalidError: it is too large, or has no id or no text.
         errors.MailboxFullError: too much waits already.
     """
-    known = book.entries.get(task.id)
+    known = book.sent(task.sender.pubkey, task.id)
     if known is not None:
-        if known.task != task:
-            raise errors.TaskExistsError(f"another task has the id `{task.id}`", hint="give each task an id of its own")
+        if known.task_of(task.sender.pubkey) != task:
+            raise errors.TaskExistsError(
+                f"another task of yours has the id `{task.id}`", hint="give each task an id of its own"
+            )
         return Sent(known, "known")
     _check_task(task)
     limits = book.limits
@@ -55,7 +60,16 @@ def send(book: Book, task: A2ATask, now_ms: int) -> Sent:
             f"as many tasks wait for `{task.recipient.display}` as may",
             hint="let it take some, or run `covenant a2a compact`",
         )
-    entry = book.emit(events.TaskSent(task=task, at_ms=now_ms))
+    name = other_id if task.id in book.entries else task.id
+    given = other_id if book.given(recipient, task.id) is not None else task.id
+    entry = book.emit(
+        events.TaskSent(
+            task=task.model_copy(update={"id": name}),
+            sent_id=None if name == task.id else task.id,
+            given_id=None if name == given else given,
+            at_ms=now_ms,
+        )
+    )
     assert entry is not None
     replayed = _replay(book, entry, now_ms)
     return Sent(replayed or entry, "replayed" if replayed else "queued")
@@ -90,7 +104,7 @@ def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None
     entry = _open(book, result.task_id)
     _check_lease(entry, lease_id)
     if entry.attempt == 0:
-        raise errors.TaskStateError(f"task `{result.task_id}` was given to nobody yet", hint="receive it first")
+        raise errors.TaskStateError("the task was given to nobody yet", hint="receive it first")
     size = size_of(result)
     if size > MAX_RESULT_BYTES:
         raise errors.TaskInvalidError(f"a result may have {MAX_RESULT_BYTES} bytes", where="result")
@@ -122,7 +136,7 @@ def take_result(book: Book, sender: str, now_ms: int) -> A2ATaskResult | None:
     if entry is None:
         return None
     book.emit(events.ResultReceived(task_id=entry.task.id, at_ms=now_ms))
-    return entry.result
+    return entry.result_of(sender)
 
 
 def requeue(
@@ -138,10 +152,10 @@ def requeue(
     entry = _open(book, task_id)
     _check_lease(entry, lease_id)
     if entry.lease is None:
-        raise errors.TaskStateError(f"task `{task_id}` is not leased", hint="it waits already")
+        raise errors.TaskStateError("the task is not leased", hint="it waits already")
     if duplicate_risk == "idempotent" and Key.of(entry.task) is None:
         raise errors.TaskInvalidError(
-            f"task `{task_id}` does not say that it is idempotent", hint="accept the risk: operator-accepted"
+            "the task does not say that it is idempotent", hint="accept the risk: operator-accepted"
         )
     event = events.TaskRequeued(
         task_id=task_id, lease_id=entry.lease.id, duplicate_risk=duplicate_risk, reason=reason, by=by, at_ms=now_ms
@@ -241,7 +255,16 @@ def restate(book: Book) -> list[events.Event]:
     for entry in entries:
         name, held = entry.task.id, entry.lease
         before = entry.attempt - 1 if held else entry.attempt
-        stated.append(events.TaskSent(task=entry.task, at_ms=entry.sent_at_ms, attempt=before, requeues=entry.requeues))
+        stated.append(
+            events.TaskSent(
+                task=entry.task,
+                sent_id=entry.sent_id,
+                given_id=entry.given_id,
+                at_ms=entry.sent_at_ms,
+                attempt=before,
+                requeues=entry.requeues,
+            )
+        )
         if held:
             stated.append(
                 events.TaskLeased(
@@ -278,17 +301,18 @@ def _check_task(task: A2ATask) -> None:
 
 
 def _open(book: Book, task_id: str) -> Entry:
+    # No refusal repeats the mailbox's name of a task: whoever asked may know it by another.
     entry = book.entries.get(task_id)
     if entry is None:
-        raise errors.NoTaskError(f"there is no task `{task_id}`")
+        raise errors.NoTaskError("there is no such task")
     if not entry.open:
-        raise errors.TaskStateError(f"task `{task_id}` has its result already")
+        raise errors.TaskStateError("the task has its result already")
     return entry
 
 
 def _check_lease(entry: Entry, lease_id: str | None) -> None:
     if lease_id is not None and (entry.lease is None or entry.lease.id != lease_id):
-        raise errors.LeaseMismatchError(f"task `{entry.task.id}` is not leased under `{lease_id}`")
+        raise errors.LeaseMismatchError(f"the task is not leased under `{lease_id}`")
 
 
 def _age(entry: Entry) -> tuple[bool, int]:

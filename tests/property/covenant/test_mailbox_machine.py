@@ -27,9 +27,11 @@ T = TypeVar("T")
 
 @dataclass
 class Known:
-    """What the model says of one task."""
+    """What the model says of one task; ``sent`` is as its sender knows it, ``given`` the id that its recipient has."""
 
     task: A2ATask
+    sent: A2ATask
+    given: str
     leases: int = 0
     lease_id: str | None = None
     ends_at: int = 0
@@ -122,17 +124,25 @@ class Mailbox(RuleBasedStateMachine):
             deadline_ms=None if deadline is None else self.now + deadline,
             idempotency=Idempotency(duplicate_safety=declared[0], key=declared[1]) if declared else None,
         )
-        known = self.known.get(name)
-        if known is not None and self.box.get(name) is not None and known.task != task:
+        mine = [known for known in self.known.values() if known.sent.id == name and known.sent.sender == sender]
+        known = next(iter(mine), None)
+        if known is not None and known.sent != task:
             try:
                 self.do(self.box.send(task))
             except errors.TaskExistsError:
                 return
-            raise AssertionError("two tasks have one id")
-        outcome = self.do(self.box.send(task)).outcome
-        if known is not None and known.task == task and outcome == "known":
+            raise AssertionError("two tasks of one sender have one id")
+        # What anybody else sent, to whomever, makes no difference to the sender.
+        entry, outcome = self.do(self.box.send(task))
+        assert (outcome == "known") == (known is not None)
+        assert entry.task_of(sender.pubkey) == task
+        if known is not None:
             return
-        self.known[name] = Known(task)
+        assert entry.task.id not in self.known
+        has = {known.given for known in self.known.values() if known.task.recipient == recipient}
+        assert (entry.id_of_recipient == name) == (name not in has)
+        assert entry.id_of_recipient not in has
+        self.known[entry.task.id] = Known(entry.task, task, entry.id_of_recipient)
         self.look()
 
     @rule(recipient=st.sampled_from(PEERS), length=st.sampled_from([LEASE_MS, 10, 5000]))
@@ -216,9 +226,9 @@ class Mailbox(RuleBasedStateMachine):
         if answer is None:
             assert waiting == []
             return
-        known = self.known[answer.task_id]
-        assert known in waiting
-        assert known.answer == answer
+        known = next(known for known in waiting if known.sent.id == answer.task_id)
+        assert known.answer is not None
+        assert known.answer.model_copy(update={"task_id": answer.task_id}) == answer
         known.fetched = True
 
     @rule(ms=st.sampled_from([1, 10, 500, 1000, 5000]))
@@ -285,6 +295,8 @@ class Mailbox(RuleBasedStateMachine):
         for name, known in self.known.items():
             entry = self.box.get(name)
             assert entry is not None
+            assert self.box.sent(known.sent.sender.pubkey, known.sent.id) == entry
+            assert self.box.given(known.sent.recipient.pubkey, known.given) == entry
             if known.answer is not None:
                 assert entry.result == known.answer
                 assert (entry.state is State.RESOLVED) == known.fetched

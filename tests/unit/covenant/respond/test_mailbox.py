@@ -59,6 +59,35 @@ async def test_a_task_goes_its_way(world: World) -> None:
     ]
 
 
+async def test_whether_an_id_is_taken_by_another_is_nobody_s_to_know(world: World) -> None:
+    """Eve sends under the id of Ada's task, to Bob and to herself: all that she hears is as if there were none."""
+    await friends(world)
+    await world.grant(EVE, f"a2a.send.{BOB.pubkey}", f"a2a.send.{EVE.pubkey}", "a2a.repair.force_error")
+    await world.grant(BOB, f"a2a.recv.{EVE.pubkey}", f"a2a.respond.{EVE.pubkey}", "a2a.repair.force_error")
+    await world.send(ADA, BOB, intent_text="ada's")
+    heard = [await world.send(EVE, BOB, name, intent_text="eve's") for name in ("t1", "free")]
+    assert [one.model_dump() for one in heard] == [{"kind": "a2_a_task_queued", "task_id": n} for n in ("t1", "free")]
+    assert code(await world.send(EVE, BOB, "t1", intent_text="another")) == "task_exists"
+    given = [(await world.ask(BOB, requests.TryRecvA2ATask())).task for _ in range(3)]
+    assert [one.intent_text for one in given] == ["ada's", "eve's", "eve's"]
+    assert len({one.id for one in given}) == 3
+    # What Bob does to one is done to that one, whichever way he was given it.
+    command = parts.ForceError(message="no")
+    order = parts.A2ARepairOrder(task_id=given[1].id, command=command, reason="r")
+    assert (await world.ask(BOB, requests.RepairA2ATask(request=order))).outcome.task_id == given[1].id
+    refused = await world.ask(EVE, requests.RepairA2ATask(request=order.model_copy(update={"task_id": "t1"})))
+    assert (code(refused), given[1].id in refused.message) == ("task_state", False)
+    assert (await world.post(BOB, given[0].id)).kind == "a2_a_result_posted"
+    for sender, status in ((ADA, "ok"), (EVE, "error")):
+        assert [one.id for one in (await world.ask(sender, requests.RecentA2ATasks())).tasks][-1] == "t1"
+        answers = (await world.ask(sender, requests.RecentA2AResults(task_id="t1"))).results
+        assert [(one.task_id, one.status) for one in answers] == [("t1", status)]
+        result = (await world.ask(sender, requests.TryRecvA2AResult())).result
+        assert (result.task_id, result.status) == ("t1", status)
+    feed = await world.server.audit.recent(1000, issuer_pubkey=EVE.pubkey)
+    assert given[1].id not in "".join(row.model_dump_json() for row in feed)
+
+
 async def test_nobody_sends_in_anothers_name(world: World) -> None:
     await friends(world)
     task = requests.SendA2ATask(task=A2ATask(id="t1", sender=ADA, recipient=BOB, intent_text="x"))

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 
 ADA = AgentId(display="ada@local", pubkey="A" * 43)
 BOB = AgentId(display="bob@local", pubkey="B" * 43)
+EVE = AgentId(display="eve@local", pubkey="E" * 43)
 NOW = 1_790_000_000_000
 
 
@@ -155,6 +156,50 @@ async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
     with pytest.raises(errors.TaskExistsError):
         await box.send(task(intent_text="count to four"))
     assert await box.lease(BOB.pubkey) is None
+
+
+async def test_what_one_sender_calls_its_task_is_nobody_else_s(kind: Kind) -> None:
+    """Eve calls hers as Ada does: neither hears of it, Bob can tell them apart, and each gets its own answer."""
+    async with kind.open() as box:
+        for sender in (ADA, EVE):
+            assert (await box.send(task(sender=sender, intent_text=sender.display))).outcome == "queued"
+            assert (await box.send(task(sender=sender, intent_text=sender.display))).outcome == "known"
+        # To herself, so that nobody can be asked whether the id is another's.
+        alone = await box.send(task(sender=EVE, recipient=EVE, name="t2"))
+        assert alone.entry.as_given().id == "t2"
+    async with kind.open() as box:
+        if not kind.durable:
+            for sender in (ADA, EVE):
+                await box.send(task(sender=sender, intent_text=sender.display))
+        given = [(await leased(box)).as_given() for _ in range(2)]
+        assert [one.intent_text for one in given] == [ADA.display, EVE.display]
+        assert given[0].id == "t1" != given[1].id
+        assert await box.compact() == 0
+        for one in given:
+            entry = box.given(BOB.pubkey, one.id)
+            assert entry is not None
+            await box.post(result(entry.task.id, text=one.intent_text))
+        for sender in (EVE, ADA):
+            answer = await box.take_result(sender.pubkey)
+            assert answer is not None
+            assert (answer.task_id, answer.content[0]["text"]) == ("t1", sender.display)
+            (shown,) = (one.task_of(sender.pubkey) for one in box.recent(sender.pubkey, 5) if one.result)
+            assert shown == task(sender=sender, intent_text=sender.display)
+        await box.compact()
+        assert box.sent(ADA.pubkey, "t1") is box.given(BOB.pubkey, "t1") is None
+
+
+async def test_an_id_that_was_taken_elsewhere_is_given_to_a_recipient_who_has_it_not(box: Mailbox) -> None:
+    """Or sender and recipient together could find out which ids the tasks of others have."""
+    await box.send(task())
+    sent = (await box.send(task(sender=EVE, recipient=EVE))).entry
+    assert sent.task.id != "t1"
+    assert (sent.as_given().id, sent.task_of(EVE.pubkey).id, sent.to_wire(EVE.pubkey).task.id) == ("t1",) * 3
+    await box.cancel("t1", reason="gone")
+    await box.compact()
+    # The name is free again; who has the id keeps it.
+    again = (await box.send(task(sender=ADA, recipient=EVE))).entry
+    assert again.task.id == "t1" != again.as_given().id
 
 
 @pytest.mark.parametrize("bad", [{"name": ""}, {"name": "x" * 257}, {"intent_text": ""}, {"intent_text": "x" * 2**20}])
