@@ -21,8 +21,8 @@ MOST_ROWS, MOST_BYTES = 1024, 1 << 20
 _LAST_ROWS, _LAST_BYTES = 256, 1 << 18
 # A longer row, such as that of a long intent, is told by its hash alone.
 ROW_BYTES: Final = 64 << 10
-# What of the log is read for one answer: what was written by everybody while the family lived.
-LOOKED_BYTES: Final = 256 << 20
+# What of the log is read for one request, however often it is looked: what everybody wrote while the family lived.
+LOOKED_BYTES: Final = 16 << 20
 _U64_MAX: Final = 2**64 - 1
 # (records, bytes of events, bytes of the chain): where the reading of the log begins.
 Mark = tuple[int, int, int]
@@ -32,7 +32,8 @@ Mark = tuple[int, int, int]
 class Told:
     """Rows with their anchors, both as they stand in the log, and what the family used.
 
-    ``runs`` were started, ``unended`` of them had no end yet. ``whole`` says that the log was read to its end.
+    ``runs`` were started, ``unended`` of them had no end yet. ``whole`` says that the log was read from where the first
+    of them has rows to its end.
     """
 
     rows: list[tuple[bytes, bytes | None]] = field(default_factory=list)
@@ -67,28 +68,38 @@ class Told:
 
 class Retelling:
     """The rows of one request from ``since`` on. ``began`` is told of each run that comes of it, and ``refused`` of a
-    row that was written before there was a run."""
+    row that was written before there was a run. Each ``read`` goes on from where the last one stopped."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._since = self._request = ledger.mark
         self._runs: set[str] = set()
         self._refusals: set[str] = set()
-        self._open: set[str] = set()
+        self._again()
+
+    def _again(self) -> None:
+        """Nothing was read yet: a run that comes to the family has rows from before."""
+        self._at: Mark | None = None
+        self._family, self._open = set(self._runs), set[str]()
+        self._found, self._kept, self._looked = Told(), _Kept(), 0
+        self._to_the_end = False
 
     def began(self, run_id: str, since: Mark | None) -> None:
         """A run is about to have rows, or has some since an instance was made of which it comes."""
         self._runs.add(run_id)
         self._since = min(self._since, since or self._since, key=lambda mark: mark[0])
+        self._again()
 
     def refused(self, event_id: str) -> None:
         """The row of a refusal that has no run."""
         self._refusals.add(event_id)
+        self._again()
 
     @property
     def lost(self) -> set[str]:
-        """Runs of the family that have a start and no end, as the last ``read`` saw them."""
-        return set(self._open)
+        """Runs of the family that have a start and no end, as the last ``read`` saw them. None where it did not come
+        to the end of the log, where their ends may be."""
+        return set(self._open) if self._to_the_end else set()
 
     def read(self) -> Told:
         """What the log has now.
@@ -96,29 +107,31 @@ class Retelling:
         Raises:
             errors.LedgerError: the log does not hold together, or cannot be read.
         """
-        found, kept = Told(), _Kept()
-        family, self._open = set(self._runs), set[str]()
-        ledger = self._ledger
-        if ledger.refreshed()[1] - self._since[1] > LOOKED_BYTES:
-            # An instance that was made long ago: its own rows are further back than is looked.
-            self._since = self._request
-        looked = 0
-        for anchor, line in ledger.rows(self._since):
-            looked += len(line) + 1
-            if looked > LOOKED_BYTES:
-                found.whole = False
+        found, kept = self._found, self._kept
+        if self._at is None:
+            # Of an instance that was made long ago, its own rows are further back than is looked.
+            found.whole = _between(self._since, self._ledger.refreshed()) <= LOOKED_BYTES
+            self._at = self._since if found.whole else self._request
+        self._to_the_end = True
+        for anchor, line in self._ledger.rows(self._at):
+            size = len(anchor) + len(line) + 2
+            if self._looked + size > LOOKED_BYTES:
+                found.whole = self._to_the_end = False
                 break
-            row = events.begins(line)
-            if row is None:
-                continue
-            if row.run_id is not None and (row.run_id in family or row.host in family):
-                family.add(row.run_id)
-                self._count(found, row.kind, row.run_id, line)
-            elif row.event_id not in self._refusals:
-                continue
-            kept.add(anchor, line)
+            self._looked += size
+            self._at = self._at[0] + 1, self._at[1] + len(line) + 1, self._at[2] + len(anchor) + 1
+            if (row := events.begins(line)) is not None and self._is_ours(row):
+                if row.run_id is not None:
+                    self._count(found, row.kind, row.run_id, line)
+                kept.add(anchor, line)
         found.rows, found.left_out, found.unended = kept.rows(), kept.left_out, len(self._open)
         return found
+
+    def _is_ours(self, row: events.Begins) -> bool:
+        if row.run_id is not None and (row.run_id in self._family or row.host in self._family):
+            self._family.add(row.run_id)
+            return True
+        return row.event_id in self._refusals
 
     def _count(self, found: Told, kind: str, run_id: str, line: bytes) -> None:
         if kind == "run_started":
@@ -157,6 +170,10 @@ class _Kept:
 
     def rows(self) -> list[tuple[bytes, bytes | None]]:
         return [*self._first, *self._last]
+
+
+def _between(first: Mark, last: Mark) -> int:
+    return last[1] - first[1] + last[2] - first[2]
 
 
 def _size(one: tuple[bytes, bytes | None]) -> int:

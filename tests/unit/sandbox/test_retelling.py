@@ -159,15 +159,62 @@ def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
 def test_a_log_that_grew_by_more_than_is_looked_through_is_said_to_be_read_in_part(
     log: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family, retold = Family(log), Retelling(log)
+    family, whole, part = Family(log), Retelling(log), Retelling(log)
     top = family.run(ended=False)
     for _ in range(5):
         family.run()
     family.end(top)
-    retold.began(top, None)
-    assert retold.read().whole
-    monkeypatch.setattr(retelling, "LOOKED_BYTES", 2_000)
-    told = retold.read()
+    whole.began(top, None)
+    part.began(top, None)
+    assert whole.read().whole
+    monkeypatch.setattr(retelling, "LOOKED_BYTES", 4_000)
+    told = part.read()
     assert not told.whole
     assert runs_in(told) == {top}
     assert told.cpu_ms == 0
+    assert part.lost == set()  # nobody saw that its end is missing
+
+
+def test_however_often_it_is_looked_no_request_has_more_read_than_is_looked_through(
+    log: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for rows again and again, and has many write meanwhile, has this supervisor read no more for it."""
+    seen: list[tuple[bytes, bytes]] = []
+    rows = Ledger.rows
+
+    def counted(self: Ledger, since: retelling.Mark) -> Iterator[tuple[bytes, bytes]]:
+        for one in rows(self, since):
+            seen.append(one)
+            yield one
+
+    monkeypatch.setattr(Ledger, "rows", counted)
+    family, retold = Family(log), Retelling(log)
+    top = family.run(ended=False)
+    retold.began(top, None)
+    assert retold.read().whole
+    once = len(seen)
+    assert (retold.read().runs, len(seen)) == (1, once)  # what was read is not read again
+    monkeypatch.setattr(retelling, "LOOKED_BYTES", 20_000)
+    for _ in range(10):
+        for _ in range(3):
+            family.run()
+        retold.read()
+    assert not retold.read().whole
+    assert sum(len(anchor) + len(line) for anchor, line in seen[:-1]) <= 20_000 + 11 * len(b"".join(seen[-1]))
+
+
+def test_what_is_too_far_back_is_not_looked_for_and_said_to_be_missing(
+    log: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance that waited for long: its rows from before anybody asked are behind those of all others."""
+    family, mark = Family(log), log.mark
+    instance = str(uuid.uuid4())
+    family.write("run_state", instance, state="Provisioned")
+    for _ in range(10):
+        family.run()
+    retold = Retelling(log)
+    family.write("run_started", instance)
+    retold.began(instance, mark)
+    monkeypatch.setattr(retelling, "LOOKED_BYTES", 4_000)
+    told = retold.read()
+    assert (len(told.rows), told.whole, retold.lost) == (1, False, {instance})
