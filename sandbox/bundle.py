@@ -205,9 +205,22 @@ def label_of(path: Path) -> dict[str, str] | None:
     return label
 
 
-def mark_revoked(path: Path, reason: str) -> None:
-    """Write into a run's directory that it is being ended, behind the gate; the first reason stays."""
+def mark_revoked(path: Path, reason: str, *, like: Path | None = None) -> None:
+    """Write into a run's directory that it is being ended, behind the gate; the first reason stays.
+
+    ``like`` is the directory of another that was marked for the same reason: a second name of its mark is had at once,
+    where a file system that has just removed many files may take half a millisecond to make another.
+    """
     with contextlib.suppress(FileExistsError):
+        if like is not None:
+            try:
+                os.link(like / _REVOKED, path / _REVOKED, follow_symlinks=False)
+            except FileExistsError:
+                return
+            except OSError:  # that one is gone, or has as many names as it may have
+                pass
+            else:
+                return
         fd = os.open(path / _REVOKED, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(reason)

@@ -43,7 +43,7 @@ _STARTING_SECONDS = 15.0
 _GATE_SECONDS = 2.0
 # In the directory of all runs: held by whoever ends some of them; and how long a keeper lets that one go first.
 _ENDING = ".ending"
-_GIVE_WAY_SECONDS, _GIVE_WAY_LOOK_SECONDS = 2.0, 0.02
+_GIVE_WAY_SECONDS, _GIVE_WAY_LOOK_SECONDS = 2.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,7 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
             hierarchies = cgroupfs.Hierarchies.read()
             leaves = {one.run_id: _leaves(hierarchies, one.path) for one in chosen}
             ending.stop(leaf for both in leaves.values() for leaf in both)  # (3)
-            for one in fresh:
-                _try(failed, "a mark", functools.partial(bundle.mark_revoked, one.path, hit[one.run_id].reason))  # (4)
+            _mark(fresh, hit, failed)  # (4)
         late = [one for one in chosen if not ending.listed(leaves[one.run_id][0])]
         for one in late:
             leaves[one.run_id] = _leaves(hierarchies, one.path)
@@ -253,6 +252,15 @@ def _hit(entries: Sequence[registry.Entry], root: TrustRoot) -> dict[str, Ended]
     return found
 
 
+def _mark(entries: Iterable[registry.Entry], hit: Mapping[str, Ended], failed: list[str]) -> None:
+    marked: dict[str, Path] = {}
+    for one in entries:
+        reason = hit[one.run_id].reason
+        mark = functools.partial(bundle.mark_revoked, one.path, reason, like=marked.get(reason))
+        if _try(failed, "a mark", mark):
+            marked.setdefault(reason, one.path)
+
+
 def _because(entry: registry.Entry, root: TrustRoot) -> tuple[str, str] | None:
     """The first of the runs that it rests on whose statement is revoked, and why."""
     try:
@@ -350,10 +358,14 @@ class _Aside(threading.Thread):
         return self._value
 
 
-def _try(failed: list[str], what: str, act: Callable[[], object]) -> None:
+def _try(failed: list[str], what: str, act: Callable[[], object]) -> bool:
+    """Whether it was done; if not, ``failed`` says why."""
     try:
         act()
     except errors.CovenantError as e:
         failed.append(f"{what}: {e.message}")
     except OSError as e:
         failed.append(f"{what}: {e.strerror or e}")
+    else:
+        return True
+    return False

@@ -136,3 +136,19 @@ def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -
         assert (seen, bundle.label_of(one.path)) == ([None], {"agent_id": "a", bundle.STANDBY: "yes"})
         bundle.relabel(one.path, {"agent_id": "b"}, lambda: None)
         assert bundle.label_of(one.path) == {"agent_id": "b"}
+
+
+def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) -> None:
+    first, second, third, marked = (tmp_path / name for name in ("first", "second", "third", "marked"))
+    for path in (first, second, third, marked):
+        path.mkdir()
+    bundle.mark_revoked(first, "it leaks")
+    bundle.mark_revoked(marked, "another reason")
+    bundle.mark_revoked(second, "it leaks", like=first)
+    bundle.mark_revoked(marked, "it leaks", like=first)
+    bundle.mark_revoked(third, "it leaks", like=tmp_path / "gone")
+    assert [bundle.revoked_of(path) for path in (first, second, third)] == ["it leaks"] * 3
+    assert bundle.revoked_of(marked) == "another reason"
+    # What goes with one run stays with the others.
+    bundle.remove(first)
+    assert bundle.revoked_of(second) == "it leaks"

@@ -119,7 +119,7 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
     monkeypatch.setattr(cutting, "cut", cut)
     monkeypatch.setattr(ending, "kill", lambda leaves: asked.append("kill"))
 
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **more: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(bundle, "mark_revoked", full)
@@ -167,9 +167,9 @@ def test_the_row_comes_first_then_all_stand_then_they_are_marked_and_cut_and_kil
 
         return note
 
-    def mark_it(path: Path, reason: str) -> None:
+    def mark_it(path: Path, reason: str, **like: Any) -> None:
         asked.append("mark")
-        mark(path, reason)
+        mark(path, reason, **like)
 
     monkeypatch.setattr(ending, "stop", noted("stop"))
     monkeypatch.setattr(ending, "kill", noted("kill"))
