@@ -33,7 +33,7 @@ from covenant import daemon_config, daemon_home, daemon_log, daemon_stores
 from covenant.adapters import http, http_listen, ipc
 from covenant.daemon_config import Settings
 from covenant.daemon_stores import Opened
-from covenant.respond import accounting, aftermath, agents, budget, deliver, peers
+from covenant.respond import accounting, aftermath, agents, budget, deliver, peers, unfinished
 from covenant.runtime.projection import Projection
 from covenant.wire import parts
 from policy import errors
@@ -224,6 +224,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(lambda: server.agents.watch(noted, stop=stop.event))
     group.start_soon(_peers, opened)
     group.start_soon(budget.upkeep, server)
+    group.start_soon(unfinished.again, server)
     group.start_soon(_watchdog)
 
 
@@ -281,4 +282,8 @@ async def _end(opened: Opened, gateway: ipc.Gateway, web: http.Gateway | None, r
         group.start_soon(lambda: gateway.stop(grace_seconds=STOP_SECONDS))
         if web is not None:
             group.start_soon(lambda: web.stop(grace_seconds=STOP_SECONDS))
+    try:
+        await opened.server.unfinished.write()
+    except errors.CovenantError as e:
+        _LOG.error("%d intents are left to the next start: %s", len(opened.server.unfinished), e)
     await opened.server.audit.append("daemon_stopped", {"reason": reason})

@@ -20,12 +20,13 @@ daemon died (``covenant.respond.aftermath``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -48,6 +49,7 @@ from covenant.wire.types import (
 from policy import budget, contract, errors
 
 _LOG: Final = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _WRITE: Final = "memory.write"
 # So much of an ignored text has its row, where whoever submitted it may do nothing with one that is not.
@@ -86,6 +88,7 @@ class Dispatch:
     _stage: str = "router"
     _reserved: accounting.Reserved | None = None
     _metered: list[SignedCapability] = field(default_factory=list)
+    _did: dict[str, Any] = field(default_factory=dict)
 
     async def go(self) -> responses.IntentResult:
         """(1) to (9).
@@ -121,18 +124,46 @@ class Dispatch:
             ran = await self._run(card)  # (5)
         except errors.CovenantError as e:
             with _writing():
-                await self._failed(card, e)
+                await self._kept(functools.partial(self._failed, card, e))
             raise self._told(card, e) from e
         except BaseException as e:
             # Whatever it is, the run was ended with us.
             with _writing():
-                await self._failed(card, _cut(e))
+                await self._kept(functools.partial(self._failed, card, _cut(e)))
             raise
         with _writing() as scope:
-            result = await self._finish(card, ran)  # (6) to (9)
+            result = await self._kept(functools.partial(self._finish, card, ran))  # (6) to (9)
         if scope.cancelled_caught:
             raise errors.StoreError("the answer could not be written in time")
         return result
+
+    async def _kept(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write the end of the intent. What no disk takes is kept until one does, once a reservation is to be closed:
+        an agent may have run, and is neither paid for nor given back until it is written (``respond.unfinished``).
+
+        Raises:
+            errors.StoreError: it could not be written now.
+        """
+        try:
+            return await write()
+        except errors.StoreError as e:
+            if self._reserved is None:
+                raise
+            self.server.unfinished.keep(self.intent_id, write)
+            raise errors.restored(
+                {
+                    "code": e.code,
+                    "message": f"what became of intent `{self.intent_id}` cannot be written now: {e.message}",
+                    "hint": "it is kept and written when there is room; with its key, ask again then",
+                    "where": e.where,
+                }
+            ) from e
+
+    async def _step(self, name: str, act: Callable[[], Awaitable[T]]) -> T:
+        """Do one step of an end once: where a later one fails, all are asked for again."""
+        if name not in self._did:
+            self._did[name] = await act()
+        return self._did[name]  # type: ignore[no-any-return]
 
     def _of_ignored(self) -> str:
         """The text as the log keeps it: of whoever may not have it kept anywhere else, its beginning."""
@@ -169,6 +200,8 @@ class Dispatch:
     async def _reserve(self, card: Card | None) -> None:
         self._stage = "budget"
         server = self.server
+        # Where the end of a run that was cannot be written, none begins.
+        await server.unfinished.write()
         try:
             self._reserved = await accounting.reserve(server, self.caller, card, self.intent_id)
         except errors.BudgetExhaustedError as e:
@@ -236,7 +269,9 @@ class Dispatch:
             sandboxed = card.manifest.agent.runtime != "hermes"
             rows += supervisor_rows.of_failed(error, self.intent_id, self.caller, sandboxed=sandboxed)
         if took is not None and card is not None:
-            receipt = await accounting.receipt_of_run(server, self.caller, self.intent_id, took)
+            receipt = await self._step(
+                "receipt", lambda: accounting.receipt_of_run(server, self.caller, self.intent_id, took)
+            )
             rows += [self._used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
         if card is not None and isinstance(error, errors.PreemptedError):
@@ -250,7 +285,7 @@ class Dispatch:
             "code": error.code,
             "message": error.message,
         }
-        await server.audit.append_all([*rows, self._row("intent_failed", failed)])
+        await self._step("rows", lambda: server.audit.append_all([*rows, self._row("intent_failed", failed)]))
         if self._reserved is None:
             return
         if receipt is not None or (self._stage == "run" and isinstance(error, _UNSEEN)):
@@ -318,13 +353,15 @@ class Dispatch:
         if card is not None:
             self._stage = "receipt"
             took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials, ran.told)
-            receipt = await accounting.receipt_of_run(self.server, self.caller, self.intent_id, took)
+            write = functools.partial(accounting.receipt_of_run, self.server, self.caller, self.intent_id, took)
+            receipt = await self._step("receipt", write)
             if ran.told is not None:
                 rows += supervisor_rows.entries(ran.told, self.intent_id, self.caller, run_id=ran.run_id)
             rows += [self._used(card, took, "ok", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
         self._stage = "memory"
-        stored = await self._remember(card, ran, rows)
+        stored, of_memory = await self._step("memory", lambda: self._remember(card, ran))
+        rows += of_memory
         dispatched = {
             "run_id": ran.run_id,
             "intent_text": self.text,
@@ -332,7 +369,8 @@ class Dispatch:
             "result_hash_hex": hashlib.sha256(ran.text.encode()).hexdigest(),
             "status": "ok" if stored else "not_stored",
         }
-        await self.server.audit.append_all([*rows, self._row("intent_dispatched", dispatched)])
+        rows.append(self._row("intent_dispatched", dispatched))
+        await self._step("rows", lambda: self.server.audit.append_all(rows))
         if self._reserved is not None:
             await accounting.settle(self.server, self._reserved, self.intent_id, receipt)
         return responses.IntentResult(
@@ -346,16 +384,15 @@ class Dispatch:
             policy_digest=ran.policy_digest,
         )
 
-    async def _remember(self, card: Card | None, ran: RunResult, rows: list[Entry]) -> SettlementReceipt | None:
-        """Keep the answer in working memory; the receipt of that, None where it was not kept, which has its row."""
+    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]]:
+        """Keep the answer in working memory; the receipt of that, None where it was not kept, and their rows."""
         # What it names as its sources is kept beside it.
         ignore = self.server.ignore
         sources = "\n".join(ran.sources)
         pattern = await ignore.find(ran.text, of_answer=True) or await ignore.find(sources, of_answer=True)
         if pattern is not None:
             ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
-            rows.append(Entry("memory_write_ignored", ignored, self.caller.agent))
-            return None
+            return None, [Entry("memory_write_ignored", ignored, self.caller.agent)]
         record = MemoryRecord(
             id=self.intent_id,
             tier=Tier.WORKING,
@@ -383,10 +420,8 @@ class Dispatch:
             # The run is done and paid for: its answer is not thrown away with the memory of it.
             _LOG.warning("the answer of intent %s is not kept in memory: %s", self.intent_id, e)
             failed = {"matched_agent": record.metadata["agent_id"], "run_id": ran.run_id, "stage": "memory"}
-            rows.append(self._row("intent_failed", {**failed, "code": e.code, "message": e.message}))
-            return None
-        rows += [memory.written(record, "intent"), accounting.receipt_row(receipt, self.intent_id)]
-        return receipt
+            return None, [self._row("intent_failed", {**failed, "code": e.code, "message": e.message})]
+        return receipt, [memory.written(record, "intent"), accounting.receipt_row(receipt, self.intent_id)]
 
     def _used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> Entry:
         usage = took.usage

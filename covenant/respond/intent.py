@@ -97,6 +97,8 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
         # INVARIANT: no wait between the look above and this line, so that only one has the id.
         way = on_their_way[one.intent_id] = anyio.Event()
         try:
+            if one.intent_id in server.unfinished:
+                await server.unfinished.write()
             record = await server.memory.get(one.intent_id)
             if record is not None:
                 return await _again(one, record)

@@ -19,6 +19,7 @@ from covenant.respond.caller import Caller
 from covenant.respond.feed import Feed
 from covenant.respond.live import Live
 from covenant.respond.meter import Meter
+from covenant.respond.unfinished import Unfinished
 from covenant.runtime.agents import Agents
 from covenant.runtime.running import Runners
 from covenant.stores.audit.interface import AuditLog
@@ -68,6 +69,7 @@ class Server:
     meter: Meter = field(default_factory=Meter)
     chain: Chain = field(default_factory=OffChain)
     live: Live = field(init=False)
+    unfinished: Unfinished = field(default_factory=Unfinished)
     # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
     verifying: anyio.Lock = field(default_factory=anyio.Lock)
 

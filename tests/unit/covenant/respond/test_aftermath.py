@@ -6,6 +6,8 @@ starts on the copy.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from covenant import daemon_stores
 from covenant.daemon_config import Settings
-from covenant.respond import accounting, aftermath, capabilities, intent
+from covenant.respond import accounting, aftermath, capabilities, intent, unfinished
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, Runners, RunResult, Spent, with_spent
@@ -223,6 +225,102 @@ async def test_a_log_that_is_not_looked_through_tells_of_no_intent_that_it_faile
             await aftermath.look(server)
         assert [one.paired_receipt for one in server.budget.unsettled()] == ["k"]
         assert await _ends(server) == {}
+
+
+def _full(monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
+    """Have the disk take nothing more of these files."""
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(files):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+
+
+@pytest.mark.parametrize("way", ["done", "failed"])
+@pytest.mark.parametrize("files", [("working.jsonl",), ("ledger.jsonl",), ("working.jsonl", "events.jsonl")])
+async def test_what_a_run_used_is_neither_given_back_nor_lost_where_the_disk_is_full(
+    home: Path, monkeypatch: pytest.MonkeyPatch, way: str, files: tuple[str, ...]
+) -> None:
+    runtime_kit.package(home, "a", budget=9)
+    acts = Acts(_fails if way == "failed" else runtime_kit.echoes)
+    clock = server_kit.Clock()
+    async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
+        server = opened.server
+        await _ready(server, acts)
+        asked = requests.SubmitIntent(text="words", agent="a", idempotency_key="k")
+        agent, whole = accounting.budget_of("a"), acts.act
+
+        async def fills(card: Card, intent_: Intent) -> RunResult:
+            _full(monkeypatch, *files)
+            return await whole(card, intent_)
+
+        acts.act = fills
+        with pytest.raises(errors.StoreFullError, match="cannot be written now"):
+            await intent.submit_intent(server, ALICE, asked)
+        # Its credit is taken, and nobody is let through until it is written what became of it.
+        ((intent_id, credits_),) = [(one.paired_receipt, one.credits) for one in server.budget.unsettled()]
+        assert (credits_, server.budget.tokens(agent), intent_id) == (1, 8, acts.asked[0].id)
+        for again in (asked, requests.SubmitIntent(text="others", agent="a")):
+            with pytest.raises(errors.StoreFullError):
+                await intent.submit_intent(server, ALICE, again)
+        assert len(acts.asked) == 1
+        monkeypatch.undo()
+        await server.unfinished.write()
+        assert (len(server.unfinished), server.budget.unsettled()) == (0, ())
+        receipt = await server.receipts.get(intent_id)
+        assert receipt is not None
+        assert receipt.credits_consumed == accounting.cost(USED) == 2
+        assert server.budget.tokens(agent) == 9 - 2
+        assert (await _ends(server))[intent_id].count("intent_dispatched" if way == "done" else "intent_failed") == 1
+        if way == "done":
+            assert (await intent.submit_intent(server, ALICE, asked)).text == "a: words"
+            assert len(acts.asked) == 1
+            assert len(await server.receipts.recent(9)) == 2
+
+
+async def test_what_no_disk_took_until_the_daemon_was_killed_is_taken_as_it_was_reserved(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_kit.package(home, "a", budget=9)
+    acts, clock = Acts(), server_kit.Clock()
+    copy, agent = tmp_path / "copy", accounting.budget_of("a")
+    async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
+        await _ready(opened.server, acts)
+        _full(monkeypatch, "working.jsonl")
+        with pytest.raises(errors.StoreFullError):
+            await intent.submit_intent(opened.server, ALICE, requests.SubmitIntent(text="words", agent="a"))
+        shutil.copytree(home, copy)
+        monkeypatch.undo()
+    async with daemon_stores.opened(Settings(home=copy), clock=clock) as opened:
+        await aftermath.look(opened.server)
+        assert (opened.server.budget.unsettled(), opened.server.budget.tokens(agent)) == ((), 8)
+        assert await _ends(opened.server) == {acts.asked[0].id: ["intent_failed"]}
+
+
+async def test_what_no_room_mends_does_not_keep_all_others_from_running(home: Path) -> None:
+    left, written = unfinished.Unfinished(), list[str]()
+
+    async def broken() -> None:
+        raise errors.ReservationError("it is settled")
+
+    async def whole() -> None:
+        written.append("whole")
+
+    left.keep("broken", broken)
+    left.keep("whole", whole)
+    await left.write()
+    assert (len(left), written) == (0, ["whole"])
+
+
+async def _ready(server: Server, acts: Acts) -> None:
+    """An agent that does as it is told, and Alice who may ask it."""
+    server.runners = Runners({"python3": acts})
+    await server.agents.reload()
+    signed = capabilities.from_daemon(server, ALICE.agent, "memory.write", {}, None)
+    await capabilities.give(server, server.identity.agent, signed)
 
 
 async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> None:
