@@ -69,12 +69,12 @@ class Usage:
 
     ``cpu_ms`` is the processor time of the whole sandbox and of the runs that it started and that ended before it or
     with it, ``memory_peak_bytes`` the most that the sandbox held at one time, its start included, ``wall_ms`` the time
-    by the clock. A run that was never given its intent has used nothing.
+    by the clock, None of a run whose keeper was killed. A run that was never given its intent has used nothing.
     """
 
     cpu_ms: int | None = 0
     memory_peak_bytes: int | None = 0
-    wall_ms: int = 0
+    wall_ms: int | None = 0
 
     def with_below(self, cpu_ms: int) -> Usage:
         """The same with the processor time of those that it started."""

@@ -138,7 +138,8 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "intent_resumed": {"intent_id": "text", "resumed_from": "text"},
     # What the supervisor said about a run of ours, and what is billed for it. What was refused to the run comes with
-    # the same answer and is copied as `denied`; the supervisor's own rows are `supervisor_row`.
+    # the same answer and is copied as `denied`; the supervisor's own rows are `supervisor_row`. What is null was not
+    # counted, and is not among what the credits are for.
     "run_usage": {
         "intent_id": "text",
         "run_id": "text",
@@ -146,18 +147,20 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "policy_digest": "digest?",
         "backend": "text",
         "status": "text",
-        "cpu_ms": "int",
-        "memory_peak_bytes": "int",
-        "wall_ms": "int",
+        "cpu_ms": "int?",
+        "memory_peak_bytes": "int?",
+        "wall_ms": "int?",
         "credits": "int",
     },
     # Where the run had others below it: what all of them used together that had ended when it was answered, which the
-    # credits are for. `runs` were started, `unended` of them had not ended: what these use is billed to nobody.
+    # credits are for. `runs` were started, `unended` of them had not ended: what these use is billed to nobody. Of
+    # `uncounted` that had, something was not counted, and so is not in the sums either.
     "family_usage": {
         "intent_id": "text",
         "run_id": "text?",
         "runs": "int",
         "unended": "int",
+        "uncounted": "int",
         "cpu_ms": "int",
         "memory_byte_ms": "int",
         "wall_ms": "int",
@@ -263,6 +266,15 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "expires_at_ms": "int?",
     },
     "peer_expired": {"peer_display": "text", "peer_pubkey_b58": "text", "token_prefix": "text"},
+    # Of one peer in some time, beside those that have rows of their own; `code` and `message` are the last one's.
+    "refusals_summed": {
+        "peer_display": "text",
+        "peer_pubkey_b58": "text",
+        "count": "int",
+        "since_ms": "int",
+        "code": "text",
+        "message": "text",
+    },
     "identity_signed": {"message_hash_hex": "digest", "timestamp_ms": "int"},
     # Written before the packages that were found take effect; `listed` with an error each for those that do not.
     "agents_reloaded": {

@@ -1,7 +1,7 @@
 """The linux-gvisor runner: compiled artefacts to a running sandbox, and back to one result with nothing left.
 
 Every acquisition is entered on one stack and released in reverse, whatever happens; what a kill -9 of this process
-leaves behind (a run directory, an empty cgroup) is removed by the next start (``recover``).
+leaves behind (a run directory, an empty cgroup) is removed by the next start (``sandbox.recovery``).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy import contract, data, denials, errors
+from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
 from policy.compile.artefacts import Artefacts
 from policy.prove import live
 from sandbox import attest, attest_network, host, prelude, revocation
 from sandbox.broker import Broker
-from sandbox.bundle import RunDirectory, abandoned, cgroups_of, network_of, remove
+from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Later, Limits, Outcome, Round, Watches
 from sandbox.config import Config, trusted_binary
 from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.kernel import cgroupfs, libc, process, readback, runsc, secret_files, sentry_log, trace
 from sandbox.kernel import idmap as idmapped
-from sandbox.limits import CpuTime, Meter, on_devices
-from sandbox.network import addresses, gate_leaf, gateway, uplink
+from sandbox.limits import METER, CpuTime, Meter, on_devices
+from sandbox.network import addresses, gate_leaf, gateway
 from sandbox.runner import Exchange, out_of_memory
 from sandbox.steering import Steering
 from sandbox.uids import UidLease
@@ -49,8 +49,6 @@ _CALLS_SECONDS = 0.1
 _COLLECT_SECONDS = 1.0
 # The source of the mount that holds the run's secrets.
 CREDENTIALS = "credentials"
-# In a run's directory: what its cgroups had counted when it was given its intent (sandbox.limits.Meter).
-METER = "meter"
 # Given what puts a secret, and what is to be served meanwhile.
 Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
 # Where the package's copy is mounted.
@@ -183,43 +181,6 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
             raise fault
         return _finish(exchange, status, leaf, revoked, meter)
-
-
-def recover(
-    runs: Path,
-    *,
-    config: Config | None = None,
-    hierarchies: cgroupfs.Hierarchies | None = None,
-    used: Callable[[str, contract.Usage], None] = lambda run_id, usage: None,
-) -> list[str]:
-    """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories.
-
-    What the log says of them is for ``rows.cut_off``, afterwards; ``used`` is told what they had used, before it is
-    taken away with what counted it.
-    """
-    removed = []
-    with abandoned(runs) as paths:
-        # First of all, and whatever of the rest fails: what still runs has nobody who watches it.
-        for path in paths:
-            leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
-            leaf.adopt(cgroups_of(path))
-            leaf.kill()
-            used(path.name, _used(leaf, path))
-            leaf.remove()
-        # Before the first directory goes: it is what says that there is something to take away.
-        if networked := {path.name: uplink.noted(about) for path in paths if (about := network_of(path)) is not None}:
-            uplink.recover(networked, binary=trusted_binary((config or Config()).nft))
-        for path in paths:
-            remove(path)
-            removed.append(path.name)
-    return removed
-
-
-def _used(leaf: cgroupfs.Leaf, path: Path) -> contract.Usage:
-    """What a run had used whose process is gone. For how long nobody saw, and it is not guessed from the clock."""
-    meter = Meter.of_one_that_was_killed(leaf, gate_leaf.adopted_of(leaf), path / METER)
-    cpu_ms = meter.cpu_ms()
-    return contract.NOTHING_USED if cpu_ms is None else contract.Usage(cpu_ms, leaf.memory_peak_bytes(), 0)
 
 
 def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:

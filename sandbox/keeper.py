@@ -2,7 +2,7 @@
 
 It holds everything of the run (its directory's lock, gates, attestation, broker), so that nothing has to be handed over
 when another process of the supervisor ends. A killed keeper takes its sandbox along (the parent death signal of
-``kernel.process``) and leaves what ``gvisor.recover`` finds.
+``kernel.process``) and leaves what ``sandbox.recovery`` finds.
 
 It is forked and not executed: what the caller has imported and read is shared with it, page by page.
 """

@@ -15,6 +15,8 @@ from sandbox.kernel.cgroupfs import Leaf
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01
+# In a run's directory: what its cgroups had counted when it was given its intent (``Meter.noted``).
+METER = "meter"
 
 
 @dataclass

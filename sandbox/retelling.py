@@ -32,14 +32,16 @@ Mark = tuple[int, int, int]
 class Told:
     """Rows with their anchors, both as they stand in the log, and what the family used.
 
-    ``runs`` were started, ``unended`` of them had no end yet. ``whole`` says that the log was read from where the first
-    of them has rows to its end.
+    ``runs`` were started, ``unended`` of them had no end yet, and of ``uncounted`` that had, something is not in the
+    sums: it is not counted on this machine, or whoever would have seen it was killed. ``whole`` says that the log was
+    read from where the first of them has rows to its end.
     """
 
     rows: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     left_out: int = 0
     runs: int = 0
     unended: int = 0
+    uncounted: int = 0
     cpu_ms: int = 0
     memory_byte_ms: int = 0
     wall_ms: int = 0
@@ -58,6 +60,7 @@ class Told:
             "family": {
                 "runs": self.runs,
                 "unended": self.unended,
+                "uncounted": self.uncounted,
                 # Whoever takes them writes them into rows, which have 64 bits for a number.
                 "cpu_ms": min(self.cpu_ms, _U64_MAX),
                 "memory_byte_ms": min(self.memory_byte_ms, _U64_MAX),
@@ -140,6 +143,7 @@ class Retelling:
         elif kind == "run_ended":
             self._open.discard(run_id)
             used = json.loads(line)["kind"]
+            found.uncounted += any(used[name] is None for name in ("cpu_ms", "memory_peak_bytes", "wall_ms"))
             wall_ms = used["wall_ms"] or 0
             found.cpu_ms += used["cpu_ms"] or 0
             found.memory_byte_ms += (used["memory_peak_bytes"] or 0) * wall_ms

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from policy import base58, decide, errors, events
 from sandbox import config as configuration
-from sandbox import gvisor, lifecycle, offspring, rows, standby, standby_records, standby_wire, surroundings, unended
+from sandbox import lifecycle, offspring, recovery, rows, standby, standby_records, standby_wire, surroundings, unended
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.network import gateway
@@ -103,9 +103,13 @@ class Supervisor:
             raise
 
     def recover(self) -> None:
-        """Take away what runs left whose keeper is gone, and write down how they ended."""
+        """Take away what runs left whose keeper is gone, and write down how they ended.
+
+        From any process that may read the log. One that is not in the host's network (``isolated``) leaves there what
+        lies there: it would find none of it, and take the note of it away.
+        """
         used = functools.partial(unended.note_used, self.path)
-        gvisor.recover(self.path / "runs", config=self.config, used=used)
+        recovery.recover(self.path / "runs", config=self.config, used=used, isolated=self.isolated)
         rows.cut_off(self.ledger)
 
     def means(self) -> lifecycle.Means:

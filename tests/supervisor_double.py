@@ -55,7 +55,7 @@ def told(request: Document, *lines: bytes, **fields: Any) -> dict[str, Any]:
     for number, line in enumerate(lines):
         anchor, head = head.advance(line, event_id=json.loads(line)["id"], timestamp_ms=number)
         rows.append([anchor.decode(), line.decode()])
-    family = {"runs": 1, "unended": 0, "cpu_ms": 20, "memory_byte_ms": 30 << 20, "wall_ms": 30}
+    family = {"runs": 1, "unended": 0, "uncounted": 0, "cpu_ms": 20, "memory_byte_ms": 30 << 20, "wall_ms": 30}
     return {"kind": "rows", "origin": ORIGIN, "rows": rows, "left_out": 0, "whole": True, "family": family, **fields}
 
 

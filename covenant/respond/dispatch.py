@@ -432,8 +432,8 @@ class Dispatch:
             "policy_digest": took.policy_digest,
             "backend": "hermes" if hermes else card.manifest.sandbox.backend,
             "status": status,
-            "cpu_ms": usage.cpu_ms or 0,
-            "memory_peak_bytes": usage.memory_peak_bytes or 0,
+            "cpu_ms": usage.cpu_ms,
+            "memory_peak_bytes": usage.memory_peak_bytes,
             "wall_ms": usage.wall_ms,
             "credits": receipt.credits_consumed,
         }

@@ -23,7 +23,7 @@ def entries(found: Told, intent_id: str, caller: Caller, *, run_id: str | None =
     if found.missing:
         made.append(_missing(intent_id, caller, found.missing, found=found, run_id=run_id))
     family = found.family
-    if family is not None and (family.runs > 1 or family.unended):
+    if family is not None and (family.runs > 1 or family.unended or family.uncounted):
         used = {name: getattr(family, name) for name in Family.__slots__}
         made.append(Entry("family_usage", {"intent_id": intent_id, "run_id": run_id, **used}, caller.agent))
     return made
@@ -47,7 +47,7 @@ def took(error: errors.CovenantError) -> Spent | None:
     if (known := spent(error)) is not None or found is None or family is None or not family.cpu_ms:
         return known
     root = next((row.run_id for row in found.rows if row.kind == "run_started"), None)
-    return Spent(Usage(None, None, 0), root, told=found)
+    return Spent(Usage(None, None, None), root, told=found)
 
 
 def _copied(row: Row, origin: str, intent_id: str) -> dict[str, Any]:

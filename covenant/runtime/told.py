@@ -31,10 +31,11 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Family:
     """What a run and all below it used that had ended when it was answered: ``runs`` were started, ``unended`` of them
-    had not ended. Memory is each one's peak, over its time."""
+    had not ended, and of ``uncounted`` something is not in the sums. Memory is each one's peak, over its time."""
 
     runs: int
     unended: int
+    uncounted: int
     cpu_ms: int
     memory_byte_ms: int
     wall_ms: int
@@ -108,7 +109,7 @@ def of(error: BaseException) -> Told | None:
 def billed(usage: Usage, told: Told | None) -> budget.Usage:
     """What a run is billed for: its whole family's use, where the supervisor says that, and its own at least."""
     own = budget.Usage.of_peak(
-        cpu_ms=usage.cpu_ms or 0, memory_peak_bytes=usage.memory_peak_bytes or 0, wall_ms=usage.wall_ms
+        cpu_ms=usage.cpu_ms or 0, memory_peak_bytes=usage.memory_peak_bytes or 0, wall_ms=usage.wall_ms or 0
     )
     family = None if told is None else told.family
     if family is None:

@@ -102,7 +102,7 @@ async def test_an_approval_goes_by_way_of_the_daemon_to_the_operator_and_back(co
         resolved = await _rows(daemon, "hermes_approval_resolved")
         assert [(row["choice"], row["resolved"]) for row in resolved] == [("deny", 0), ("deny", 1)]
         (used,) = await _rows(daemon, "run_usage")
-        assert (used["backend"], used["run_id"], used["cpu_ms"]) == ("hermes", "run_1", 0)
+        assert (used["backend"], used["run_id"], used["cpu_ms"]) == ("hermes", "run_1", None)
 
 
 async def test_a_daemon_that_ends_says_so_of_what_it_was_at(

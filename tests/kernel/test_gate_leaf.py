@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import bundle, gvisor
+from sandbox import bundle, recovery
 from sandbox.kernel import cgroupfs
 from sandbox.network import gate_leaf
 from tests.kernel import internet
@@ -101,7 +101,7 @@ def test_what_a_killed_keeper_left_of_it_is_emptied_and_removed(tmp_path: Path) 
     os.close(directory._lock)
     (tmp_path / run_id / "lock").write_text("1999999999")
     threading.Thread(target=left.wait).start()  # its parent reaps it, as init would
-    assert gvisor.recover(tmp_path) == [run_id]
+    assert recovery.recover(tmp_path) == [run_id]
     assert left.wait(30) == -9
     assert [path for path in there if path.exists()] == []
     for stream in (left.stdin, left.stdout):

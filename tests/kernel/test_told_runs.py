@@ -31,7 +31,10 @@ from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 pytestmark = pytest.mark.anyio
 
 KEY = "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"
-_BURN = "for _ in range(20_000_000): pass\n"
+# By its own clock, and so much work beside it: gVisor's clock goes on while the machine has something else to do, and
+# how long the work takes is the processor's speed (tests/kernel/test_usage.py).
+_CLOCK = "import time\nuntil = time.process_time() + 0.5\n"
+_BURN = _CLOCK + "for _ in range(20_000_000): pass\nwhile time.process_time() < until: pass\n"
 _READS = 'answer = intent["issuer"]\n'
 _SMALL = {**families.SMALL, "resources": "pids_max = 16\ncpu_millis = 500\n"}
 
@@ -170,8 +173,8 @@ def test_a_child_whose_keeper_was_killed_has_its_end_and_its_use_among_the_rows(
     ended = {kind["run_id"]: kind for kind in _ended(_lines(beside))}
     assert ended[child.run_id]["code"] == errors.CutOffError.code
     assert ended[child.run_id]["cpu_ms"] >= 300
-    assert ended[child.run_id]["wall_ms"] == 0
-    assert (beside["family"]["runs"], beside["family"]["unended"]) == (2, 0)
+    assert ended[child.run_id]["wall_ms"] is None
+    assert (beside["family"]["runs"], beside["family"]["unended"], beside["family"]["uncounted"]) == (2, 0, 1)
     assert beside["family"]["cpu_ms"] == sum(kind["cpu_ms"] for kind in ended.values())
 
 

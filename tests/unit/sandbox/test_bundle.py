@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, gvisor, registry
+from sandbox import bundle, recovery, registry
 from sandbox.kernel import cgroupfs
 from sandbox.network import uplink
 
@@ -114,10 +114,10 @@ def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_
         raise errors.KernelError("nft does not answer")
 
     monkeypatch.setattr(cgroupfs.Leaf, "kill", lambda leaf: done.append(f"kill {leaf.name}"))
-    monkeypatch.setattr(gvisor, "trusted_binary", Path)
+    monkeypatch.setattr(recovery, "trusted_binary", Path)
     monkeypatch.setattr(uplink, "recover", refused)
     with pytest.raises(errors.KernelError, match="nft does not answer"):
-        gvisor.recover(tmp_path, hierarchies=cgroupfs.Hierarchies(0, {}))
+        recovery.recover(tmp_path, hierarchies=cgroupfs.Hierarchies(0, {}))
     assert done == ["kill one", "kill two", "network"]
     # Still there for the next start, which takes the rest away.
     assert (tmp_path / "one").is_dir()

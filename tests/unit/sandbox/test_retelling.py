@@ -78,6 +78,8 @@ def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> Non
         assert lines[place.index][1] == line
         assert place.event_hash_hex == ledger.event_hash(line)
     assert (told.runs, told.unended, told.cpu_ms, told.wall_ms, told.memory_byte_ms) == (3, 0, 45, 9, 900)
+    assert told.uncounted == 1  # the grandchild's processor time, which nobody counted
+    assert told.document("")["family"]["uncounted"] == 1
     assert told.whole
     assert retold.lost == set()
 

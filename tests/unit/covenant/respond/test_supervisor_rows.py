@@ -14,7 +14,7 @@ from covenant.respond.dispatch import Dispatch
 from covenant.respond.server import Server
 from covenant.runtime import told
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult, Spent, with_spent
+from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
 from covenant.runtime.told import Told
 from policy import errors, ledger
 from tests import intents_kit, runtime_kit, supervisor_double
@@ -37,7 +37,7 @@ def _told(**fields: Any) -> Told:
 
 
 def _family(**fields: int) -> dict[str, int]:
-    return {"runs": 1, "unended": 0, "cpu_ms": 0, "memory_byte_ms": 0, "wall_ms": 0, **fields}
+    return {"runs": 1, "unended": 0, "uncounted": 0, "cpu_ms": 0, "memory_byte_ms": 0, "wall_ms": 0, **fields}
 
 
 async def _server(home: Path, act: Any, *, runtime: str = "python3") -> Server:
@@ -104,6 +104,19 @@ async def test_what_is_left_out_is_said_and_what_a_family_used_is_billed(tmp_pat
     assert server.budget.tokens(accounting.budget_of("a")) == 90
 
 
+async def test_what_was_not_counted_is_null_in_its_row_and_said_of_its_family(tmp_path: Path) -> None:
+    """It costs nothing, and nobody who reads the row takes that for a run that used nothing."""
+    found = _told(family=_family(uncounted=1))
+    error = with_spent(errors.AgentFailedError("no"), Spent(Usage(None, None, None), "run-1", told=found))
+    server = await _server(tmp_path, _failing(told.with_told(error, found)))
+    with pytest.raises(errors.CovenantError):
+        await Dispatch(server, ALICE, "x", agent="a").go()
+    (usage,) = await rows(server, "run_usage")
+    assert [usage[name] for name in ("cpu_ms", "memory_peak_bytes", "wall_ms", "credits")] == [None, None, None, 1]
+    (family,) = await rows(server, "family_usage")
+    assert (family["runs"], family["uncounted"]) == (1, 1)
+
+
 async def test_a_run_that_failed_has_its_rows_copied_and_its_family_billed(tmp_path: Path) -> None:
     found = _told(family=_family(runs=2, cpu_ms=4_000))
     error = with_spent(errors.AgentFailedError("no"), Spent(USED, "run-1", told=found))
@@ -131,7 +144,7 @@ async def test_what_others_did_for_a_run_that_the_machine_failed_is_billed(tmp_p
     with pytest.raises(errors.KernelError):
         await Dispatch(server, ALICE, "x", agent="a").go()
     (usage,) = await rows(server, "run_usage")
-    assert (usage["credits"], usage["cpu_ms"]) == (4, 0)
+    assert (usage["credits"], usage["cpu_ms"]) == (4, None)
     assert server.budget.tokens(accounting.budget_of("a")) == 96
 
 

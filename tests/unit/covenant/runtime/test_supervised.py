@@ -92,7 +92,7 @@ def _lines(run_id: str, child: str) -> list[bytes]:
 
 async def test_the_rows_of_a_run_come_as_they_stand_and_its_family_is_billed(tmp_path: Path, card: Card) -> None:
     lines = _lines("r", "c")
-    family = {"runs": 2, "unended": 1, "cpu_ms": 5_000, "memory_byte_ms": 7, "wall_ms": 90}
+    family = {"runs": 2, "unended": 1, "uncounted": 0, "cpu_ms": 5_000, "memory_byte_ms": 7, "wall_ms": 90}
 
     def tells(request: Document) -> Document:
         return supervisor_double.told(request, *lines, family=family)
@@ -159,7 +159,7 @@ def _forged(request: Document) -> Document:
         (_broken(rows=[[1, "x"]]), "no rows"),
         (_broken(left_out=-1), "no rows"),
         (_broken(family={}), "no rows"),
-        (_broken(family={"runs": 1, "unended": 0, "cpu_ms": True, "memory_byte_ms": 0, "wall_ms": 0}), "no rows"),
+        (_broken(family={**dict.fromkeys(told.Family.__slots__, 0), "cpu_ms": True}), "no rows"),
         (_broken(missing="the disk"), "the disk"),
         (_broken(left_out=3), "3 are not"),
         (_broken(whole=False), "grew"),

@@ -1,0 +1,60 @@
+"""What runs left whose process is gone: it is ended, counted, and taken away, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from policy import contract
+from sandbox.bundle import abandoned, cgroups_of, network_of, remove
+from sandbox.config import Config, trusted_binary
+from sandbox.kernel import cgroupfs
+from sandbox.limits import METER, Meter
+from sandbox.network import gate_leaf, uplink
+
+
+def recover(
+    runs: Path,
+    *,
+    config: Config | None = None,
+    hierarchies: cgroupfs.Hierarchies | None = None,
+    used: Callable[[str, contract.Usage], None] = lambda run_id, usage: None,
+    isolated: bool = False,
+) -> list[str]:
+    """Remove what runs left whose process is gone: their cgroups with everything in them, then their directories. The
+    ids of those that are removed.
+
+    What the log says of them is for ``rows.cut_off``, afterwards; ``used`` is told what they had used, before it is
+    taken away with what counted it. ``isolated`` says that this process is not in the host's network: of a run that had
+    a part of that, all else is taken away, and the directory that says so stays for whoever is.
+    """
+    removed = []
+    with abandoned(runs) as paths:
+        # First of all, and whatever of the rest fails: what still runs has nobody who watches it.
+        for path in paths:
+            leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
+            leaf.adopt(cgroups_of(path))
+            leaf.kill()
+            used(path.name, used_by(leaf, path))
+            leaf.remove()
+        networked = {path: about for path in paths if (about := network_of(path)) is not None}
+        # Before the first directory goes: it is what says that there is something to take away.
+        if networked and not isolated:
+            places = {path.name: uplink.noted(about) for path, about in networked.items()}
+            uplink.recover(places, binary=trusted_binary((config or Config()).nft))
+        for path in paths:
+            if path in networked and isolated:
+                continue
+            remove(path)
+            removed.append(path.name)
+    return removed
+
+
+def used_by(leaf: cgroupfs.Leaf, path: Path) -> contract.Usage:
+    """What a run had used whose process is gone; ``path`` is its directory. For how long nobody saw, and it is not
+    guessed from the clock: of one that had its intent that is not known, and neither is what was not counted."""
+    noted = path / METER
+    if not noted.exists():
+        return contract.NOTHING_USED  # it is made before the intent is given
+    meter = Meter.of_one_that_was_killed(leaf, gate_leaf.adopted_of(leaf), noted)
+    return contract.Usage(meter.cpu_ms(), leaf.memory_peak_bytes(), None)

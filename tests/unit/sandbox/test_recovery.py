@@ -1,0 +1,64 @@
+"""What is known of a run whose keeper was killed, and what is left to whoever is in the host's network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policy import contract
+from sandbox import recovery
+from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.limits import METER
+from sandbox.network import uplink
+
+
+def _leaf(place: Path, **files: str) -> Leaf:
+    names = {"cpu": "cpuacct.usage", "peak": "memory.max_usage_in_bytes"}
+    for what, content in files.items():
+        (place / names[what]).write_text(content)
+    return Leaf(Hierarchies(1, {}), "leaf", dict.fromkeys(("memory", "cpu", "cpuacct"), place))
+
+
+def test_one_that_was_never_given_its_intent_has_used_nothing(tmp_path: Path) -> None:
+    assert recovery.used_by(_leaf(tmp_path, cpu="5000000", peak="4096"), tmp_path) == contract.NOTHING_USED
+
+
+@pytest.mark.parametrize(
+    ("noted", "files", "usage"),
+    [
+        ("5000", {"cpu": "48000000", "peak": "4096"}, contract.Usage(43, 4096, None)),
+        ("5000", {"peak": "4096"}, contract.Usage(None, 4096, None)),
+        ("", {"cpu": "48000000", "peak": "4096"}, contract.Usage(None, 4096, None)),
+        ("", {}, contract.Usage(None, None, None)),
+    ],
+    ids=["counted", "its cgroup is gone", "nothing counted at its intent", "nothing at all"],
+)
+def test_what_is_not_known_of_one_that_was_given_it_is_not_said_to_be_nothing(
+    tmp_path: Path, noted: str, files: dict[str, str], usage: contract.Usage
+) -> None:
+    (tmp_path / METER).write_text(noted)
+    assert recovery.used_by(_leaf(tmp_path, **files), tmp_path) == usage
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_whoever_is_not_in_the_host_s_network_leaves_the_note_of_what_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, isolated: bool
+) -> None:
+    """A keeper that was forked after the uplink was taken out of the configuration finds no device to take away: with
+    the note gone nobody would have found it again."""
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "with" / "network.json").write_text("{}")
+    taken, used = list[str](), list[str]()
+    monkeypatch.setattr(uplink, "recover", lambda runs, binary: taken.extend(runs))
+    monkeypatch.setattr(recovery, "trusted_binary", Path)
+    found = recovery.recover(
+        tmp_path,
+        hierarchies=Hierarchies(0, {}),
+        used=lambda run_id, usage: used.append(run_id),
+        isolated=isolated,
+    )
+    assert used == ["with", "without"]  # their ends can be written whoever finds them
+    assert (taken, found) == (([], ["without"]) if isolated else (["with"], ["with", "without"]))
+    assert (tmp_path / "with").exists() is isolated
