@@ -8,7 +8,8 @@
 The tree is flat: one run and the others below it, as their labels say; each agent sends without a pause. Running
 sandboxes use all of a small machine by themselves (6 % of a core each, idle), so that the same tree is revoked once
 more with all but one frozen, as suspended runs and standby instances are. An internet of namespaces of its own, as the
-tests have; needs root, and leaves nothing.
+tests have; needs root, and leaves nothing. Whoever receives is a process of its own: threads of one interpreter take
+turns, and the one that revokes waited for thirty that read.
 
 .venv/bin/python benchmarks/revocation.py [trials] [runs]
 """
@@ -18,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import select
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -42,6 +45,62 @@ from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
 from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
 
 WAIT_SECONDS, LEAVING_SECONDS = 90.0, 20.0
+
+
+# --- the world: takes what agents send ------------------------------------------------------------------
+
+
+class World:
+    """The sink, asked over a socket in lines of JSON."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._stream = connection.makefile("rw")
+
+    def _ask(self, what: str) -> dict[str, float]:
+        self._stream.write(what + "\n")
+        self._stream.flush()
+        answer: dict[str, float] = json.loads(self._stream.readline())
+        return answer
+
+    def forget(self) -> None:
+        """Whatever came until now."""
+        self._ask("forget")
+
+    def senders(self) -> int:
+        """How many runs something came from."""
+        return len(self._ask("total"))
+
+    def last(self) -> float:
+        """When the last byte of all came."""
+        return max(self._ask("last").values())
+
+
+@contextlib.contextmanager
+def world_apart(net: Internet) -> Iterator[World]:
+    """It, while the block lasts."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            _answer(net, theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        yield World(ours)
+        ours.shutdown(socket.SHUT_RDWR)
+    os.waitpid(pid, 0)
+
+
+def _answer(net: Internet, connection: socket.socket) -> None:
+    with Sink.open(net) as sink, connection.makefile("rw") as stream:
+        for line in stream:
+            if line == "forget\n":
+                sink.total.clear()
+                sink.last.clear()
+            stream.write(json.dumps(dict(sink.last if line == "last\n" else sink.total)) + "\n")
+            stream.flush()
 
 
 # --- the other process: forks a keeper for each run, inside the host's namespace ------------------------
@@ -79,17 +138,17 @@ def drive(state: Path, home: Path, where: Path, count: int) -> None:
 
 
 @contextlib.contextmanager
-def tree(world: NetworkedWorld, where: Path, count: int, sink: Sink) -> Iterator[list[registry.Entry]]:
+def tree(world: NetworkedWorld, where: Path, count: int, sink: World) -> Iterator[list[registry.Entry]]:
     """The runs, once all of them send."""
-    sink.total.clear()
+    sink.forget()
     space = f"/proc/{os.getpid()}/fd/{world.internet.spaces['host']}"
     own = [sys.executable, __file__, "--drive", str(world.state), str(world.home), str(where), str(count)]
     process = subprocess.Popen(["nsenter", f"--net={space}", *own, world.issuer["pubkey"]], stdin=subprocess.PIPE)
     try:
         until = time.monotonic() + WAIT_SECONDS
-        while len(sink.total) < count:
+        while (sending := sink.senders()) < count:
             assert process.poll() is None
-            assert time.monotonic() < until, f"{len(sink.total)} of {count} send"
+            assert time.monotonic() < until, f"{sending} of {count} send"
             time.sleep(0.1)
         yield registry.live(world.state / "runs")
     finally:
@@ -117,7 +176,7 @@ def leaf_of(entry: registry.Entry) -> cgroupfs.Leaf:
     return leaf
 
 
-def watched(entries: list[registry.Entry], sink: Sink, act: Callable[[], object]) -> Trial:
+def watched(entries: list[registry.Entry], sink: World, act: Callable[[], object]) -> Trial:
     """``act``, and when the last process of these runs was gone, as a process of its own sees it."""
     pids = [pid for one in entries for pid in leaf_of(one).pids()]
     assert len(pids) > 3 * len(entries)
@@ -145,10 +204,10 @@ def watched(entries: list[registry.Entry], sink: Sink, act: Callable[[], object]
     os.close(come)
     os.close(go)
     time.sleep(0.2)
-    return Trial(gone - begin, max(max(sink.last.values()) - begin, 0.0), returned - begin)
+    return Trial(gone - begin, max(sink.last() - begin, 0.0), returned - begin)
 
 
-def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: Sink) -> Trial:
+def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
     """By a new trust root: installed, written down and enforced."""
     raw = revoking.next_root(world, revoking.manifest_of(world, entries[0].payload_digest))
 
@@ -160,7 +219,7 @@ def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: Sink) -> 
     return watched(entries, sink, lambda: world.internet.within("host", act))
 
 
-def kill(world: NetworkedWorld, entries: list[registry.Entry], sink: Sink) -> Trial:
+def kill(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
     """By hand: SIGKILL to every process, thawed first where version 1 would keep it standing."""
     leaves = [leaf_of(one) for one in entries]
 
@@ -176,7 +235,9 @@ def kill(world: NetworkedWorld, entries: list[registry.Entry], sink: Sink) -> Tr
     return watched(entries, sink, act)
 
 
-def trial(net: Internet, world: NetworkedWorld, count: int, sink: Sink, way: Callable[..., Trial], idle: bool) -> Trial:
+def trial(
+    net: Internet, world: NetworkedWorld, count: int, sink: World, way: Callable[..., Trial], idle: bool
+) -> Trial:
     """One tree, made and ended."""
     where = world.package(
         {"main.py": STREAMS}, network="full", more=revoking.GRANT, cpu_ms=1_200_000, memory_mb=64, disk_mb=1
@@ -195,7 +256,7 @@ def main() -> None:
     """Print the median and the worst of each."""
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 32
-    with tempfile.TemporaryDirectory() as directory, internet.made() as net, Sink.open(net) as sink:
+    with tempfile.TemporaryDirectory() as directory, internet.made() as net, world_apart(net) as sink:
         world = internet.configured(
             NetworkedWorld(Path(directory)), net, attest_seconds=3600, start_deadline_seconds=300
         )
