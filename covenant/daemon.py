@@ -225,6 +225,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(_peers, opened)
     group.start_soon(budget.upkeep, server)
     group.start_soon(unfinished.again, server)
+    group.start_soon(server.floods.run, server)
     group.start_soon(_watchdog)
 
 

@@ -115,16 +115,20 @@ async def require_all(
     for one in bounded:
         rejected = {"agent_id": agent_id, "action": one.action, "reason": one.reason}
         rows.append(Entry("capability_scope_rejected", rejected, issuer))
-    await server.audit.append_all(rows)
+    if passed:
+        await server.audit.append_all(rows)
+        return [grant.signed for grant in grants]
+    error: errors.CovenantError
     if missing:
-        raise errors.CapabilityMissingError(
+        error = errors.CapabilityMissingError(
             f"no grant of {', '.join(f'`{action}`' for action in missing)} is held",
             hint=f"covenant capabilities grant {missing[0]}",
             missing=missing,
         )
-    if bounded:
-        raise errors.CapabilityScopeError(f"`{bounded[0].action}`: {bounded[0].reason}")
-    return [grant.signed for grant in grants]
+    else:
+        error = errors.CapabilityScopeError(f"`{bounded[0].action}`: {bounded[0].reason}")
+    await server.floods.write(server, caller, rows, (error.code, error.message))
+    raise error
 
 
 async def consume(server: Server, grants: Sequence[SignedCapability]) -> None:

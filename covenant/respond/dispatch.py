@@ -30,9 +30,8 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from covenant.respond import accounting, authority, denials, live, memory, supervisor_rows
+from covenant.respond import accounting, authority, denials, live, memory, routing, supervisor_rows
 from covenant.respond.caller import Caller
-from covenant.respond.router import Router
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent
@@ -51,7 +50,7 @@ from policy import budget, contract, errors
 _LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_WRITE: Final = "memory.write"
+_WRITE: Final = routing.WRITE
 # So much of an ignored text has its row, where whoever submitted it may do nothing with one that is not.
 MOST_OF_IGNORED: Final = 1024
 _RANK: Final = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
@@ -68,7 +67,8 @@ KEY_WORD: Final = "key:"
 _MOST_WAITING: Final = 1_000
 _MOST_WAITING_BYTES: Final = 16 * 1024 * 1024
 
-_ROUTER: Final = Router()
+# Refused before anything began, which costs whoever asked nothing.
+_BEFORE: Final = frozenset({"router", "capability", "budget"})
 
 
 @dataclass
@@ -113,8 +113,10 @@ class Dispatch:
         # (1)
         pattern = await self.server.ignore.find(self.text)
         if pattern is not None:
-            await self._append("intent_ignored", intent_text=self._of_ignored(), matched_pattern=pattern)
+            await self._ignored(pattern)
             return responses.IntentResult(intent_id=self.intent_id, status="ignored", text="")
+        if self.server.floods.full(self.caller):
+            self._refuse_foreseen()
         card: Card | None = None
         try:
             card = self._route()  # (2)
@@ -165,6 +167,23 @@ class Dispatch:
             self._did[name] = await act()
         return self._did[name]  # type: ignore[no-any-return]
 
+    async def _ignored(self, pattern: str) -> None:
+        floods, text = self.server.floods, self._of_ignored()
+        row = self._row("intent_ignored", {"intent_text": text, "matched_pattern": pattern})
+        why = ("text_ignored", f"the text matches `{pattern}`")
+        await floods.write(self.server, self.caller, [row], why, size=len(text.encode()))
+
+    def _refuse_foreseen(self) -> None:
+        """Of one who was refused so often of late, what would be refused is only counted.
+
+        Raises:
+            errors.CovenantError: as ``_check`` and ``_reserve``.
+        """
+        error = routing.foreseen(self.server, self.caller, self.text, self.agent)
+        if error is not None:
+            self.server.floods.count(self.caller, self.server.now_ms(), error.code, error.message)
+            raise error
+
     def _of_ignored(self) -> str:
         """The text as the log keeps it: of whoever may not have it kept anywhere else, its beginning."""
         facts = authority.Facts(tier=Tier.WORKING)
@@ -176,16 +195,10 @@ class Dispatch:
     # --- (2) to (5) -------------------------------------------------------------------------------------------
 
     def _route(self) -> Card | None:
-        agents = self.server.agents
-        if self.agent is not None:
-            named: Card = agents.find(self.agent)
-            return named
-        match = _ROUTER.route(self.text, agents.cards())
-        if match is None:
-            return None
-        self._say("routed", agent_id=match.agent_id, score=match.score)
-        found: Card = agents.find(match.agent_id)
-        return found
+        card, score = routing.find(self.server, self.text, self.agent)
+        if card is not None and score is not None:
+            self._say("routed", agent_id=card.id, score=score)
+        return card
 
     async def _check(self, card: Card | None) -> None:
         self._stage = "capability"
@@ -193,8 +206,7 @@ class Dispatch:
         facts = authority.Facts(tier=Tier.WORKING)
         await authority.require(server, caller, _WRITE, agent_id="memory:write", facts=facts)
         if card is not None:
-            others = [one for one in card.manifest.capabilities.required if one != _WRITE]
-            self._metered = await authority.require_all(server, caller, others, agent_id=card.id)
+            self._metered = await authority.require_all(server, caller, routing.others(card), agent_id=card.id)
             await authority.require_left(server, self._metered)
 
     async def _reserve(self, card: Card | None) -> None:
@@ -233,14 +245,12 @@ class Dispatch:
             errors.CovenantError: as ``_check``, and what ``still`` raises.
         """
         self._stage = "capability"
-        server, pubkey, facts = self.server, self.caller.agent.pubkey, authority.Facts(tier=Tier.WORKING)
-        others = [] if card is None else [one for one in card.manifest.capabilities.required if one != _WRITE]
-        asked = [(_WRITE, facts), *((action, authority.NONE) for action in others)]
-        now_ms = server.now_ms()
-        if any(authority.decide(server.capabilities, pubkey, one, about, now_ms).grant is None for one, about in asked):
+        server, facts = self.server, authority.Facts(tier=Tier.WORKING)
+        if routing.missing(server, self.caller, card):
             # Of a refusal there is a row, as of the one before.
             await authority.require(server, self.caller, _WRITE, agent_id="memory:write", facts=facts)
-            await authority.require_all(server, self.caller, others, agent_id="" if card is None else card.id)
+            agent_id = "" if card is None else card.id
+            await authority.require_all(server, self.caller, routing.others(card), agent_id=agent_id)
         if self.still is not None:
             await self.still(card)
         if card is not None and server.agents.find(card.id).digest != card.digest:
@@ -286,6 +296,9 @@ class Dispatch:
             "message": error.message,
         }
         await self._step("rows", lambda: server.audit.append_all([*rows, self._row("intent_failed", failed)]))
+        if self._stage in _BEFORE:
+            size = len(self.text.encode()) if isinstance(error, errors.BudgetExhaustedError) else 0
+            server.floods.note(self.caller, server.now_ms(), size=size)
         if self._reserved is None:
             return
         if receipt is not None or (self._stage == "run" and isinstance(error, _UNSEEN)):
@@ -364,7 +377,7 @@ class Dispatch:
         rows += of_memory
         dispatched = {
             "run_id": ran.run_id,
-            "intent_text": self.text,
+            "intent_text": self._of_done(kept=stored is not None),
             "matched_agent": None if card is None else card.id,
             "result_hash_hex": hashlib.sha256(ran.text.encode()).hexdigest(),
             "status": "ok" if stored else "not_stored",
@@ -383,6 +396,12 @@ class Dispatch:
             run_id=ran.run_id,
             policy_digest=ran.policy_digest,
         )
+
+    def _of_done(self, *, kept: bool) -> str:
+        """The text as the row of what was done has it: its beginning where it cost nothing and memory has no room for
+        it, or a peer whose room is full would have all the room that the log has."""
+        paid = self._reserved is not None and self._reserved.credits > 0
+        return self.text if kept or paid or self.caller.operator else self.text[:MOST_OF_IGNORED]
 
     async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]]:
         """Keep the answer in working memory; the receipt of that, None where it was not kept, and their rows."""

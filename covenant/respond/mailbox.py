@@ -15,6 +15,7 @@ from typing import Final
 from covenant.respond import accounting, authority, fitting
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
+from covenant.stores.audit.interface import Entry as Row
 from covenant.stores.mailbox.interface import Entry
 from covenant.wire import requests, responses
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
@@ -44,10 +45,11 @@ async def send_a2_a_task(server: Server, caller: Caller, asked: requests.SendA2A
     # (1)
     if task.sender != caller.agent:
         claimed = {"peer_display": caller.agent.display, "claimed_sender_display": task.sender.display}
-        await server.audit.append("a2_a_sender_mismatch", claimed, caller.agent)
-        raise errors.SenderMismatchError(
+        error = errors.SenderMismatchError(
             f"`{task.sender.display}` is not who sends this", hint=f"the sender is `{caller.agent.display}`"
         )
+        await _refused(server, caller, "a2_a_sender_mismatch", claimed, error)
+        raise error
     # (2)
     await require_send(server, caller, task)
     # (3)
@@ -271,11 +273,18 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
         "recipient_display": recipient.display,
         "action": _forms("recv", sender)[1],
     }
-    await server.audit.append("a2_a_recipient_rejected", row, caller.agent)
-    raise errors.RecipientRejectedError(
+    error = errors.RecipientRejectedError(
         f"`{recipient.display}` takes no tasks of `{sender.display}`",
         hint=f"it grants itself `{_forms('recv', sender)[1]}`",
     )
+    await _refused(server, caller, "a2_a_recipient_rejected", row, error)
+    raise error
+
+
+async def _refused(
+    server: Server, caller: Caller, kind: str, row: Mapping[str, object], error: errors.CovenantError
+) -> None:
+    await server.floods.write(server, caller, [Row(kind, row, caller.agent)], (error.code, error.message))
 
 
 def _parties(entry: Entry) -> tuple[str, str]:
@@ -310,7 +319,8 @@ def _no_task(task_id: str) -> errors.NoTaskError:
 async def _reject(server: Server, caller: Caller, result: A2ATaskResult, reason: str) -> None:
     # Anybody may name a task that is none, in as many words as a frame takes.
     row = {"task_id": result.task_id[:_SHOWN_ID], "reason": reason[:MOST_REASON]}
-    await server.audit.append("a2_a_result_rejected", row, caller.agent)
+    rejected = Row("a2_a_result_rejected", row, caller.agent)
+    await server.floods.write(server, caller, [rejected], ("a2_a_result_rejected", row["reason"]))
 
 
 def _matches(entry: Entry, asked: requests.A2AQueue, now_ms: int) -> bool:

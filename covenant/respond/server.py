@@ -17,6 +17,7 @@ from covenant.providers.embed import Embedder
 from covenant.providers.tools import ToolRegistry
 from covenant.respond.caller import Caller
 from covenant.respond.feed import Feed
+from covenant.respond.floods import Floods
 from covenant.respond.live import Live
 from covenant.respond.meter import Meter
 from covenant.respond.unfinished import Unfinished
@@ -70,6 +71,7 @@ class Server:
     chain: Chain = field(default_factory=OffChain)
     live: Live = field(init=False)
     unfinished: Unfinished = field(default_factory=Unfinished)
+    floods: Floods = field(default_factory=Floods)
     # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
     verifying: anyio.Lock = field(default_factory=anyio.Lock)
 

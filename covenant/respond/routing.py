@@ -1,0 +1,76 @@
+"""Who does an intent, and whether whoever asks would be refused before anything begins. Nothing is written here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from covenant.respond import accounting, authority
+from covenant.respond.caller import Caller
+from covenant.respond.router import Router
+from covenant.runtime.packages import Card
+from covenant.wire.types import Tier
+from policy import budget, errors
+
+if TYPE_CHECKING:
+    from covenant.respond.server import Server
+
+WRITE: Final = "memory.write"
+
+_ROUTER: Final = Router()
+
+
+def find(server: Server, text: str, agent: str | None) -> tuple[Card | None, int | None]:
+    """The agent that is named, or the one that the text means and how well; None for version 1's echo.
+
+    Raises:
+        errors.NoAgentError, errors.AgentIdTakenError: the one that is named is not there.
+    """
+    if agent is not None:
+        return server.agents.find(agent), None
+    match = _ROUTER.route(text, server.agents.cards())
+    return (None, None) if match is None else (server.agents.find(match.agent_id), match.score)
+
+
+def others(card: Card | None) -> list[str]:
+    """What the agent requires of its caller beside what every intent does."""
+    return [] if card is None else [one for one in card.manifest.capabilities.required if one != WRITE]
+
+
+def missing(server: Server, caller: Caller, card: Card | None) -> list[authority.Decision]:
+    """The actions that an intent needs and that the caller has no grant of which admits it."""
+    return [one for one in _decided(server, caller, card) if one.grant is None]
+
+
+def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> errors.CovenantError | None:
+    """Why the intent would be refused as things are now; None where it would begin."""
+    try:
+        card, _ = find(server, text, agent)
+        decided = _decided(server, caller, card)
+        server.capabilities.left([one.grant.signature for one in decided if one.grant is not None])
+    except errors.CovenantError as e:
+        return e
+    for one in decided:
+        if one.grant is None and one.reason is None:
+            return errors.CapabilityMissingError(
+                f"no grant of `{one.action}` is held",
+                hint=f"covenant capabilities grant {one.action}",
+                missing=[one.action],
+            )
+        if one.grant is None:
+            return errors.CapabilityScopeError(f"`{one.action}`: {one.reason}")
+    tokens = None if card is None else server.budget.tokens(accounting.budget_of(card.id))
+    if card is None or tokens is None or not card.manifest.settlement.budget_credits_per_hour:
+        return None
+    if tokens >= budget.DISPATCH_CREDITS:
+        return None
+    return errors.BudgetExhaustedError(
+        f"the budget of agent `{card.id}` is used up, and so many intents of yours were refused that this one does not"
+        " wait",
+        hint="try again later",
+    )
+
+
+def _decided(server: Server, caller: Caller, card: Card | None) -> list[authority.Decision]:
+    now_ms, working = server.now_ms(), authority.Facts(tier=Tier.WORKING)
+    asked = [(WRITE, working), *((action, authority.NONE) for action in others(card))]
+    return [authority.decide(server.capabilities, caller.agent.pubkey, one, facts, now_ms) for one, facts in asked]
