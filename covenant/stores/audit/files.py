@@ -1,11 +1,12 @@
 """The log's files, for one thread: a group of rows is acknowledged by one sync.
 
-    audit-head/pending     written and synced first: the rows, and the signed head behind them (policy.pending)
-    audit/events.jsonl, audit/events.chain.jsonl, audit-head/head.json     written then, synced now and then
+    audit-head/pending     written first, and synced: the rows, and the signed head behind them (policy.pending)
+    audit/events.jsonl, audit/events.chain.jsonl     written while the disk takes that, synced now and then
+    audit-head/head.json   written when ``pending`` is synced, itself synced now and then
 
-So the files are always what ``pending`` leads to, or lack some of it; the next opening completes them. What stands in
-them beyond it nobody acknowledged: it is set aside in a file beside, and told. Readers wait for the lock that a write
-holds on ``events.jsonl`` (``covenant audit verify``).
+So the files are what ``pending`` leads to, or lack some of it; the next opening completes them. What stands in them
+beyond it, as a power cut may leave it, nobody acknowledged: it is set aside in a file beside, and told. Readers wait
+for the lock that a write holds on ``events.jsonl`` (``covenant audit verify``).
 """
 
 from __future__ import annotations
@@ -89,14 +90,14 @@ class Files:
                 self._settle()
             try:
                 _write(self._pending, record, self._end)
-                # This begins to write to the disk, and does not wait: what only the files need is made meanwhile. It
-                # is no more than advice, which a file system may not take; the sync below tells what became of it.
+                # This begins to write to the disk, and does not wait: the files get theirs meanwhile. It is no more
+                # than advice, which a file system may not take; the sync below tells what became of it.
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
-                shown = _slots((before, self._signed(before)), (head, signed))
-                os.fdatasync(self._pending)
                 _write(self.events, lines, self.head.events_bytes)
                 _write(self.chain, entries, self.head.chain_bytes)
+                shown = _slots((before, self._signed(before)), (head, signed))
+                os.fdatasync(self._pending)
             except OSError as e:
                 if e.errno not in _FULL:
                     raise
@@ -319,12 +320,12 @@ class Files:
             (places.HEAD, self.at.head, self._identities[3], None),
         ):
             try:
-                named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                found, length = durable.which(folder, name)
             except FileNotFoundError:
                 self._broken(f"`{name}` was removed while the log was open")
-            if (named.st_dev, named.st_ino) != identity:
+            if found != identity:
                 self._broken(f"`{name}` was replaced while the log was open")
-            if size is not None and named.st_size != size:
+            if size is not None and length != size:
                 self._broken(f"somebody else wrote to `{name}`")
 
     @contextlib.contextmanager

@@ -324,6 +324,27 @@ async def test_a_group_that_was_cut_off_in_pending_was_never_acknowledged(home: 
         assert offline(again).events == 2
 
 
+async def test_rows_that_were_on_the_disk_before_pending_were_never_acknowledged(home: Path) -> None:
+    log = await opened(home)
+    made = [await log.append("authentication_failed", failed(n)) for n in range(2)]
+    before = snapshot(home, home / "copies" / "before")
+    await log.append("authentication_failed", failed("lost"))
+    copy = snapshot(home, home / "copies" / "cut")
+    await log.close()
+    # The files get theirs while the disk is writing `pending`: a power cut may take that, and leave them.
+    for name in ("pending", "head.json"):
+        (copy / "audit-head" / name).write_bytes((before / "audit-head" / name).read_bytes())
+    async with await opened(copy) as again:
+        assert await ids(again) == set(made)
+        assert len(again.recovered) == 2
+        assert all("unacknowledged" in told for told in again.recovered)
+        made.append(await again.append("authentication_failed", failed("next")))
+        assert (await again.verify()).valid
+    assert offline(copy).events == 3
+    [aside] = (copy / "audit").glob("events.jsonl.aside-*")
+    assert b"row lost" in aside.read_bytes()
+
+
 async def test_pending_begins_anew_and_is_read_no_further_than_it_was_written(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
