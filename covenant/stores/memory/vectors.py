@@ -27,6 +27,10 @@ _AT_ONCE: Final = 256
 _RUN: Final = 256
 # How many rows are scored again at a time: bounds what that takes of memory.
 _CHUNK: Final = 4096
+# Of a part of the rows that is no larger, a product each costs less than one of all (benchmarks/memory_search.py).
+_PART: Final = 4
+# How many of these are brought together at a time: they stay in the processor's cache.
+_GATHERED: Final = 256
 # What float32 may lose of a cosine; a floor is not missed by it.
 RESOLUTION: Final = 1e-6
 
@@ -200,12 +204,8 @@ class Matrix:
         """The ``count`` best of cosine above 0 and at least ``floor``: then newest first, then by id."""
         if not len(self) or count <= 0 or (owner is not None and owner not in self._owners):
             return []
-        products = np.matmul(self.rows, query, out=self._products[: len(self)])
         inside = self._inside(tier, owner)
-        if inside is not None:
-            # Taken out, and not only marked: what selects the best is slow where many are equal.
-            products = products[inside]
-        places = self._near(products, count, floor)
+        places = self._near(self._products_of(query, inside), count, floor)
         if inside is not None:
             places = inside[places]
         scored: list[float] = []
@@ -219,6 +219,21 @@ class Matrix:
         ]
         found.sort()
         return [Near(record_id, -score, -time) for score, time, record_id in found[:count]]
+
+    def _products_of(self, query: Floats, places: npt.NDArray[np.intp] | None) -> Floats:
+        """The product of each of these rows, or of all, with the query; until the next search."""
+        if places is None or _PART * len(places) > len(self):
+            products = np.matmul(self.rows, query, out=self._products[: len(self)])
+            # Taken out, and not only marked: what selects the best is slow where many are equal.
+            return products if places is None else products[places]
+        products = self._products[: len(places)]
+        gathered = np.empty((min(_GATHERED, len(places)), self.dimensions), dtype=np.float32)
+        for start in range(0, len(places), _GATHERED):
+            part = places[start : start + _GATHERED]
+            # Only in mode "raise" are they copied once more on the way, and every place is one that there is.
+            rows = np.take(self._rows, part, axis=0, out=gathered[: len(part)], mode="clip")
+            np.vecdot(rows, query, out=products[start : start + len(part)])
+        return products
 
     def _inside(self, tier: Tier | None, owner: str | None) -> npt.NDArray[np.intp] | None:
         """The places of the rows of a tier and an owner, None where these are all."""

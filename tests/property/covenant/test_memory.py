@@ -120,6 +120,28 @@ def test_a_row_scores_alike_wherever_it_lies() -> None:
     assert [near.id for near in matrix.best(query, 2)] == [name(3), name(500)]
 
 
+@pytest.mark.parametrize("mine", [0, 1, 256, 257, 499, 500, 501, 1999])
+def test_a_part_of_the_rows_ranks_as_if_nothing_else_were_there(mine: int) -> None:
+    generator = np.random.default_rng(mine)
+    whole = generator.standard_normal((2000, 24)).astype(np.float32)
+    # Some are equal, wherever they lie.
+    whole[generator.integers(0, 2000, 400)] = whole[7]
+    owned = set(generator.permutation(2000)[:mine].tolist())
+    owners = [(BOB if number in owned else ALICE).pubkey for number in range(2000)]
+    entries = [Entry(name(n), Tier.WORKING, owners[n], n % 3, row) for n, row in enumerate(whole)]
+    among, alone = Matrix(24), Matrix(24)
+    among.add_new(block(entries))
+    for entry in entries:
+        if entry.owner == BOB.pubkey:
+            alone.put(entry)
+    for row in whole[5:9]:
+        query = vectors.query_vector(row.tolist())
+        assert query is not None
+        found = among.best(query, 40, owner=BOB.pubkey)
+        assert found == alone.best(query, 40)
+        assert len(found) >= min(mine // 4, 40)
+
+
 @settings(max_examples=60)
 @given(
     st.integers(1, 12_000),
