@@ -185,17 +185,14 @@ class Route:
         Raises:
             errors.KernelError: the kernel does not say.
         """
-        return {name: index for name, (index, _) in self._links().items()}
+        return {name: index for name, (index, _) in self.links_in_groups().items()}
 
-    def groups(self) -> set[int]:
-        """The groups that a device there is in.
+    def links_in_groups(self) -> dict[str, tuple[int, int]]:
+        """Name to index and group of every device there.
 
         Raises:
             errors.KernelError: the kernel does not say.
         """
-        return {group for _, group in self._links().values()}
-
-    def _links(self) -> dict[str, tuple[int, int]]:
         self._sequence += 1
         body = _link(0, 0)
         found: dict[str, tuple[int, int]] = {}

@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,21 +66,21 @@ def _others(links: Iterable[Link], stack: contextlib.ExitStack) -> list[int]:
 def _at_the_host(links: Sequence[Link]) -> list[str]:
     """What of it could not be done, in the namespace of the calling thread; runs without a device there are passed."""
     with netlink.Route() as route:
-        there = route.links()
-        own = [link for link in links if addresses.host_device(link.run_id) in there]
-        failed = _take_away(route, [there[addresses.host_device(link.run_id)] for link in own])
-    for link in own:
+        there = route.links_in_groups()
+        own = {name: link for link in links if (name := addresses.host_device(link.run_id)) in there}
+        failed = _take_away(route, [there[name][0] for name in own], {group for _, group in there.values()})
+    for link in own.values():
         place = uplink.noted(link.noted)
         if place is not None:
             uplink.forget(place)
     return failed
 
 
-def _take_away(route: netlink.Route, devices: Sequence[int]) -> list[str]:
-    """All of them in one step; one by one where that fails, since a keeper may just be taking its own away."""
+def _take_away(route: netlink.Route, devices: Sequence[int], taken: Collection[int]) -> list[str]:
+    """All of them in one step, in a group of a number that is not taken; one by one where that fails, since a keeper
+    may just be taking its own away."""
     if not devices:
         return []
-    taken = route.groups()
     group = next(number for number in iter(_any_group, None) if number not in taken)
     with contextlib.suppress(errors.KernelError):
         route.do([*(netlink.grouped(device, group) for device in devices), netlink.delete_group(group)])

@@ -118,7 +118,7 @@ def next_root(world: World, build: Callable[[roots.RootDocument], Any]) -> bytes
 
 def revoke(world: World, raw: bytes) -> revocation.Enforced:
     """Install a version and enforce it, as `covenant trust` does."""
-    with State(world.state) as state:
+    with revocation.urgent(), State(world.state) as state:
         present, now_ms = state.present_root(), int(time.time() * 1000)
         root = present.successor(raw, now_ms)
         return trust_root.install(state, world.home, present, root, ["tester"], ["revokes"], now_ms)
