@@ -68,6 +68,9 @@ def _show(response: dict[str, Any], *, as_json: bool) -> None:
         budget = one["budget_credits_per_hour"] or "-"
         rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state))
     terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE"), rows, nothing="no packages")
+    # A daemon of before says nothing of it.
+    if response.get("truncated"):
+        common.say("there are more packages than one answer has room for", err=True)
 
 
 @click.group()

@@ -17,8 +17,9 @@ Cause = Literal["start", "request", "inotify"]
 
 
 async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.Agents:
-    """Every package, with its error where it cannot be routed to."""
-    return responses.Agents(agents=fitting.that_fit(map(_shown, server.agents.listing())))
+    """Every package, with its error where it cannot be routed to; as many as an answer takes, and whether more are."""
+    shown, truncated = fitting.cut(map(_shown, server.agents.listing()))
+    return responses.Agents(agents=shown, truncated=truncated)
 
 
 async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.Agents:

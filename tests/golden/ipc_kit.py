@@ -445,7 +445,8 @@ RESPONSES: dict[str, dict[str, Any]] = {
                 "routable": True,
                 "error": None,
             }
-        ]
+        ],
+        "truncated": True,
     },
 }
 

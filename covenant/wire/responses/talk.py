@@ -92,10 +92,11 @@ class ToolResult(Response):
 
 
 class Agents(Response):
-    """Ours, to ``list_agents`` and ``reload_agents``."""
+    """Ours, to ``list_agents`` and ``reload_agents``. ``truncated``: there are more than one answer takes."""
 
     kind: Literal["agents"] = "agents"
     agents: tuple[parts.AgentListing, ...]
+    truncated: bool = False
 
 
 class Approvals(Response):

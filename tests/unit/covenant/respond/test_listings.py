@@ -306,6 +306,17 @@ async def test_the_longest_rows_are_listed_as_far_as_a_frame_goes(
     assert kind == "repair_memory" or all(listed), "rows there are, and none is shown"
 
 
+@pytest.mark.parametrize(("packages", "truncated"), [(3, False), (4096, True)])
+async def test_a_cut_list_of_packages_says_so(
+    packages: int, truncated: bool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = Listed("d" * 255, None, errors.HomeError(WORST * 10_000))
+    monkeypatch.setattr(server.agents, "listing", at_once((listed,) * packages))
+    answer = await server.respond(server_kit.caller(WHO, operator=True), requests.ListAgents())
+    assert isinstance(answer, responses.Agents)
+    assert (answer.truncated, len(answer.agents) < packages) == (truncated, truncated)
+
+
 def test_every_request_that_lists_something_is_in_the_table() -> None:
     listing = {model.__name__ for kind, model in responses.KINDS.items() if _tuples(model) and kind not in NO_LISTINGS}
     answers = {kind: handler.__annotations__["return"].rpartition(".")[2] for kind, handler in table.HANDLERS.items()}
