@@ -138,7 +138,7 @@ async def _failed(server: Server, caller: Caller, ids: Collection[str], since_ms
 
 async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
     known = record.metadata if isinstance(record.metadata, dict) else {}
-    if known.get("intent_text") != one.text:
+    if known.get("intent_text") != one.text or one.agent not in {None, known.get("agent_id")}:
         raise errors.MemoryConflictError("another intent had this idempotency key", hint="one key, one intent")
     with anyio.CancelScope(shield=True):
         await aftermath.finish(one.server, record)

@@ -258,7 +258,8 @@ async def _check_recipient(server: Server, caller: Caller, task: A2ATask) -> Non
     agent = local_agent(recipient)
     if agent is not None:
         server.agents.find(agent)
-    if sender.pubkey == recipient.pubkey or (agent is not None and caller.operator):
+    # By its own key and another's name it would stand in the log as sent to that.
+    if sender == recipient or (agent is not None and caller.operator):
         return
     answers = server.identity.agent.pubkey if agent is not None else recipient.pubkey
     facts = authority.Facts(peer_pubkey_b58=sender.pubkey, task_id=task.id)

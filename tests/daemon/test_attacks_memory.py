@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.respond import audit, fitting, memory
+from covenant.respond import audit, fitting, floods, memory
 from covenant.stores.audit import shared
 from covenant.stores.memory import sqlite
 from covenant.stores.memory.interface import Room
@@ -37,6 +37,8 @@ def _counted(monkeypatch: pytest.MonkeyPatch, store: Any) -> list[int]:
 
 async def test_many_long_rows_are_not_read_at_once(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "AT_FIRST", 8)
+    # Of a flood only the first few would stand there.
+    monkeypatch.setattr(floods, "MOST_BYTES", 2**40)
     async with daemon_kit.running(covenant_home) as daemon:
         made = await daemon.ask("enroll_peer", display="eve@local", actions=["memory.write"])
         async with async_client.connected(covenant_home, token=made["token_b58"]) as eve:

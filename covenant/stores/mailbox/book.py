@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, assert_never
@@ -16,10 +17,11 @@ from covenant.wire.types import A2ATask, A2ATaskResult
 
 
 class Cached(NamedTuple):
-    """An earlier answer, and since when."""
+    """An earlier answer, since when, and its bytes."""
 
     result: A2ATaskResult
     at_ms: int
+    size: int
 
 
 class Book(Shelf):
@@ -29,6 +31,7 @@ class Book(Shelf):
         super().__init__()
         self.limits = limits
         self.cache: dict[Key, Cached] = {}
+        self._cached_size = 0
         # Events of a file that name no task that they could be about.
         self.strays = 0
         self._turn = 0
@@ -140,9 +143,13 @@ class Book(Shelf):
 
     def _cached(self, event: events.ResultCached) -> None:
         key = Key(event.sender, event.recipient, event.what, event.key)
-        self._cache(key, Cached(event.result, event.at_ms))
-        while len(self.cache) > self.limits.cached:
-            self._cache(next(iter(self.cache)), None)
+        self._cache(key, Cached(event.result, event.at_ms, size_of(event.result)))
+        while (many := len(self.cache) > self.limits.cached) or self._cached_size > self.limits.cached_size:
+            has = Counter[str]()
+            for each, cached in self.cache.items():
+                has[each.sender] += 1 if many else cached.size
+            ((most, _),) = has.most_common(1)
+            self._cache(next(each for each in self.cache if each.sender == most), None)
 
     def forget(self, name: str) -> None:
         """Take a task out that is done with."""
@@ -162,15 +169,15 @@ class Book(Shelf):
         return new  # type: ignore[return-value]  # None only from forget(), which does not look
 
     def _cache(self, key: Key, new: Cached | None) -> None:
-        old = self.cache.pop(key, None)
+        old = self.cache.get(key)
         self._undo.append(lambda: self._restore(key, old))
-        if new is not None:
-            self.cache[key] = new
+        self._restore(key, new)
 
-    def _restore(self, key: Key, old: Cached | None) -> None:
-        self.cache.pop(key, None)
-        if old is not None:
-            self.cache[key] = old
+    def _restore(self, key: Key, one: Cached | None) -> None:
+        gone = self.cache.pop(key, None)
+        self._cached_size += (one.size if one else 0) - (gone.size if gone else 0)
+        if one is not None:
+            self.cache[key] = one
 
     def _next(self) -> int:
         self._turn += 1

@@ -23,6 +23,8 @@ MAX_TASK_BYTES = 1024 * 1024
 DEADLINE_EXCEEDED = "deadline_exceeded"
 ATTEMPTS_EXHAUSTED = "attempts_exhausted"
 UNDELIVERED = "undelivered"
+# There is an answer to the same, and no room to give it once more.
+NO_ROOM = "no_room"
 
 
 class State(enum.StrEnum):
@@ -135,17 +137,25 @@ def _named(document: D, field_: str, name: str) -> D:
 class Limits:
     """How long a lease is and how much the mailbox holds.
 
-    A task whose lease ended ``max_attempts`` times without an answer is ended with an error. ``cached`` bounds the
-    idempotency cache, oldest out first. A compaction forgets an answer that nobody fetched after ``unfetched_ms``, and
-    ends a task without a deadline that nobody took in ``undelivered_ms``.
+    What one sender has of it, tasks and their answers, is bounded as well, or one would have the room of all others:
+    ``of_sender`` tasks, ``size_of_sender`` bytes, and ``open_per_pair`` open ones for one recipient.
+
+    A task whose lease ended ``max_attempts`` times without an answer is ended with an error. ``cached`` and
+    ``cached_size`` bound the idempotency cache, out first the oldest of who has most of it: nobody can have an answer
+    of somebody else forgotten, who would have it done again. A compaction forgets an answer that nobody fetched after
+    ``unfetched_ms``, and ends a task without a deadline that nobody took in ``undelivered_ms``.
     """
 
     lease_ms: int = 10 * 60 * 1000
     max_attempts: int = 5
     open_per_recipient: int = 10_000
+    open_per_pair: int = 5_000
     entries: int = 100_000
+    of_sender: int = 25_000
     size: int = 256 * 1024 * 1024
+    size_of_sender: int = 64 * 1024 * 1024
     cached: int = 10_000
+    cached_size: int = 64 * 1024 * 1024
     cached_ms: int = 30 * 24 * 3600 * 1000
     unfetched_ms: int = 7 * 24 * 3600 * 1000
     undelivered_ms: int = 30 * 24 * 3600 * 1000

@@ -43,6 +43,10 @@ class Shelf:
         self._waiting: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._unfetched: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._open: dict[str, int] = {}
+        self._open_pairs: dict[tuple[str, str], int] = {}
+        # How many tasks of a sender, and how many bytes with their results.
+        self._tasks_of: dict[str, int] = {}
+        self._size_of: dict[str, int] = {}
         self._busy: dict[Key, int] = {}
         self._peers: defaultdict[str, dict[str, None]] = defaultdict(dict)
         # What a sender and a recipient call a task.
@@ -62,6 +66,14 @@ class Shelf:
     def open_of(self, recipient: str) -> int:
         """How many open tasks a recipient has."""
         return self._open.get(recipient, 0)
+
+    def open_between(self, sender: str, recipient: str) -> int:
+        """How many open tasks a recipient has of one sender."""
+        return self._open_pairs.get((sender, recipient), 0)
+
+    def held_by(self, sender: str) -> tuple[int, int]:
+        """How many tasks of a sender are kept, and how many bytes with their results."""
+        return self._tasks_of.get(sender, 0), self._size_of.get(sender, 0)
 
     def same(self, key: Key) -> list[Entry]:
         """The open tasks that are the same."""
@@ -112,7 +124,11 @@ class Shelf:
     def put(self, name: str, new: Entry | None) -> None:
         """Have the entry of that name be this one; None takes it out."""
         old = self.entries.get(name)
-        self.size += (new.size if new else 0) - (old.size if old else 0)
+        grown = (new.size if new else 0) - (old.size if old else 0)
+        self.size += grown
+        if (one := new or old) is not None:
+            _add(self._tasks_of, one.task.sender.pubkey, (new is not None) - (old is not None))
+            _add(self._size_of, one.task.sender.pubkey, grown)
         if new is None:
             if old is not None:
                 self._take_out(old)
@@ -147,6 +163,7 @@ class Shelf:
         """Keep the numbers of what is open and in flight, and let whoever waited for the same go next."""
         was, now = old is not None and old.open, new is not None and new.open
         _add(self._open, task.recipient.pubkey, now - was)
+        _add(self._open_pairs, (task.sender.pubkey, task.recipient.pubkey), now - was)
         key = Key.of(task)
         if key is None:
             return

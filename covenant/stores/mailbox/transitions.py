@@ -17,6 +17,7 @@ from covenant.stores.mailbox.interface import (
     DEADLINE_EXCEEDED,
     MAX_RESULT_BYTES,
     MAX_TASK_BYTES,
+    NO_ROOM,
     UNDELIVERED,
     Ended,
     Entry,
@@ -52,14 +53,8 @@ def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
             )
         return Sent(known, "known")
     _check_task(task)
-    limits = book.limits
+    _check_room(book, task)
     recipient = task.recipient.pubkey
-    full = len(book.entries) >= limits.entries or book.size + size_of(task) > limits.size
-    if full or book.open_of(recipient) >= limits.open_per_recipient:
-        raise errors.MailboxFullError(
-            f"as many tasks wait for `{task.recipient.display}` as may",
-            hint="let it take some, or run `covenant a2a compact`",
-        )
     name = other_id if task.id in book.entries else task.id
     given = other_id if book.given(recipient, task.id) is not None else task.id
     entry = book.emit(
@@ -108,7 +103,7 @@ def post(book: Book, result: A2ATaskResult, now_ms: int, *, lease_id: str | None
     size = size_of(result)
     if size > MAX_RESULT_BYTES:
         raise errors.TaskInvalidError(f"a result may have {MAX_RESULT_BYTES} bytes", where="result")
-    if book.size + size > book.limits.size:
+    if not _has_room(book, entry.task.sender.pubkey, size):
         raise errors.MailboxFullError("the mailbox has no room for this result", hint="run `covenant a2a compact`")
     answered = book.emit(events.ResultPosted(result=result, at_ms=now_ms))
     assert answered is not None
@@ -287,8 +282,39 @@ def _replay(book: Book, entry: Entry, now_ms: int) -> Entry | None:
     cached = book.cache.get(key) if key is not None else None
     if cached is None:
         return None
+    if not _has_room(book, entry.task.sender.pubkey, cached.size):
+        # It is not done again for that; asked anew when there is room, it has its answer.
+        return book.emit(events.TaskExpired(task_id=entry.task.id, reason=NO_ROOM, at_ms=now_ms))
     result = cached.result.model_copy(update={"task_id": entry.task.id})
     return book.emit(events.ResultReplayed(result=result, at_ms=now_ms))
+
+
+def _check_room(book: Book, task: A2ATask) -> None:
+    limits, sender, recipient = book.limits, task.sender.pubkey, task.recipient.pubkey
+    key = Key.of(task)
+    cached = None if key is None else book.cache.get(key)
+    size = size_of(task) + (cached.size if cached is not None else 0)
+    count, held = book.held_by(sender)
+    if count >= limits.of_sender or held + size > limits.size_of_sender:
+        raise errors.MailboxFullError(
+            "as many tasks of yours are kept as may", hint="take the answers; `covenant a2a compact` makes room"
+        )
+    if book.open_between(sender, recipient) >= limits.open_per_pair:
+        raise errors.MailboxFullError(
+            f"as many tasks of yours wait for `{task.recipient.display}` as may", hint="let it take some"
+        )
+    full = len(book.entries) >= limits.entries or book.size + size > limits.size
+    if full or book.open_of(recipient) >= limits.open_per_recipient:
+        raise errors.MailboxFullError(
+            f"as many tasks wait for `{task.recipient.display}` as may",
+            hint="let it take some, or run `covenant a2a compact`",
+        )
+
+
+def _has_room(book: Book, sender: str, size: int) -> bool:
+    """Whether there is room for an answer to a task of this sender."""
+    _, held = book.held_by(sender)
+    return book.size + size <= book.limits.size and held + size <= book.limits.size_of_sender
 
 
 def _check_task(task: A2ATask) -> None:

@@ -479,6 +479,9 @@ async def test_with_a_key_an_intent_runs_once_however_often_it_is_asked(tmp_path
     assert len(await rows(server, "intent_dispatched")) == 1
     with pytest.raises(errors.MemoryConflictError):
         await _submit(server, "y", agent="a", idempotency_key="k")
+    with pytest.raises(errors.MemoryConflictError):
+        # The answer of one agent is none of another's.
+        await _submit(server, "x", agent="b", idempotency_key="k")
     assert (await _submit(server, "x", agent="a", idempotency_key="other")).intent_id != acts.asked[0].id
     assert (await _submit(server, "x", BOB, agent="a", idempotency_key="k")).intent_id != acts.asked[0].id
     assert len(acts.asked) == 3

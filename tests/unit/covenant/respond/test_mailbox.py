@@ -88,6 +88,21 @@ async def test_whether_an_id_is_taken_by_another_is_nobody_s_to_know(world: Worl
     assert given[1].id not in "".join(row.model_dump_json() for row in feed)
 
 
+async def test_who_sends_to_itself_does_so_under_its_own_name(world: World) -> None:
+    await world.grant(EVE, f"a2a.send.{EVE.pubkey}")
+    assert (await world.send(EVE, EVE, "own")).kind == "a2_a_task_queued"
+    assert code(await world.send(EVE, AgentId(display=BOB.display, pubkey=EVE.pubkey))) == "a2a_recipient_rejected"
+    assert [row["recipient_display"] for row in await world.rows("a2_a_task_sent")] == [EVE.display]
+
+
+async def test_the_message_of_a_repair_is_bounded(world: World) -> None:
+    await friends(world)
+    await world.send(ADA, BOB)
+    for length, kind in ((4097, "error"), (4096, "a2_a_repaired")):
+        order = parts.A2ARepairOrder(task_id="t1", command=parts.ForceError(message="x" * length), reason="r")
+        assert (await world.ask(ADA, requests.RepairA2ATask(request=order))).kind == kind
+
+
 async def test_nobody_sends_in_anothers_name(world: World) -> None:
     await friends(world)
     task = requests.SendA2ATask(task=A2ATask(id="t1", sender=ADA, recipient=BOB, intent_text="x"))

@@ -148,6 +148,66 @@ async def test_its_bytes_are_bounded(kind: Kind) -> None:
         assert box.fullness() == 0
 
 
+async def test_one_sender_does_not_have_all_the_room(kind: Kind) -> None:
+    limits = Limits(of_sender=3, size_of_sender=3000, open_per_pair=2)
+    async with kind.open(limits) as box:
+        for number in range(2):
+            await box.send(task(f"e{number}", sender=EVE))
+        with pytest.raises(errors.MailboxFullError, match="of yours wait for"):
+            await box.send(task("e2", sender=EVE))
+        await box.send(task("e2", sender=EVE, recipient=EVE))
+        with pytest.raises(errors.MailboxFullError, match="of yours are kept"):
+            await box.send(task("e3", sender=EVE, recipient=EVE))
+        # An answer counts as its sender's: it cannot be large instead.
+        await box.lease(EVE.pubkey)
+        with pytest.raises(errors.MailboxFullError):
+            await box.post(result("e2", text="x" * 3000))
+        await box.post(result("e2"))
+        for number in range(2):
+            await box.send(task(f"t{number}"))
+        await box.take_result(EVE.pubkey)
+        await box.compact()
+        await box.send(task("e3", sender=EVE, recipient=EVE))
+
+
+async def test_the_same_is_answered_again_only_where_there_is_room(kind: Kind) -> None:
+    """A small task whose answer is large: each that is the same has that answer, and each is written."""
+    async with kind.open(Limits(size_of_sender=8000)) as box:
+        for number in range(10):
+            await box.send(task(f"t{number}", safety="idempotent"))
+        await leased(box)
+        await box.post(result("t0", text="x" * 2000))
+        entries = [one for number in range(10) if (one := box.get(f"t{number}")) is not None]
+        told = [one.result.error_message for one in entries if one.result is not None]
+        assert told == [None] * 2 + ["no_room"] * 8
+        assert sum(one.size for one in entries) <= 8000
+        assert await box.lease(BOB.pubkey) is None
+        with pytest.raises(errors.MailboxFullError):
+            await box.send(task("more", safety="idempotent"))
+        for _ in range(10):
+            await box.take_result(ADA.pubkey)
+        await box.compact()
+        assert (await box.send(task("more", safety="idempotent"))).outcome == "replayed"
+
+
+@pytest.mark.parametrize("limits", [Limits(cached=3), Limits(cached_size=700)])
+async def test_nobody_has_the_answers_of_others_forgotten(kind: Kind, limits: Limits) -> None:
+    """Who is forgotten has its task done again."""
+    async with kind.open(limits) as box:
+        await box.send(task("mine", safety="idempotent"))
+        await leased(box)
+        await box.post(result("mine", text="m" * 60))
+        for number in range(20):
+            await box.send(task(f"e{number}", sender=EVE, recipient=EVE, safety="idempotent", key=f"{number}"))
+            await box.lease(EVE.pubkey)
+            await box.post(result(f"e{number}", text="e" * 60))
+        assert (await box.send(task("again", safety="idempotent"))).outcome == "replayed"
+        await box.compact()
+    async with kind.open(limits) as box:
+        if kind.durable:
+            assert (await box.send(task("once more", safety="idempotent"))).outcome == "replayed"
+
+
 async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
     await box.send(task())
     assert (await box.send(task())).outcome == "known"
