@@ -15,14 +15,21 @@ from policy.signing import strict_json
 # Far below what Python's reader and pydantic's refuse by themselves (some 1,000 and 200 levels).
 MAX_DEPTH: Final = 64
 _TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
+# So many values in one document, those of lists and objects within it counted. Reading is one call that lets nothing
+# else run, in whatever thread, and takes long by values and not by bytes: 4 MiB of `[]` held the daemon for a second.
+MAX_VALUES: Final = 32_768
+_TOO_MANY: Final = f"more than {MAX_VALUES} values in one document"
 
 
 def read(raw: bytes) -> Any:
-    """The value of one JSON document: two equal keys, NaN, infinite numbers and too much depth are refused.
+    """The value of one JSON document: two equal keys, NaN, infinite numbers, too much depth and too many values are
+    refused.
 
     Raises:
         errors.MalformedRequestError: it is not that.
     """
+    if _too_many(raw):
+        raise errors.MalformedRequestError(_TOO_MANY, hint="send it in parts, or as one text")
     try:
         value = _DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError:
@@ -41,6 +48,22 @@ def read(raw: bytes) -> Any:
     return value
 
 
+def _too_many(raw: bytes) -> bool:
+    """Before any of it is read: a value follows a comma or an opening bracket, or is the only one."""
+    if _values(raw) <= MAX_VALUES:
+        return False
+    # Some of these may stand in texts. Backslashes come in pairs or escape what follows, and stand in texts alone.
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # A value is one text at most, with its key two: more quotes are too many, and less make few parts below.
+    if plain.count(b'"') > 4 * MAX_VALUES:
+        return True
+    return _values(b"".join(plain.split(b'"')[::2])) > MAX_VALUES
+
+
+def _values(raw: bytes) -> int:
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{") + 1
+
+
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -54,10 +77,18 @@ def _check_depth(value: Any) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise strict_json.MalformedError(f"the key `{strict_json.shown(twice)}` stands twice in one object")
+        raise strict_json.MalformedError(f"the key `{strict_json.shown(_twice(pairs))}` stands twice in one object")
     return value
+
+
+def _twice(pairs: list[tuple[str, Any]]) -> str:
+    """In one pass: to count each of the keys took a second for what a stranger may send, minutes for a peer's frame."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    raise AssertionError("no key stands twice")
 
 
 def _finite(text: str) -> float:

@@ -78,6 +78,7 @@ def test_its_bounds_are_those_of_the_code() -> None:
         f"answer is read | {bounds.frame_seconds:.0f} |",
         f"of more the log has the number | {bounds.refusals} |",
         f"depth of a document | {strict.MAX_DEPTH} |",
+        f"values in one document, those of its lists and objects counted | {strict.MAX_VALUES} |",
         f"at most {frames.MAX_BYTES >> 20} MiB",
     ):
         assert text in PAGE, text
