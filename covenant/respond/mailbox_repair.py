@@ -21,10 +21,6 @@ async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.Repai
         raise errors.TaskInvalidError(
             f"a repair has a reason, of at most {mailbox.MOST_REASON} characters", where="request.reason"
         )
-    if isinstance(command, parts.ForceError) and len(command.message) > mailbox.MOST_REASON:
-        raise errors.TaskInvalidError(
-            f"a message has at most {mailbox.MOST_REASON} characters", where="request.command.message"
-        )
     entry = mailbox.seen(server, caller, order.task_id)
     other = entry.task.recipient if entry.task.sender.pubkey == caller.agent.pubkey else entry.task.sender
     risk = command.duplicate_risk.replace("_", "-") if isinstance(command, parts.Requeue) else None

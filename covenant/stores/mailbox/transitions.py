@@ -11,7 +11,7 @@ from collections.abc import Container
 from functools import partial
 
 from covenant.stores.mailbox import events
-from covenant.stores.mailbox.book import Book, size_of
+from covenant.stores.mailbox.book import Book, failure, size_of
 from covenant.stores.mailbox.interface import (
     ATTEMPTS_EXHAUSTED,
     DEADLINE_EXCEEDED,
@@ -32,6 +32,8 @@ from covenant.wire.types import A2ATask, A2ATaskResult
 from policy import errors
 
 _MAX_ID = 256
+# What ends a task makes room later: in so many words it may be said in a mailbox that is full.
+_SHORT = 1024
 
 
 def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
@@ -161,9 +163,20 @@ def requeue(
 
 
 def force_error(book: Book, task_id: str, now_ms: int, *, lease_id: str | None, message: str, reason: str) -> Entry:
-    """End an open task with an error."""
+    """End an open task with an error.
+
+    Raises:
+        errors.NoTaskError, errors.LeaseMismatchError, errors.TaskStateError: as the interface says.
+        errors.TaskInvalidError: the message is larger than a result may be.
+        errors.MailboxFullError: it is long, and there is no room for it.
+    """
     entry = _open(book, task_id)
     _check_lease(entry, lease_id)
+    size = size_of(failure(task_id, message))
+    if size > MAX_RESULT_BYTES:
+        raise errors.TaskInvalidError(f"a result may have {MAX_RESULT_BYTES} bytes", where="message")
+    if len(message) > _SHORT and not _has_room(book, entry.task.sender.pubkey, size):
+        raise errors.MailboxFullError("the mailbox has no room for this message", hint="say it in fewer words")
     event = events.TaskForceErrored(
         task_id=task_id,
         lease_id=entry.lease.id if entry.lease else None,

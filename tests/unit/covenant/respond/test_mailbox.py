@@ -95,14 +95,6 @@ async def test_who_sends_to_itself_does_so_under_its_own_name(world: World) -> N
     assert [row["recipient_display"] for row in await world.rows("a2_a_task_sent")] == [EVE.display]
 
 
-async def test_the_message_of_a_repair_is_bounded(world: World) -> None:
-    await friends(world)
-    await world.send(ADA, BOB)
-    for length, kind in ((4097, "error"), (4096, "a2_a_repaired")):
-        order = parts.A2ARepairOrder(task_id="t1", command=parts.ForceError(message="x" * length), reason="r")
-        assert (await world.ask(ADA, requests.RepairA2ATask(request=order))).kind == kind
-
-
 async def test_nobody_sends_in_anothers_name(world: World) -> None:
     await friends(world)
     task = requests.SendA2ATask(task=A2ATask(id="t1", sender=ADA, recipient=BOB, intent_text="x"))

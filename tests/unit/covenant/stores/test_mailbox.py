@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import pytest
 
 from covenant.stores.mailbox.durable import DurableMailbox
 from covenant.stores.mailbox.in_memory import InMemoryMailbox
-from covenant.stores.mailbox.interface import Entry, Limits, Mailbox, RetryRules, Skip, State
+from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, Entry, Limits, Mailbox, RetryRules, Skip, State
 from covenant.wire.types import A2ATask, A2ATaskResult, AgentId, Idempotency
 from policy import errors
 
@@ -206,6 +207,18 @@ async def test_nobody_has_the_answers_of_others_forgotten(kind: Kind, limits: Li
     async with kind.open(limits) as box:
         if kind.durable:
             assert (await box.send(task("once more", safety="idempotent"))).outcome == "replayed"
+
+
+async def test_what_a_task_is_ended_with_is_bounded_and_short_in_a_mailbox_that_is_full(kind: Kind) -> None:
+    async with kind.open(Limits(size=6000)) as box:
+        for name in ("t1", "t2"):
+            await box.send(task(name, intent_text="x" * 2500))
+        end = partial(box.force_error, "t1", reason="r")
+        with pytest.raises(errors.TaskInvalidError):
+            await end(message="x" * MAX_RESULT_BYTES)
+        with pytest.raises(errors.MailboxFullError):
+            await end(message="x" * 2000)
+        assert (await end(message="x" * 1000)).state is State.RESULT_PENDING
 
 
 async def test_the_same_task_again_is_the_same(box: Mailbox) -> None:
