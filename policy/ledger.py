@@ -17,6 +17,7 @@ Nothing here reads a file or a clock. This module makes; ``policy.audit.verify``
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -137,19 +138,21 @@ def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
     last. For no rows both are ``head``."""
     if not rows:
         return b"", head, head
-    # One loop with nothing looked up twice: every row of every log goes through here.
+    # Three passes, each with little in it: every row of every log goes through here.
     sha256, quoted = hashlib.sha256, json.encoder.encode_basestring_ascii
     first, previous = head.count, head.chain_hash_hex
-    hashes, entries = [previous], []
-    for index, (line, event_id, timestamp_ms) in enumerate(rows, first):
-        event_hex = sha256(line).hexdigest()
-        after = sha256(f"{previous}\n{event_hex}".encode()).hexdigest()
-        entries.append(
-            f'{{"index":{index},"event_id":{quoted(event_id)},"timestamp_ms":{timestamp_ms},'
-            f'"event_hash_hex":"{event_hex}","previous_hash_hex":"{previous}","chain_hash_hex":"{after}"}}\n'
+    event_hashes = [sha256(row[0]).hexdigest() for row in rows]
+    hashes = [previous]
+    for event_hex in event_hashes:
+        previous = sha256(f"{previous}\n{event_hex}".encode()).hexdigest()
+        hashes.append(previous)
+    entries = [
+        f'{{"index":{index},"event_id":{quoted(event_id)},"timestamp_ms":{timestamp_ms},'
+        f'"event_hash_hex":"{event_hex}","previous_hash_hex":"{before_hex}","chain_hash_hex":"{after_hex}"}}\n'
+        for index, (_, event_id, timestamp_ms), event_hex, before_hex, after_hex in zip(
+            itertools.count(first), rows, event_hashes, hashes, hashes[1:], strict=False
         )
-        hashes.append(after)
-        previous = after
+    ]
     chain = "".join(entries).encode()
     kept = dict(head.marks)
 

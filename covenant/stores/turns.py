@@ -24,7 +24,8 @@ from policy import errors
 T = TypeVar("T")
 R = TypeVar("R")
 
-_Group = Sequence[tuple[asyncio.Future[R], T]]
+# Who waits, and in the same order what each of them wants written.
+_Group = tuple[list[asyncio.Future[R]], list[T]]
 
 
 class Turns(Generic[T, R]):
@@ -90,12 +91,12 @@ class Turns(Generic[T, R]):
             self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="turns")
         self._thread.submit(self._work, loop)
 
-    def _tell(self, told: _Group[R, R | Exception]) -> None:
+    def _tell(self, waiting: Sequence[asyncio.Future[R]], answers: Sequence[R | Exception]) -> None:
         try:
             if self._told is not None:
-                self._told([answer for _, answer in told])
+                self._told(answers)
         finally:
-            for future, answer in told:
+            for future, answer in zip(waiting, answers, strict=True):
                 if future.done():  # cancelled by whoever waited
                     continue
                 if isinstance(answer, Exception):
@@ -103,15 +104,22 @@ class Turns(Generic[T, R]):
                 else:
                     future.set_result(answer)
 
-    def _tell_last(self, loop: asyncio.AbstractEventLoop, told: _Group[R, R | Exception]) -> None:
+    def _tell_last(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        waiting: Sequence[asyncio.Future[R]],
+        answers: Sequence[R | Exception],
+    ) -> None:
         try:
-            self._tell(told)
+            self._tell(waiting, answers)
         finally:
             self._rest(loop)
 
-    def _fail(self, loop: asyncio.AbstractEventLoop, group: _Group[R, T], cause: BaseException) -> None:
+    def _fail(
+        self, loop: asyncio.AbstractEventLoop, waiting: Sequence[asyncio.Future[R]], cause: BaseException
+    ) -> None:
         self._failure = _reason(cause)
-        for future, _ in [*group, *self._queue]:
+        for future in [*waiting, *(future for future, _ in self._queue)]:
             if not future.done():
                 error = self._refused()
                 error.__cause__ = cause
@@ -139,28 +147,30 @@ class Turns(Generic[T, R]):
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         # A loop that was closed has nobody left to be told.
         with contextlib.suppress(RuntimeError):
-            group = self._taken()
+            waiting, items = self._taken()
             while True:
                 try:
-                    answers = self._write([item for _, item in group]) if group else []
-                    told = list(zip([future for future, _ in group], answers, strict=True))
+                    answers = _one_each(self._write(items), items) if items else []
                 except BaseException as e:
-                    loop.call_soon_threadsafe(self._fail, loop, group, e)
+                    loop.call_soon_threadsafe(self._fail, loop, waiting, e)
                     return
-                group = self._taken()
-                if not group:
-                    loop.call_soon_threadsafe(self._tell_last, loop, told)
+                answered = waiting
+                waiting, items = self._taken()
+                if not items:
+                    loop.call_soon_threadsafe(self._tell_last, loop, answered, answers)
                     return
-                loop.call_soon_threadsafe(self._tell, told)
+                loop.call_soon_threadsafe(self._tell, answered, answers)
 
-    def _taken(self) -> list[tuple[asyncio.Future[R], T]]:
-        queue, group = self._queue, []
+    def _taken(self) -> _Group[R, T]:
+        queue = self._queue
+        waiting, items = [], []
         for _ in range(min(self._most, len(queue))):
-            one = queue.popleft()
+            future, item = queue.popleft()
             # INVARIANT: what was cancelled before it was taken is never written.
-            if not one[0].cancelled():
-                group.append(one)
-        return group
+            if not future.cancelled():
+                waiting.append(future)
+                items.append(item)
+        return waiting, items
 
 
 class LoopTurns(Turns[T, R]):
@@ -180,17 +190,25 @@ class LoopTurns(Turns[T, R]):
         self._task = loop.create_task(self._work_here(loop))
 
     async def _work_here(self, loop: asyncio.AbstractEventLoop) -> None:
-        while group := self._taken():
+        while True:
+            waiting, items = self._taken()
+            if not items:
+                break
             try:
-                answers = await self._awaited([item for _, item in group])
-                told = list(zip([future for future, _ in group], answers, strict=True))
+                answers = _one_each(await self._awaited(items), items)
             except BaseException as e:
-                self._fail(loop, group, e)
+                self._fail(loop, waiting, e)
                 if not isinstance(e, Exception):
                     raise
                 return
-            self._tell(told)
+            self._tell(waiting, answers)
         self._rest(loop)
+
+
+def _one_each(answers: Sequence[R | Exception], items: Sequence[object]) -> Sequence[R | Exception]:
+    if len(answers) != len(items):
+        raise ValueError(f"{len(answers)} answers for {len(items)} items")
+    return answers
 
 
 def _in_no_thread(items: Sequence[object]) -> NoReturn:
