@@ -275,6 +275,11 @@ def main() -> None:
             times = [getattr(one, what) * 1000 for one in made]
             columns.append(f"{what} {statistics.median(times):7.1f} {max(times):7.1f}")
         print(f"{name:32} {'   '.join(columns)}")
+    for words in ("all running", "all but one frozen"):
+        ours, raw = ([one.gone for one in figures[f"{name}, {words}"]] for name in ("revoked", "kill -9"))
+        ratios = statistics.median(ours) / statistics.median(raw), max(ours) / max(raw)
+        print(f"revoked / kill -9, {words}: gone, median {ratios[0]:.2f}, worst {ratios[1]:.2f}")
+    print(f"load average at the end {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
 
 
 if __name__ == "__main__":
