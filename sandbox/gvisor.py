@@ -455,5 +455,5 @@ def _finish(
         oom_kills=oom,
         reported=tuple(leaf.reported),
         cpu_ms=meter.cpu_ms(),
-        memory_peak_bytes=leaf.memory_peak_bytes(),
+        memory_peak_bytes=meter.memory_peak_bytes(),
     )

@@ -258,6 +258,7 @@ class Run:
                 rounds=(self._watch(label),),
                 watches=means.watches,
                 steering=steering,
+                directory=directory,
             )
         self._lap("run")
         return self._finish(manifest, finished, None, plan.not_enforced)

@@ -61,9 +61,12 @@ class CpuTime:
 
 @dataclass
 class Meter:
-    """What a run uses, from when it is given its intent: what its start and its waiting took is nobody's task."""
+    """What a run uses, from when it is given its intent: what its start and its waiting took is nobody's task.
 
-    leaf: Leaf
+    Without a ``leaf`` nothing is counted, and that is said.
+    """
+
+    leaf: Leaf | None
     gates: Leaf | None = None
     noted: Path | None = None
     _began_us: int | None = None
@@ -87,7 +90,13 @@ class Meter:
         now_us = self._cpu_time_us()
         return None if now_us is None or self._began_us is None else (now_us - self._began_us) // 1000
 
+    def memory_peak_bytes(self) -> int | None:
+        """The most that it held at one time, its start included; None where it is not counted."""
+        return None if self.leaf is None else self.leaf.memory_peak_bytes()
+
     def _cpu_time_us(self) -> int | None:
+        if self.leaf is None:
+            return None
         try:
             # A gate does what the agent has it do, and is nobody else's.
             return self.leaf.cpu_time_us() + (0 if self.gates is None else self.gates.cpu_time_us())

@@ -7,6 +7,7 @@ What it holds an agent to is decided in ``policy.compile.trusted_local``; what t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import grp
 import os
 import pwd
@@ -22,9 +23,11 @@ from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
 from sandbox import config as configuration
-from sandbox import host
+from sandbox import host, revocation
+from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Limits, Outcome, Round
-from sandbox.kernel import confine, libc, process, seccomp_loader
+from sandbox.kernel import cgroupfs, confine, libc, process, seccomp_loader
+from sandbox.limits import METER, Meter
 from sandbox.runner import Exchange
 from sandbox.steering import Steering
 from sandbox.store import PackageStore
@@ -144,11 +147,14 @@ def run(
     rounds: Sequence[Round] = (),
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
     steering: Steering | None = None,
+    directory: RunDirectory | None = None,
+    hierarchies: cgroupfs.Hierarchies | None = None,
 ) -> Finished:
     """Start the agent, hold the exchange, end everything that it started.
 
     ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
-    ``rounds`` and ``watches`` are looked at while it lasts; ``steering`` is what may be asked of it meanwhile.
+    ``rounds`` and ``watches`` are looked at while it lasts; ``steering`` is what may be asked of it meanwhile. What it
+    uses is counted by a cgroup that is noted in ``directory``; without one, or where none can be made, nothing is.
 
     Raises:
         errors.PrivilegeError: not root.
@@ -163,6 +169,10 @@ def run(
     with contextlib.ExitStack() as stack:
         mount = _package_mount(copy, executable=bool(executable), stack=stack)
         confinement = _confinement(plan, (str(state), *hidden), filter_)
+        leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
+        # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
+        if directory is not None and (revoked := revocation.verdict(directory.path)) is not None:
+            raise revoked
         launch = process.Launch(
             program=plan.program,
             arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
@@ -170,6 +180,7 @@ def run(
             mounts=[mount],
             prepare=lambda: confine.enter(confinement),
             directory=WORKSPACE,
+            join_files=() if leaf is None else leaf.join_files(),
         )
         child = stack.enter_context(process.spawn(launch))
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
@@ -178,11 +189,16 @@ def run(
         channel = _channel(child, started, rounds, watches or {})
         if steering is not None:
             channel = steering.joined(channel, None)
+        meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
+        channel = dataclasses.replace(channel, giving=_both(channel.giving, meter.begin))
         exchange = Exchange(channel, intent, limits)
         if steering is not None:
             steering.converses(exchange)
         exchange.run()
-        return _finished(plan, exchange, child.reap(), child.used)
+        status = child.reap()
+        # Whoever revoked it has killed it, which looks like a failure of its own.
+        ended = exchange.error if directory is None else revocation.verdict(directory.path) or exchange.error
+        return _finished(plan, exchange, ended, status, meter)
 
 
 def _need_root() -> None:
@@ -191,6 +207,27 @@ def _need_root() -> None:
             "trusted-local needs root, to become a user that cannot read your keys",
             hint="run it with sudo, and give COVENANT_HOME",
         )
+
+
+def _leaf(
+    directory: RunDirectory, run_id: str, hierarchies: cgroupfs.Hierarchies | None, stack: contextlib.ExitStack
+) -> cgroupfs.Leaf | None:
+    """A cgroup without a limit, to count what the agent uses. None where there is no place for one: nothing of its
+    confinement rests on it."""
+    leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), run_id)
+    try:
+        directory.note_cgroups(leaf.plan())
+        return stack.enter_context(leaf)
+    except (errors.KernelError, errors.NotEnforceableError):
+        return None
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> process.Attach:
@@ -287,16 +324,13 @@ def _channel(
     )
 
 
-def _finished(plan: Plan, exchange: Exchange, status: int, used: resource.struct_rusage | None) -> Finished:
-    error = exchange.error
+def _finished(plan: Plan, exchange: Exchange, error: errors.RunError | None, status: int, meter: Meter) -> Finished:
     if error is None and status != 0:
         small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
         hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"
         error = errors.AgentFailedError(
             f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
         )
-    if used is None:
-        return exchange.finished(status, error)
-    # There is no cgroup: of several processes the largest is known, and not their sum.
-    cpu_ms = int((used.ru_utime + used.ru_stime) * 1000)
-    return exchange.finished(status, error, cpu_ms=cpu_ms, memory_peak_bytes=used.ru_maxrss * 1024)
+    # Never by getrusage(2): it has its start among it, no child that nobody waited for, and of several processes the
+    # memory of the largest.
+    return exchange.finished(status, error, cpu_ms=meter.cpu_ms(), memory_peak_bytes=meter.memory_peak_bytes())

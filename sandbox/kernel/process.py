@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +61,6 @@ class Child:
     stdout: int
     stderr: int
     status: int | None = None
-    used: resource.struct_rusage | None = None
     _closed: bool = field(default=False, repr=False)
 
     def __enter__(self) -> Child:
@@ -83,12 +81,9 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> int:
-        """The exit status: 0 to 255, or 128 + signal. Blocks until the child has exited.
-
-        ``used`` is then what it and those that it waited for have used (getrusage(2)).
-        """
+        """The exit status: 0 to 255, or 128 + signal. Blocks until the child has exited."""
         if self.status is None:
-            _, raw, self.used = os.wait4(self.pid, 0)
+            _, raw = os.waitpid(self.pid, 0)
             code = os.waitstatus_to_exitcode(raw)
             self.status = code if code >= 0 else 128 - code
         return self.status

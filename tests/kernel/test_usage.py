@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.serve import client, frames
 from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened
@@ -77,16 +79,47 @@ def test_a_run_that_fails_has_used_what_it_used(served: Served) -> None:
     assert answer.usage.cpu_ms >= _BURNT_MS
 
 
-def test_without_a_cgroup_what_was_waited_for_is_counted(world: World) -> None:
-    """trusted-local: a child that the agent waits for, by the kernel's own clock."""
-    burn = _CLOCK.replace("\n", "\n    ").rstrip()
-    code = f"import os\nif not os.fork():\n    {burn}\n    os._exit(0)\nos.wait()\n"
+# A child and its parent with a line between them: each says that it is so far, or that it has ended.
+_FORKS = "import os, socket\nhere, there = socket.socketpair()\nif not os.fork():\n    here.close()\n"
+_GOES = "    there.send(b'.')\n    there.recv(1)\n    os._exit(0)\nthere.close()\nhere.recv(1)\n"
+
+
+def _below(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.splitlines())
+
+
+def _local(world: World, code: str) -> client.Usage:
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
     package = world.sign(world.package({"main.py": _HEAD + code + _ANSWER}, **fields))
     answer = world.run(package, user="covenant-agent")
     assert answer.error is None, (answer.error, answer.stderr)
-    assert answer.usage.cpu_ms is not None
-    assert answer.usage.cpu_ms >= 450
+    return client.Usage(**dataclasses.asdict(answer.usage))
+
+
+def test_trusted_local_counts_what_was_waited_for_and_what_was_not_and_not_its_start(world: World) -> None:
+    """A child that the agent waits for, one that it never does, and memory of two at the same time."""
+    burns, holds = _FORKS + _below(_CLOCK) + _GOES, _FORKS + _below(_HOLD) + _GOES + _HOLD
+    waits, orphans, rests = _local(world, burns + "here.close()\nos.wait()\n"), _local(world, burns), _local(world, "")
+    assert rests.cpu_ms is not None
+    for used in (waits, orphans):
+        assert used.cpu_ms is not None
+        assert used.cpu_ms >= rests.cpu_ms + 300
+    two = _local(world, holds).memory_peak_bytes
+    if two is None:  # version 2 before Linux 5.19 keeps none
+        assert not list(Path("/sys/fs/cgroup").glob("*/memory.peak"))
+    else:
+        assert two > 150 * _MIB
+    left = Leaf(Hierarchies.read(), world.rows()[-1]["kind"]["run_id"])
+    assert not [path for path in left.plan().values() if path.exists()]
+
+
+def test_where_no_cgroup_can_be_made_trusted_local_counts_nothing_and_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hierarchies, "read", lambda: Hierarchies(0, {}))
+    used = _local(world, _CLOCK)
+    assert (used.cpu_ms, used.memory_peak_bytes) == (None, None)
+    assert used.wall_ms >= 400
 
 
 def test_a_warm_instance_is_not_charged_for_its_start_and_its_waiting(served: Served) -> None:
