@@ -2,6 +2,7 @@
 
     0    version 1: table `memories`, indexes on (tier, created_at DESC) and (created_at DESC)
     1    columns `embedder`, `promoted_from`, `promoted_at`; table `memory_fts` and the triggers that keep it
+    2    index on (owner_pubkey, created_at DESC)
 
 Every addition may be empty and none is needed by version 1, which can go on writing the same file: its rows have no
 embedder, and the triggers take their words into the index.
@@ -17,7 +18,7 @@ import aiosqlite
 from covenant.stores.memory.rows import COLUMNS
 from policy import errors
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _TABLE: Final = """
 CREATE TABLE memories (
@@ -56,6 +57,7 @@ _ADDITIONS: Final = (
         DELETE FROM memory_fts WHERE rowid = old.rowid;
     END""",
 )
+_BY_OWNER: Final = "CREATE INDEX IF NOT EXISTS memories_by_owner ON memories (owner_pubkey, created_at DESC)"
 _FILL: Final = "INSERT INTO memory_fts (rowid, id, text) SELECT rowid, id, CAST(text AS TEXT) FROM memories"
 # Rows that the index does not have, or has under another number: a VACUUM may number a table like this anew.
 _ASTRAY: Final = """
@@ -64,7 +66,7 @@ SELECT (SELECT count(*) FROM memories) != (SELECT count(*) FROM memory_fts_conte
 
 
 async def prepare(db: aiosqlite.Connection, *, where: str) -> None:
-    """Bring a database, new or of version 1, to ``VERSION``, in one transaction.
+    """Bring a database, new, of version 1 or of a daemon before this one, to ``VERSION``, in one transaction.
 
     Raises:
         errors.MemoryStoreError: a newer daemon made it, or its table is not version 1's.
@@ -80,7 +82,9 @@ async def prepare(db: aiosqlite.Connection, *, where: str) -> None:
         return
     await db.execute("BEGIN IMMEDIATE")
     try:
-        await _to_1(db, where)
+        if version < 1:
+            await _to_1(db, where)
+        await db.execute(_BY_OWNER)
         await db.execute(f"PRAGMA user_version = {VERSION}")
         await db.execute("COMMIT")
     except BaseException:

@@ -23,6 +23,8 @@ from covenant.wire.types import MemoryRecord, Tier
 
 # More than are asked for, in the place of what is deleted before it is read.
 _SPARE: Final = 8
+# One look into a list of the owner's rows, in the place of one at each row that has a word.
+_OWNED: Final = "+f.rowid IN (SELECT rowid FROM memories WHERE owner_pubkey = ?)"
 # Of how many words it is kept in how many records they stand.
 _MOST_COUNTED: Final = 4096
 
@@ -116,16 +118,23 @@ class WordIndex:
 
     def best(self, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
         """When what has the words was made, best first."""
-        expression = ranking.match_expression(ranking.telling(self._counted(terms, asked.owner)))
+        telling = ranking.telling(self._counted(terms, asked.owner))
+        expression = ranking.match_expression(telling)
         if not expression:
             return {}
         where, values = sqlite.where(tier=asked.tier, owner=asked.owner, table="m")
+        if asked.owner is not None and any(self._is_common(term) for term in telling):
+            where, values = f"{where} AND {_OWNED}", [*values, asked.owner]
         found = self._db.execute(
             f"SELECT m.id, m.created_at FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
             f"WHERE memory_fts MATCH ? AND {where} ORDER BY f.rank, m.created_at DESC, m.id LIMIT ?",
             (expression, *values, depth),
         )
         return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
+
+    def _is_common(self, term: str) -> bool:
+        """Whether it stands in many records, whosever they are. It was counted."""
+        return self._holders[None, term] > ranking.COMMON
 
     def _counted(self, terms: Sequence[str], owner: str | None) -> dict[str, int]:
         """In how many records each stands, counted as far as makes a difference.
@@ -136,19 +145,28 @@ class WordIndex:
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version or len(self._holders) > _MOST_COUNTED:
             self._holders, self._version = {}, version
-        missing = [term for term in terms if (owner, term) not in self._holders]
-        if missing:
-            held = "memory_fts f"
-            if owner is not None:
-                held += " CROSS JOIN memories m ON m.rowid = f.rowid AND m.owner_pubkey = ?"
-            count = f"SELECT count(*) FROM (SELECT 1 FROM {held} WHERE memory_fts MATCH ? LIMIT ?)"  # noqa: S608
-            whose = () if owner is None else (owner,)
-            asked = (ranking.match_expression([term]) or '""' for term in missing)
-            values = [value for one in asked for value in (*whose, one, ranking.COMMON + 1)]
-            found = self._db.execute(" UNION ALL ".join([count] * len(missing)), values).fetchall()
-            for term, row in zip(missing, found, strict=True):
-                self._holders[owner, term] = int(row[0])
+        # How to look for an owner's depends on how many there are in all.
+        for whose in dict.fromkeys((None, owner)):
+            self._count([term for term in terms if (whose, term) not in self._holders], whose)
         return {term: self._holders[owner, term] for term in terms}
+
+    def _count(self, terms: Sequence[str], owner: str | None) -> None:
+        statements: list[str] = []
+        values: list[object] = []
+        for term in terms:
+            held = "memory_fts f WHERE memory_fts MATCH ?"
+            values.append(ranking.match_expression([term]) or '""')
+            if owner is not None:
+                # Of a rare word each row is looked at; of a common one that would be nearly all that others have.
+                one_by_one = "memory_fts f CROSS JOIN memories m ON m.rowid = f.rowid"
+                one_by_one += " WHERE memory_fts MATCH ? AND m.owner_pubkey = ?"
+                held = f"{held} AND {_OWNED}" if self._is_common(term) else one_by_one
+                values.append(owner)
+            statements.append(f"SELECT count(*) FROM (SELECT 1 FROM {held} LIMIT ?)")  # noqa: S608
+            values.append(ranking.COMMON + 1)
+        if statements:
+            found = self._db.execute(" UNION ALL ".join(statements), values).fetchall()
+            self._holders.update({(owner, term): int(row[0]) for term, row in zip(terms, found, strict=True)})
 
 
 def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:

@@ -103,9 +103,22 @@ async def test_a_database_of_version_1_opens_with_everything_as_it_was(version_1
     assert [one[:9] for one in after] == before
     assert all(one[9:] == (None, None, None) for one in after)
     indexes = {one[0] for one in ask(version_1, "SELECT name FROM sqlite_master WHERE type = 'index'")}
-    assert indexes == {"idx_tier", "idx_created", "sqlite_autoindex_memories_1"}
+    assert indexes == {"idx_tier", "idx_created", "memories_by_owner", "sqlite_autoindex_memories_1"}
     async with opened("durable", version_1, space="") as store:
         assert len(await store.search((1.0, 0.0), "", None, 10, None)) == 2
+
+
+async def test_a_database_of_the_daemon_before_gets_the_index_of_owners_and_keeps_the_rest(path: Path) -> None:
+    async with opened("durable", path) as store:
+        await store.put(record(1, "an old fox", embedding=(1.0, 0.0)))
+    with sqlite3.connect(path) as db:
+        db.execute("DROP INDEX memories_by_owner")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    async with opened("durable", path) as store:
+        assert [h.record.id for h in await store.search((), "fox", None, 9, None, owner=ALICE.pubkey)] == [name(1)]
+    assert ask(path, "PRAGMA user_version") == [(2,)]
+    assert ask(path, "SELECT count(*) FROM sqlite_master WHERE name = 'memories_by_owner'") == [(1,)]
 
 
 async def test_version_1_can_go_on_writing_and_its_words_are_found(version_1: Path) -> None:
@@ -269,6 +282,12 @@ async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
             await store.put(record(number, "common", owner=BOB))
         assert await store.search((), "common", None, 9, None, owner=BOB.pubkey) == []
         assert await store.search((), "common", None, 9, None) == []
+        # Common in all, and beside a word that is not.
+        await store.put(record(7, "common rare", owner=ALICE))
+        for text, numbers in (("common", {1, 7}), ("rare common", {1, 7}), ("rare", {7})):
+            hits = await store.search((), text, None, 9, None, owner=ALICE.pubkey)
+            assert {hit.record.id for hit in hits} == set(map(name, numbers))
+            assert [h.record.id for h in await store.search((), text, Tier.EPISODIC, 9, None, owner=ALICE.pubkey)] == []
 
 
 async def test_changes_are_taken_in_before_they_are_many(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
