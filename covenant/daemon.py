@@ -167,7 +167,7 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
             # (6)
             await _tasks(opened, settings, group, stop)
             # (7)
-            async with _http(opened, settings) as web:
+            async with _http(opened, settings, group) as web:
                 sock = stack.enter_context(daemon_home.listening(directory, settings.home))
                 gateway = ipc.Gateway(opened.server, group)
                 group.start_soon(gateway.listen, sock)
@@ -253,11 +253,11 @@ async def _watchdog() -> None:
 
 
 @asynccontextmanager
-async def _http(opened: Opened, settings: Settings) -> AsyncIterator[http.Gateway | None]:
+async def _http(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup) -> AsyncIterator[http.Gateway | None]:
     if settings.http_port is None:
         yield None
         return
-    gateway = http.Gateway(opened.server, origins=settings.http_origins)
+    gateway = http.Gateway(opened.server, group, origins=settings.http_origins)
     with http_listen.bind(settings.http_bind, settings.http_port) as sock:
         try:
             await gateway.listen(sock)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import anyio
 
 from covenant.adapters import http_listen
 from covenant.adapters.http import Bounds, Gateway
@@ -107,12 +108,14 @@ class Echo(Mapping[str, Any]):
 @asynccontextmanager
 async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **bounds: Any) -> AsyncIterator[Gateway]:
     """The gateway of a server, on a free port."""
-    gateway = Gateway(server, origins=origins, bounds=Bounds(**bounds))
-    await gateway.listen(http_listen.bind("127.0.0.1", 0))
-    try:
-        yield gateway
-    finally:
-        await gateway.stop(grace_seconds=0.2)
+    async with anyio.create_task_group() as group:
+        gateway = Gateway(server, group, origins=origins, bounds=Bounds(**bounds))
+        await gateway.listen(http_listen.bind("127.0.0.1", 0))
+        try:
+            yield gateway
+        finally:
+            await gateway.stop(grace_seconds=0.2)
+            group.cancel_scope.cancel()
 
 
 @asynccontextmanager

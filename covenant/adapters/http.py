@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
+import anyio.abc
 from aiohttp import HttpVersion11, web
 
 from covenant.adapters import http_feeds, http_guard, http_metrics, http_requests, http_routes, http_streams, openapi
 from covenant.adapters.http_guard import Guard, Head
 from covenant.adapters.http_listen import Listener
 from covenant.adapters.http_routes import Route
-from covenant.respond import admission
+from covenant.respond import admission, refusals
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.wire import requests, responses
@@ -49,7 +50,7 @@ class Bounds:
     """What clients may hold of the daemon. ``large_bytes``: of larger bodies only ``large_bodies`` are read at once.
 
     ``head_seconds`` bounds a head that does not come, between requests as well; ``wrong_tokens`` are written to the
-    log in each ``wrong_seconds``, more are refused without a row of their own.
+    log in each ``wrong_seconds``, of more their number is.
     """
 
     connections: int = 256
@@ -67,10 +68,18 @@ class Gateway:
     """Everything that listens at and talks over one port.
 
     Args:
+        group: writes how many wrong tokens had no row of their own.
         origins: whose pages may ask; what is no origin is left out with a warning.
     """
 
-    def __init__(self, server: Server, *, origins: Sequence[str] = (), bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        group: anyio.abc.TaskGroup,
+        *,
+        origins: Sequence[str] = (),
+        bounds: Bounds | None = None,
+    ) -> None:
         self.server = server
         self.bounds = bounds or Bounds()
         self.port = 0
@@ -80,7 +89,9 @@ class Gateway:
         self._guard = Guard(self.port, good)
         self._large = anyio.Semaphore(self.bounds.large_bodies)
         self._streams: Counter[str] = Counter()
-        self._wrong = _WrongTokens(self.bounds.wrong_tokens, self.bounds.wrong_seconds)
+        self._wrong = refusals.Refusals(
+            server, "http", group, most=self.bounds.wrong_tokens, seconds=self.bounds.wrong_seconds
+        )
         # How many requests are being answered.
         self.busy = 0
         self._idle = anyio.Event()
@@ -204,15 +215,13 @@ class Gateway:
 
     async def _write_refused(self, error: errors.AuthenticationError) -> None:
         """Have the refusal in the log, or have none: whoever tries tokens must not go unseen."""
-        unwritten = self._wrong.count()
-        if unwritten is None:
-            raise errors.HttpRefusedError("too many tokens were wrong", hint="wait a second", status=429)
-        more = f" (and {unwritten} more that were not written one by one)" if unwritten else ""
         try:
-            await admission.refused(self.server, error.message + more, "http")
+            written = await self._wrong.write(error.message)
         except (errors.CovenantError, OSError):
             _LOG.exception("a refusal cannot be written to the audit log")
             raise _unavailable("the refusal cannot be written down") from None
+        if not written:
+            raise errors.HttpRefusedError("too many tokens were wrong", hint="wait a second", status=429)
 
     async def _asked(self, route: Route, request: web.Request) -> requests.Request:
         body = await self._body(request) if request.body_exists else b""
@@ -295,27 +304,6 @@ def _follow(route: Route, request: web.Request) -> bool:
 
 async def _not_yet(request: web.Request) -> None:
     """aiohttp would ask for the body before anybody looked at the token."""
-
-
-class _WrongTokens:
-    """How many refusals are written in a time, so that no stranger fills the disk."""
-
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most, self._seconds = most, seconds
-        self._since = float("-inf")
-        self._written = self._unwritten = 0
-
-    def count(self) -> int | None:
-        """None if this one is not to be written; else how many were not since the last that was."""
-        now = anyio.current_time()
-        if now - self._since >= self._seconds:
-            self._since, self._written = now, 0
-        if self._written >= self._most:
-            self._unwritten += 1
-            return None
-        self._written += 1
-        unwritten, self._unwritten = self._unwritten, 0
-        return unwritten
 
 
 def _unavailable(message: str) -> errors.HttpRefusedError:

@@ -53,6 +53,9 @@ def _requests(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
     yield "covenant_requests_running", "gauge", "Requests that are being answered.", running
     refused = [({"status": status}, n) for status, n in sorted(meter.refused.items())]
     yield "covenant_http_refusals_total", "counter", "Requests over HTTP that no handler saw, by status.", refused
+    unwritten = [({"transport": where}, n) for where, n in sorted(meter.unwritten.items())]
+    about = "Who was not let in and is in the log as a number alone, by transport."
+    yield "covenant_refusals_unwritten_total", "counter", about, unwritten
     yield "covenant_streams", "gauge", "Streams that are open.", [({}, server.feed.subscribers)]
     dropped: Samples = [({}, server.feed.dropped)]
     yield "covenant_streams_dropped_total", "counter", "Streams that fell behind and were ended.", dropped

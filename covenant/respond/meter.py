@@ -36,6 +36,8 @@ class Meter:
         self.running: Counter[str] = Counter()
         # What never came to be a request: by the status of HTTP.
         self.refused: Counter[str] = Counter()
+        # Who was not let in and has no row of their own in the log: by transport.
+        self.unwritten: Counter[str] = Counter()
 
     @contextmanager
     def request(self, kind: str) -> Iterator[Answered]:

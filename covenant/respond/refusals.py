@@ -45,8 +45,9 @@ class Refusals:
         self._written = self._unwritten = 0
         self._last = ""
 
-    async def write(self, reason: str) -> None:
-        """Somebody was refused. When this returns it is in the log, or will be in the number that comes.
+    async def write(self, reason: str) -> bool:
+        """Somebody was refused. When this returns it is in the log, or will be in the number that comes; whether it
+        has a row of its own.
 
         Raises:
             errors.CovenantError: it cannot be written.
@@ -57,10 +58,12 @@ class Refusals:
         if self._written < self._most:
             self._written += 1
             await admission.refused(self._server, reason, self._transport)
-            return
+            return True
+        self._server.meter.unwritten[self._transport] += 1
         self._unwritten, self._last = self._unwritten + 1, reason
         if self._unwritten == 1:
             self._group.start_soon(self._sum_up, self._since + self._seconds)
+        return False
 
     async def _sum_up(self, until: float) -> None:
         try:
