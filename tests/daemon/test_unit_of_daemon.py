@@ -64,7 +64,17 @@ def test_systemd_calls_it_well_confined(tmp_path: Path) -> None:
 def test_the_socket_is_where_clients_look() -> None:
     assert f"ListenStream={HOME}/{client.SOCKET}\n" in _unit("covenantd.socket")
     assert f"COVENANT_HOME={HOME} " in _unit("covenantd.service")
-    assert "SocketMode=0600\n" in _unit("covenantd.socket")
+
+
+def test_nothing_of_the_daemons_directory_is_given_away_by_root() -> None:
+    """systemd gives a socket to a user by its path: where that lies in the user's own directory, it may be a link."""
+    text = _unit("covenantd.socket")
+    assert not re.search(r"(?m)^Socket(User|Group)=", text)
+    assert "SocketMode=0666\n" in text
+    # Who may connect is said by the directory alone.
+    assert f"ExecStartPre=/usr/bin/install -d -m 0700 -o covenant -g covenant {HOME}\n" in text
+    assert "DirectoryMode=0700\n" in text
+    assert "StateDirectoryMode=0700\n" in _unit("covenantd.service")
 
 
 def test_systemd_waits_for_the_end_longer_than_the_daemon_takes() -> None:

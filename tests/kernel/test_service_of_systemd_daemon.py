@@ -169,7 +169,11 @@ def test_a_socket_that_somebody_left_there_is_replaced(booted: BootedServices) -
     assert booted.main() == 0
     assert _ask(booted, "ping")["kind"] == "pong"
     made = (booted.home / client.SOCKET).stat()
-    assert (made.st_mode & 0o777, made.st_uid) == (0o600, UID)
+    # Nobody is given it: who may reach it is said by the directory.
+    assert (made.st_mode & 0o777, made.st_uid, booted.home.stat().st_mode & 0o777) == (0o666, 0, 0o700)
+    code = f"import socket; socket.socket(socket.AF_UNIX).connect('{HOME}/{client.SOCKET}')"
+    assert "PermissionError" in booted.run("/usr/bin/python3", "-c", code, uid=UID + 1).stderr
+    assert booted.run("/usr/bin/python3", "-c", code, uid=UID).returncode == 0
 
 
 def test_it_is_back_when_it_was_killed_and_when_it_hangs(booted: BootedServices) -> None:
