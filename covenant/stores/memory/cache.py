@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -54,7 +55,8 @@ class Cache:
         self._load = load
         self._thread = thread
         self._matrices: Matrices | None = None
-        self._pending: list[Change] = []
+        # The loop appends and the thread takes, each in one step.
+        self._pending: deque[Change] = deque()
         self._recording = False
         self._filling = anyio.Lock()
 
@@ -73,13 +75,23 @@ class Cache:
         await self._fill(most_bytes)
         return self._matrices is not None
 
-    async def use(self, compute: Callable[[Matrices], T]) -> T:
-        """What ``compute`` finds in the matrices as of all that was committed before."""
+    async def use(self, compute: Callable[[Matrices], T], whose: str | None = None) -> T:
+        """What ``compute`` finds in the matrices as of all that was committed before, in the turn of whose it is."""
         while (matrices := self._matrices) is None:
             await self._fill()
-        # INVARIANT: from here to the thread nothing waits, so that changes come there in their order.
-        changes, self._pending = self._pending, []
-        return await self._thread.run(lambda: compute(_taken_in(matrices, changes)))
+        return await self._thread.run(lambda: compute(self._taken_in(matrices)), whose)
+
+    def _taken_in(self, matrices: Matrices) -> Matrices:
+        # INVARIANT: only the thread takes, and from the front: whoever's turn it is, changes are made in their order.
+        while self._pending:
+            match self._pending.popleft():
+                case Put(entry):
+                    matrices.put(entry)
+                case Gone(record_id):
+                    matrices.discard(record_id)
+                case Moved(record_id, tier):
+                    matrices.move(record_id, tier)
+        return matrices
 
     async def _fill(self, most_bytes: int | None = None) -> None:
         async with self._filling:
@@ -87,7 +99,7 @@ class Cache:
                 return
             matrices = Matrices()
             # INVARIANT: changes are noted before the first row is read; what is both read and noted is put twice.
-            self._pending, self._recording = [], True
+            self._pending, self._recording = deque(), True
             try:
                 async with contextlib.aclosing(self._load()) as loaded:
                     async for total, blocks in loaded:
@@ -98,16 +110,4 @@ class Cache:
                 self._matrices = matrices
             finally:
                 if self._matrices is None:
-                    self._pending, self._recording = [], False
-
-
-def _taken_in(matrices: Matrices, changes: Sequence[Change]) -> Matrices:
-    for change in changes:
-        match change:
-            case Put(entry):
-                matrices.put(entry)
-            case Gone(record_id):
-                matrices.discard(record_id)
-            case Moved(record_id, tier):
-                matrices.move(record_id, tier)
-    return matrices
+                    self._pending, self._recording = deque(), False

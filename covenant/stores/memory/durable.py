@@ -206,8 +206,8 @@ class DurableMemory:
         with self._guarded():
             words = self._searcher.begin(asked)
             if not embedding:
-                return await self._searcher.thread.run(lambda: self._searcher.hits(asked, words))
-            return await self._cache.use(lambda matrices: self._searcher.hits(asked, words, embedding, matrices))
+                return await self._searcher.thread.run(lambda: self._searcher.hits(asked, words), owner)
+            return await self._cache.use(lambda matrices: self._searcher.hits(asked, words, embedding, matrices), owner)
 
     async def warm(self) -> None:
         """Read what the first search needs, unless it is much. A search that comes meanwhile waits for it."""

@@ -69,7 +69,7 @@ class Searcher:
         if not terms:
             return None
         depth = ranking.depth(asked.limit)
-        return self._beside.begin(lambda: self._words.best(terms, asked, depth))
+        return self._beside.begin(lambda: self._words.best(terms, asked, depth), asked.owner)
 
     def hits(
         self, asked: Asked, words: Words, embedding: Sequence[float] = (), matrices: Matrices | None = None

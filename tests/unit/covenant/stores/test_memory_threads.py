@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 
@@ -78,3 +79,41 @@ async def test_a_closed_one_takes_nothing_and_has_done_the_rest(thread: Thread) 
         await thread.run(lambda: None)
     with pytest.raises(errors.MemoryStoreError, match="closed"):
         thread.begin(lambda: None)
+
+
+async def test_who_gives_much_waits_for_itself_and_others_have_their_turns(thread: Thread) -> None:
+    going, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def first() -> None:
+        going.set()
+        assert go_on.wait(60)
+        # Given while its giver has the turn: others come before.
+        thread.begin(lambda: done.append("carol"), "carol")
+
+    thread.begin(first, "alice")
+    await anyio.to_thread.run_sync(going.wait, 60)
+    given = [("alice", f"alice {n}") for n in range(4)] + [("bob", f"bob {n}") for n in range(2)] + [(None, "operator")]
+    last = [thread.begin(functools.partial(done.append, what), whose) for whose, what in given]
+    go_on.set()
+    for one in last:
+        await anyio.to_thread.run_sync(one.result, 60)
+    assert done == ["bob 0", "operator", "carol", "alice 0", "bob 1", "alice 1", "alice 2", "alice 3"]
+
+
+async def test_a_closed_one_has_done_the_rest_of_everybody() -> None:
+    thread = Thread("test")
+    going, go_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def first() -> None:
+        going.set()
+        assert go_on.wait(60)
+
+    thread.begin(first, "alice")
+    await anyio.to_thread.run_sync(going.wait, 60)
+    for number in range(9):
+        thread.begin(functools.partial(done.append, number), "alice" if number % 3 else "bob")
+    go_on.set()
+    await anyio.to_thread.run_sync(thread.close)
+    assert sorted(done) == list(range(9))
