@@ -127,7 +127,9 @@ async def require_all(
         )
     else:
         error = errors.CapabilityScopeError(f"`{bounded[0].action}`: {bounded[0].reason}")
-    await server.floods.write(server, caller, rows, (error.code, error.message))
+    # A name in an action may be as long as a frame, and stands in the rows.
+    size = sum(map(len, required))
+    await server.floods.write(server, caller, rows, (error.code, error.message), size=size)
     raise error
 
 

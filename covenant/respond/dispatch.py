@@ -57,7 +57,7 @@ _RANK: Final = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 # For what is written after a run, whatever becomes of whoever asked.
 _WRITING_SECONDS: Final = 60.0
 # Ends that say nothing of what was used until then.
-_UNSEEN: Final = (errors.KilledError, errors.ServiceError, errors.InternalError)
+_UNSEEN: Final = (errors.KilledError, errors.ServiceError, errors.InternalError, errors.PreemptedError)
 # Whose intent waits: in the state of its checkpoint, where a copy of the name would decide nothing.
 SUBMITTER: Final = "submitter_pubkey"
 # The key that it was asked under, behind a word, so that none looks like a path of this machine.

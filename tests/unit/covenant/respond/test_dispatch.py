@@ -242,13 +242,18 @@ async def test_a_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> N
     assert await server.receipts.recent(10) == ()
 
 
-async def test_a_run_whose_end_nobody_saw_keeps_what_was_reserved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [errors.ServiceError, errors.PreemptedError])
+async def test_a_run_whose_end_nobody_saw_keeps_what_was_reserved(
+    tmp_path: Path, error: type[errors.CovenantError]
+) -> None:
+    """Also one that its budget ended, where what it had used until then was not said."""
+
     async def breaks(card: Card, asked: Intent) -> RunResult:
-        raise errors.ServiceError("the supervisor ended the conversation before its answer")
+        raise error("the supervisor ended the conversation before its answer")
 
     runtime_kit.package(tmp_path, "a", budget=10)
     server = await _made(tmp_path, acts=Acts(breaks))
-    with pytest.raises(errors.ServiceError):
+    with pytest.raises(error):
         await _submit(server, "x", agent="a")
     assert server.budget.tokens(accounting.budget_of("a")) == 9
     assert not server.budget.unsettled()

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.respond import accounting, floods, intent, memory
+from covenant.respond import accounting, authority, floods, intent, memory
 from covenant.respond.caller import Caller
 from covenant.respond.dispatch import MOST_OF_IGNORED
 from covenant.respond.floods import Floods
@@ -114,6 +114,17 @@ async def test_every_check_that_refuses_is_bounded_and_the_operator_s_are_not(tm
             assert isinstance(answer, responses.Error)
             assert answer.code == "capability_not_held"
         assert len(await rows(server, "capability_check")) == found
+
+
+async def test_the_names_that_a_refusal_repeats_are_bounded_as_well(
+    tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floods, "MOST_BYTES", 1000)
+    server = await _made(tmp_path, seconds)
+    for _ in range(4):
+        with pytest.raises(errors.CapabilityMissingError):
+            await authority.require(server, ALICE, "tool.call." + "x" * 600, agent_id="tools")
+    assert len(await rows(server, "capability_check")) == 2
 
 
 async def test_the_words_of_who_is_refused_are_bounded_as_well(
