@@ -68,6 +68,7 @@ CLONE_NEWNET = 0x40000000
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
 PR_SET_SECCOMP = 22
 PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
@@ -272,6 +273,12 @@ def set_no_new_privs() -> None:
 def set_parent_death_signal(signal_number: int) -> None:
     """PR_SET_PDEATHSIG: the caller gets this signal when the thread that forked it ends."""
     prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def set_name(name: str) -> None:
+    """PR_SET_NAME: how the calling thread is shown; of the name 15 bytes are taken."""
+    raw = ctypes.create_string_buffer(name.encode())
+    prctl(PR_SET_NAME, ctypes.addressof(raw))
 
 
 def setfsuid(uid: int) -> None:

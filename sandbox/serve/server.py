@@ -3,7 +3,8 @@
     (1) whoever is neither root nor in ``callers`` gets one constant answer, and is closed
     (2) so does whoever has too many requests open, or asks too often
     (3) the rest wait without a process of their own until their first byte is there, or until their time is over
-    (4) then a keeper is forked, which has the connection alone (sandbox.serve.connection)
+    (4) then a keeper has the connection alone (sandbox.serve.connection), one that was forked ahead of it
+        (sandbox.serve.ahead), or where there is none, one that is forked now
 
 What is refused is closed by a process of its own: a descriptor that was sent and that nobody took is closed with its
 connection, and its author decides how long that takes (SO_LINGER, a file system of theirs).
@@ -32,6 +33,7 @@ from sandbox import keeper, registry, standby_retries
 from sandbox.keeper import Keeper
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify, watcher
+from sandbox.serve.ahead import Ahead
 from sandbox.serve.conversation import Caller
 from sandbox.serve.pool import Pool
 from sandbox.supervisor import Supervisor
@@ -109,6 +111,7 @@ class Server:
         alive, ours = os.pipe2(os.O_CLOEXEC)
         self._alive = alive
         self._pool = Pool(self.supervisor, self, alive, self.host_network)
+        self._ahead = Ahead(self.supervisor, self, alive, self.host_network)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, alive)
             # INVARIANT: nobody else holds this end: keepers see its end of file when this process is gone.
@@ -126,6 +129,7 @@ class Server:
             while not self._stopping:
                 self._turn(watchdog)
             notify.say("STOPPING=1")
+            self._ahead.drop()
             self._dismiss()
             self._let_go()
             if self.supervisor.config.on_supervisor_exit == "end":
@@ -144,13 +148,14 @@ class Server:
         if self._refused and now >= self._refused_until:
             self._let_go()
         self._pool.tick(now)
+        self._ahead.tick(now)
         if now >= self._look_at:
             self._look_at = now + _ABANDONED_SECONDS
             self._look_for_abandoned()
         dues = [self._look_at, *(one.until for one in self._waiting.values())]
         dues += [self._paused_until] if self._paused_until else []
         dues += [self._refused_until] if self._refused else []
-        dues += [due for due in (self._pool.due(),) if due is not None]
+        dues += [due for due in (self._pool.due(), self._ahead.due()) if due is not None]
         for key, _ in self._selector.select(min([watchdog, *(max(0.0, due - now) for due in dues)])):
             key.data()
 
@@ -204,6 +209,8 @@ class Server:
         self._forget(fd)
         talk = connection.Opening(one.sock, one.caller, one.until, self._alive, self.host_network)
         ended = functools.partial(self._request_ended, one.caller.uid)
+        if self._ahead.take(talk, ended):
+            return
         try:
             # 2 is where a keeper says what only the operator should read.
             self._fork(functools.partial(connection.serve, talk, self.supervisor), talk.descriptors(), ended)
@@ -288,6 +295,7 @@ class Server:
 
     def _request_ended(self, uid: int, status: int) -> None:
         self._accounts[uid].open -= 1
+        self._ahead.soon()
         self._pool.look()
         if status:
             self.recover()
@@ -381,6 +389,9 @@ class Server:
             config = configuration.load(self.supervisor.path)
             check_callers(config)
             self.supervisor.config = config
+            # What waits has the one before; whoever asks from now on is served under this one.
+            self._ahead.drop()
+            self._ahead.soon()
         except errors.CovenantError as e:
             os.write(2, f"covenant-supervisor: the configuration stays as it was: {e}\n".encode())
 

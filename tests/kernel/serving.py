@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox.serve import client, frames
+from sandbox.serve import ahead, client, frames
 from tests.kernel.world import ROOT, SLOWNESS, World
 
 # A user of this machine's that no file belongs to, and who may ask.
@@ -124,18 +124,22 @@ class Served:
             return client.run(sock, directory, text, **request)
 
     def children(self) -> list[int]:
-        """Its keepers, and what else it has to reap."""
-        return children_of(self.pid)
+        """Its keepers, and what else it has to reap, but for the one that waits for a connection."""
+        return [pid for pid in children_of(self.pid) if not _waits(pid)]
+
+    def waiting(self) -> list[int]:
+        """The keeper that waits for a connection; none for a moment while the next is made."""
+        return [pid for pid in children_of(self.pid) if _waits(pid)]
 
     def descriptors(self) -> int:
         """How many its main process has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def quiet(self) -> None:
-        """Wait until no keeper is left."""
+        """Wait until no keeper is left but the one that waits for a connection, which is there then."""
         until = time.monotonic() + 60
-        while self.children():
-            assert time.monotonic() < until, [_command(pid) for pid in self.children()]
+        while [_waits(pid) for pid in children_of(self.pid)] != [True]:
+            assert time.monotonic() < until, [_command(pid) for pid in children_of(self.pid)]
             time.sleep(0.02)
 
 
@@ -209,6 +213,12 @@ def _packages() -> str:
     import click
 
     return str(Path(click.__file__).parents[1])
+
+
+def _waits(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == ahead.WAITS
+    return False
 
 
 def _command(pid: int) -> str:

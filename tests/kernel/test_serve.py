@@ -254,7 +254,7 @@ def test_an_interrupted_command_ends_its_run(served: Served, long: Path) -> None
 def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Served, long: Path, hello: Path) -> None:
     with serving.asked(served.path, long) as sock:
         entry = running(served.world, "long")
-        (keeper,) = served.children()
+        (keeper,) = eventually(lambda: (found := served.children())[1:] == [] and found)
         os.kill(keeper, signal.SIGKILL)
         (row,) = eventually(lambda: ended(served.world, entry.run_id))
         assert row["code"] == "cut_off"
@@ -265,13 +265,68 @@ def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Serv
     assert served.run(hello).error is None
 
 
+def test_a_keeper_that_waits_serves_one_request_and_another_waits_after_it(served: Served, hello: Path) -> None:
+    served.quiet()
+    (before,) = served.waiting()
+    with served.connected() as sock:
+        assert client.ask(sock, "ps")["kind"] == "runs"
+    served.quiet()
+    (after,) = served.waiting()
+    assert after != before
+    # Killed before its use it takes nothing along: nobody was told that it is there.
+    os.kill(after, signal.SIGKILL)
+    _until_gone(after)
+    answer = served.run(hello)
+    assert answer.error is None
+    served.quiet()
+    assert served.waiting() != [after]
+
+
+def test_a_keeper_that_waits_knows_the_configuration_that_holds(served: Served, hello: Path) -> None:
+    settings = {"callers": [CALLER], "socket": str(served.path), "journal": False}
+    says = "the self-test of the policy: off"
+    for self_test in (True, False):  # the last is what the others here are served with
+        served.quiet()
+        (before,) = served.waiting()
+        served.world.configure(**settings, self_test=self_test)
+        os.kill(served.pid, signal.SIGHUP)
+        # Whoever read the one before ends unused.
+        _until_gone(before)
+        answer = served.run(hello)
+        assert answer.error is None
+        assert any(line.startswith(says) for line in answer.not_enforced) is not self_test
+
+
+def test_a_keeper_that_waits_ends_with_the_supervisor_however_that_ends(tmp_path: Path, warm: Path) -> None:
+    for ending in ("stop", "kill"):
+        base = tmp_path / ending
+        base.mkdir()
+        with Served(World(base, warm=warm), on_supervisor_exit="continue") as one:
+            with one.connected() as sock:
+                client.ask(sock, "ps")
+            one.quiet()
+            (waits,) = one.waiting()
+            getattr(one, ending)()
+            _until_gone(waits)
+
+
+def _until_gone(pid: int) -> None:
+    def gone() -> bool:
+        try:
+            return serving.status(pid)["State"][0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    eventually(gone)
+
+
 def test_the_process_holds_what_runs_need_and_no_more(served: Served, long: Path) -> None:
     kept = sum(1 << number for number in hardening.kept())
     own = int(serving.status(os.getpid())["CapEff"], 16)
     assert own & ~kept  # the control: root has more
     with serving.asked(served.path, long):
         entry = running(served.world, "long")
-        (keeper,) = served.children()
+        (keeper,) = eventually(lambda: (found := served.children())[1:] == [] and found)
         (runsc, *_) = eventually(lambda: serving.children_of(keeper))
         for pid in (served.pid, keeper, runsc):
             held = serving.status(pid)

@@ -1,0 +1,215 @@
+"""A keeper that waits for its connection: given one it serves it, and without one it holds up and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from policy import errors
+from sandbox import keeper
+from sandbox.keeper import Keeper
+from sandbox.serve import ahead, connection
+from sandbox.serve.ahead import Ahead
+from sandbox.serve.connection import Opening
+from sandbox.serve.conversation import Caller
+
+PATIENCE = 60.0
+
+
+class Loop:
+    """Forks as the main loop does, and is asked by the test for each end."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Keeper, Callable[[int], None]]] = []
+        self.fails = False
+
+    def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+        if self.fails:
+            raise errors.KernelError("fork: no memory")
+        self.made.append((keeper.fork(work, keep=keep), ended))
+
+    def listen(self, fd: int, act: Callable[[], None]) -> None:
+        raise AssertionError
+
+    def forget(self, fd: int) -> None:
+        raise AssertionError
+
+    def recover(self) -> None:
+        raise AssertionError
+
+    def ends(self, index: int) -> int:
+        """Wait until this one has ended, and tell."""
+        child, ended = self.made[index]
+        assert keeper.wait(child.pidfd, PATIENCE)
+        status = child.reap()
+        assert status is not None
+        ended(status)
+        return status
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    for child, _ in made.made:
+        child.signal(signal.SIGKILL)
+        child.reap()
+        child.close()
+
+
+@pytest.fixture
+def alive() -> Iterator[int]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    yield read
+    os.close(read)
+    os.close(write)
+
+
+@pytest.fixture
+def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
+    """One that says what it was given over the connection, in the place of an answer."""
+
+    def serve(opening: Opening, supervisor: Any) -> None:
+        said = [opening.caller.pid, opening.caller.uid, opening.caller.gid, opening.until, opening.alive, supervisor]
+        opening.sock.setblocking(True)
+        opening.sock.sendall(json.dumps(said).encode())
+
+    monkeypatch.setattr(connection, "serve", serve)
+    one = Ahead(cast("Any", "the supervisor"), loop, alive, -1)
+    yield one
+    one.drop()
+
+
+@contextlib.contextmanager
+def opened(alive: int) -> Iterator[tuple[socket.socket, Opening]]:
+    """A client, and its connection as the main loop has it."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    with ours, theirs:
+        yield ours, Opening(theirs, Caller(7, 8, 9), 12.5, alive, -1)
+
+
+def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: Ahead, loop: Loop, alive: int) -> None:
+    told: list[int] = []
+    assert waiting.due() == 0.0
+    waiting.tick(0.0)
+    assert waiting.due() is None
+    with opened(alive) as (client, opening):
+        assert waiting.take(opening, told.append)
+        assert opening.sock.fileno() == -1
+        assert json.loads(client.recv(4096)) == [7, 8, 9, 12.5, alive, "the supervisor"]
+        assert client.recv(1) == b""
+    assert loop.ends(0) == 0
+    assert told == [0]
+
+
+def test_where_none_waits_the_connection_stays_the_caller_s(waiting: Ahead, alive: int) -> None:
+    with opened(alive) as (_, opening):
+        assert not waiting.take(opening, lambda status: None)
+        assert opening.sock.fileno() >= 0
+
+
+def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
+    waiting: Ahead, loop: Loop, alive: int
+) -> None:
+    waiting.tick(0.0)
+    waiting.tick(1e9)
+    assert len(loop.made) == 1
+    with opened(alive) as (_, opening):
+        assert waiting.take(opening, lambda status: None)
+    due = waiting.due()
+    assert due is not None
+    assert due > time.monotonic()
+    waiting.tick(due - 0.001)
+    assert len(loop.made) == 1
+    waiting.soon()
+    waiting.tick(time.monotonic())
+    assert len(loop.made) == 2
+
+
+def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
+    waiting: Ahead, loop: Loop, alive: int
+) -> None:
+    waiting.tick(0.0)
+    assert waiting._one is not None
+    with opened(alive) as (client, opening):
+        raw = ahead._CALLER.pack(7, 8, 9, 12.5)
+        socket.send_fds(waiting._one.sock, [raw], [opening.sock.fileno()])
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        waiting._one.sock.close()
+        client.settimeout(PATIENCE)
+        assert client.recv(1) == b"["
+
+
+def test_one_that_is_let_go_ends_and_is_told_to_nobody(waiting: Ahead, loop: Loop, alive: int) -> None:
+    waiting.tick(0.0)
+    waiting.drop()
+    assert loop.ends(0) == 0
+    with opened(alive) as (_, opening):
+        assert not waiting.take(opening, lambda status: None)
+
+
+def test_one_that_was_killed_takes_no_connection_along(waiting: Ahead, loop: Loop, alive: int) -> None:
+    told: list[int] = []
+    waiting.tick(0.0)
+    loop.made[0][0].signal(signal.SIGKILL)
+    assert keeper.wait(loop.made[0][0].pidfd, PATIENCE)
+    with opened(alive) as (_, opening):
+        assert not waiting.take(opening, told.append)
+        assert opening.sock.fileno() >= 0
+    assert loop.ends(0) == 137
+    assert told == []
+    # Not at once, so that one that is always killed does not keep the loop busy.
+    due = waiting.due()
+    assert due is not None
+    assert due > time.monotonic()
+    waiting.tick(due)
+    assert waiting.due() is None
+
+
+def test_the_end_of_one_before_its_use_is_seen(waiting: Ahead, loop: Loop) -> None:
+    waiting.tick(0.0)
+    loop.made[0][0].signal(signal.SIGTERM)
+    loop.ends(0)
+    due = waiting.due()
+    assert due is not None
+    waiting.tick(due)
+    assert len(loop.made) == 2
+
+
+def test_no_process_costs_no_descriptor_and_is_tried_again(waiting: Ahead, loop: Loop) -> None:
+    loop.fails = True
+    before = len(os.listdir("/proc/self/fd"))
+    waiting.tick(0.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert waiting.due() == ahead.AGAIN_SECONDS
+    loop.fails = False
+    waiting.tick(ahead.AGAIN_SECONDS)
+    assert waiting.due() is None
+
+
+def test_it_has_none_of_the_caller_s_descriptors_but_what_it_needs(
+    waiting: Ahead, loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "serve", lambda opening, supervisor: opening.sock.sendall(_numbers(alive)))
+    with opened(alive):  # two descriptors of ours at its fork that it is not to have
+        waiting.tick(0.0)
+    with opened(alive) as (client, opening):
+        assert waiting.take(opening, lambda status: None)
+        # 0 to 2, the pipe, the connection, and the directory that is being read.
+        assert client.recv(64) == b"6 True"
+
+
+def _numbers(alive: int) -> bytes:
+    numbers = os.listdir("/proc/self/fd")
+    return f"{len(numbers)} {str(alive) in numbers}".encode()
