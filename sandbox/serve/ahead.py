@@ -1,12 +1,12 @@
 """One keeper forked ahead of its connection, so that nobody waits for a fork.
 
-It has read nothing and holds nothing of anybody: what a keeper is that was forked for a connection, it is from the
-moment it is given one, over a socket that the main loop alone has the other end of. It is given one, serves it and
-ends; another is forked when that request has ended, or works for a second.
+It holds nothing of anybody: what a keeper is that was forked for a connection, it is from the moment it is given one,
+over a socket that the main loop alone has the other end of. It says there when it is ready (sandbox.serve.warm), is
+given one connection, serves it and ends; another is forked when that request has ended, or works for a second.
 
 What it shares with the main loop is as old as its fork. Of all that only the configuration ever changes there, and
 whoever waits with an older one is let go (``drop``); state, log and trust root are opened by each keeper for itself,
-when it has a request. Where there is none, or it was killed, a keeper is forked as ever: nothing rests on it.
+when it has a request. Where none is ready, or it was killed, a keeper is forked as ever: nothing rests on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 
 from policy import errors
 from sandbox.kernel import libc
-from sandbox.serve import connection
+from sandbox.serve import connection, warm
 from sandbox.serve.connection import Opening
 from sandbox.serve.conversation import Caller
 from sandbox.serve.pool import Loop
@@ -43,6 +43,13 @@ class _One:
 
     sock: socket.socket
     ended: Callable[[int], None] | None = None
+
+    def is_ready(self) -> bool:
+        """Whether it has said so; no of one that is not there any more, of which the loop is told."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
 
 @dataclass
@@ -84,9 +91,10 @@ class Ahead:
 
     def take(self, opening: Opening, ended: Callable[[int], None]) -> bool:
         """Whether one has the connection now: then it is closed here, and ``ended`` is told its exit status."""
-        one, self._one = self._one, None
-        if one is None:
+        one = self._one
+        if one is None or not one.is_ready():
             return False
+        self._one = None
         self._due = time.monotonic() + AGAIN_SECONDS
         caller = opening.caller
         with one.sock:
@@ -117,8 +125,11 @@ class Ahead:
 
 def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> None:
     """In the keeper."""
-    libc.set_name(WAITS)
+    warm.again(supervisor)
     with socket.socket(fileno=fd) as sock:
+        with contextlib.suppress(OSError):  # the main loop let go of us, or ended
+            sock.send(b"r")
+        libc.set_name(WAITS)
         opening = _receive(sock, alive, host_network)
     if opening is not None:
         libc.set_name(WORKS)
@@ -127,7 +138,10 @@ def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> Non
 
 def _receive(sock: socket.socket, alive: int, host_network: int) -> Opening | None:
     """The connection, None when the main loop let go of us, or ended."""
-    raw, messages, _, _ = sock.recvmsg(_CALLER.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC)
+    try:
+        raw, messages, _, _ = sock.recvmsg(_CALLER.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None  # it closed its side and had not heard that we are ready
     if not raw:
         return None
     pid, uid, gid, until = _CALLER.unpack(raw)

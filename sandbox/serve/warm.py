@@ -1,11 +1,14 @@
 """What every run needs is read once, before the first keeper is forked, and shared with all of them page by page.
 
 An agent of each runtime is compiled and thrown away. What that found of this host (closures, programs, tables) stays.
+A keeper that waits does as much once more: what it shares it has by itself from when it first counts a reference there,
+and the copies are made while nobody waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Final
 
 from policy import decide, errors
@@ -44,6 +47,14 @@ def up(supervisor: Supervisor) -> None:
         for network, grants in (("off", ""), ("full", _GRANTS)):
             with contextlib.suppress(errors.CovenantError):
                 _compile(supervisor, _MANIFEST.format(runtime=runtime, network=network) + grants)
+
+
+def again(supervisor: Supervisor) -> None:
+    """In a keeper that waits: go the first steps of a run that nobody asked for. Nothing is kept of it."""
+    with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_keeper() as own:
+        own.state.trust_root(int(time.time() * 1000))
+    with contextlib.suppress(errors.CovenantError, OSError):
+        _compile(supervisor, _MANIFEST.format(runtime="python3", network="off"))
 
 
 def _compile(supervisor: Supervisor, text: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from sandbox import keeper
 from sandbox.config import Config
-from sandbox.serve import frames, server
+from sandbox.serve import frames, server, warm
 
 # Longer than any test may take: whoever waits for it hangs.
 _LINGER_SECONDS = 600
@@ -29,7 +29,10 @@ _OWN_SOCKETS = 2
 @contextlib.contextmanager
 def serving(place: Path, listener: socket.socket, *, goes_on: bool = False) -> Iterator[int]:
     supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False)))
-    child = keeper.fork(server.Server(supervisor, listener, goes_on=goes_on).serve, keep=[2, listener.fileno()])
+    with pytest.MonkeyPatch.context() as patch:
+        # There is no state here that a keeper could look at.
+        patch.setattr(warm, "again", lambda supervisor: None)
+        child = keeper.fork(server.Server(supervisor, listener, goes_on=goes_on).serve, keep=[2, listener.fileno()])
     try:
         yield child.pid
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -16,7 +17,7 @@ import pytest
 from policy import errors
 from sandbox import keeper
 from sandbox.keeper import Keeper
-from sandbox.serve import ahead, connection
+from sandbox.serve import ahead, connection, warm
 from sandbox.serve.ahead import Ahead
 from sandbox.serve.connection import Opening
 from sandbox.serve.conversation import Caller
@@ -83,9 +84,19 @@ def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
         opening.sock.sendall(json.dumps(said).encode())
 
     monkeypatch.setattr(connection, "serve", serve)
+    monkeypatch.setattr(warm, "again", lambda supervisor: None)
     one = Ahead(cast("Any", "the supervisor"), loop, alive, -1)
     yield one
     one.drop()
+
+
+def ready(one: Ahead) -> Ahead:
+    """One that has said that it is ready, or has ended."""
+    assert one._one is not None
+    poll = select.poll()
+    poll.register(one._one.sock, select.POLLIN)
+    assert poll.poll(PATIENCE * 1000)
+    return one
 
 
 @contextlib.contextmanager
@@ -103,7 +114,7 @@ def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: Ahead, loo
     waiting.tick(0.0)
     assert waiting.due() is None
     with opened(alive) as (client, opening):
-        assert waiting.take(opening, told.append)
+        assert ready(waiting).take(opening, told.append)
         assert opening.sock.fileno() == -1
         assert json.loads(client.recv(4096)) == [7, 8, 9, 12.5, alive, "the supervisor"]
         assert client.recv(1) == b""
@@ -124,7 +135,7 @@ def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
     waiting.tick(1e9)
     assert len(loop.made) == 1
     with opened(alive) as (_, opening):
-        assert waiting.take(opening, lambda status: None)
+        assert ready(waiting).take(opening, lambda status: None)
     due = waiting.due()
     assert due is not None
     assert due > time.monotonic()
@@ -135,11 +146,32 @@ def test_one_is_for_one_connection_and_the_next_comes_when_a_request_has_ended(
     assert len(loop.made) == 2
 
 
+def test_one_that_is_not_ready_yet_is_not_waited_for_and_takes_the_next(
+    waiting: Ahead, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    waiting.alive = read
+    monkeypatch.setattr(warm, "again", lambda supervisor: select.select([read], [], []))
+    try:
+        waiting.tick(0.0)
+        with opened(alive) as (client, opening):
+            assert not waiting.take(opening, lambda status: None)
+            assert waiting.due() is None
+            os.write(write, b"go")
+            assert ready(waiting).take(opening, lambda status: None)
+            assert client.recv(1) == b"["
+    finally:
+        os.close(read)
+        os.close(write)
+
+
 def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
     waiting: Ahead, loop: Loop, alive: int
 ) -> None:
     waiting.tick(0.0)
     assert waiting._one is not None
+    ready(waiting)
+    assert waiting._one.is_ready()
     with opened(alive) as (client, opening):
         raw = ahead._CALLER.pack(7, 8, 9, 12.5)
         socket.send_fds(waiting._one.sock, [raw], [opening.sock.fileno()])
@@ -151,8 +183,11 @@ def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
         assert client.recv(1) == b"["
 
 
-def test_one_that_is_let_go_ends_and_is_told_to_nobody(waiting: Ahead, loop: Loop, alive: int) -> None:
+@pytest.mark.parametrize("heard", [False, True])
+def test_one_that_is_let_go_ends_and_is_told_to_nobody(waiting: Ahead, loop: Loop, alive: int, *, heard: bool) -> None:
     waiting.tick(0.0)
+    if heard:
+        ready(waiting)
     waiting.drop()
     assert loop.ends(0) == 0
     with opened(alive) as (_, opening):
@@ -169,10 +204,10 @@ def test_one_that_was_killed_takes_no_connection_along(waiting: Ahead, loop: Loo
         assert opening.sock.fileno() >= 0
     assert loop.ends(0) == 137
     assert told == []
-    # Not at once, so that one that is always killed does not keep the loop busy.
+    # Not before its time, so that one that is always killed does not keep the loop busy.
     due = waiting.due()
     assert due is not None
-    assert due > time.monotonic()
+    assert due >= ahead.AGAIN_SECONDS
     waiting.tick(due)
     assert waiting.due() is None
 
@@ -205,7 +240,7 @@ def test_it_has_none_of_the_caller_s_descriptors_but_what_it_needs(
     with opened(alive):  # two descriptors of ours at its fork that it is not to have
         waiting.tick(0.0)
     with opened(alive) as (client, opening):
-        assert waiting.take(opening, lambda status: None)
+        assert ready(waiting).take(opening, lambda status: None)
         # 0 to 2, the pipe, the connection, and the directory that is being read.
         assert client.recv(64) == b"6 True"
 
