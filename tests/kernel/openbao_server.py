@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import socket
 import ssl
@@ -99,11 +100,17 @@ def running(base: Path) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback that nobody has now, and that the kernel gives to nobody who does not ask for its number: one
+    that it gives was another connection's before the server had it, or while one was started anew (ip(7))."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    beyond = [port for port in range(10_000, 65_536) if not low <= port <= high]
+    assert len(beyond) > 1_000
+    for port in random.sample(beyond, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port of a hundred is free")
 
 
 def started(base: Path, *arguments: str) -> subprocess.Popen[bytes]:
