@@ -50,6 +50,10 @@ def manifest(agent_id: str, **fields: Any) -> str:
     return MANIFEST.format(**{**DEFAULTS, "id": agent_id, **fields})
 
 
+async def trusting(card: Card) -> None:
+    """A verification that takes any package."""
+
+
 def package(home: Path, agent_id: str, *, directory: str = "", **fields: Any) -> Path:
     """A package of this agent below the home."""
     path = home / "agents" / (directory or agent_id)

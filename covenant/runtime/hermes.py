@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -48,8 +48,8 @@ class Log(Protocol):
         """Write a row; its id."""
 
 
-# Refuses a card whose package no operator signed; blocking, in a thread.
-Verify = Callable[[Card], None]
+# Refuses a card whose package no operator signed.
+Verify = Callable[[Card], Awaitable[None]]
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Hermes:
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
         """As ``running.Runner``."""
         api = self._configured()
-        await anyio.to_thread.run_sync(self._verify, card)
+        await self._verify(card)
         await self.probe()
         limit_ms = card.manifest.resources.cpu_ms_per_task
         clock = "cpu_ms_per_task"

@@ -1,14 +1,17 @@
 """Whether an operator signed a package, as far as a process without rights can say.
 
-Only agents that no sandbox holds need it here: the supervisor verifies every other one itself. The root is that of the
-operator's working copy below the home, which decides nothing there. So what this cannot know is a root or a revocation
-that the supervisor has and the copy has not, the highest serial that was accepted, and the greatest time ever seen.
+Only agents that no sandbox holds need it here: the supervisor verifies every other one itself. Where one is there it is
+asked about these as well. Elsewhere the root is that of the operator's working copy below the home, which decides
+nothing there: what that cannot know is a root or a revocation that the copy has not, the highest serial that was
+accepted, and the greatest time ever seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import anyio.to_thread
 
 from covenant import trust_root
 from covenant.runtime import packages
@@ -39,3 +42,13 @@ def verify(card: Card, *, home: Path, state: Path, host: str, now_ms: Callable[[
     if manifest != card.manifest:
         raise errors.StaleAgentError(f"the manifest of agent `{card.id}` was changed", where=card.where)
     trust.authorise(trusted, agent_id=manifest.agent.id, role=manifest.agent.role, operator=manifest.agent.operator)
+
+
+async def ask_or_verify(card: Card, *, ask: Callable[[Card], Awaitable[bool]], verify: Callable[[Card], None]) -> None:
+    """Have the supervisor verify the package (``ask``); ``verify`` it here only where none was there to ask.
+
+    Raises:
+        errors.CovenantError: whichever of the two was to say refuses it.
+    """
+    if not await ask(card):
+        await anyio.to_thread.run_sync(verify, card)

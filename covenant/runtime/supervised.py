@@ -62,6 +62,24 @@ class Supervised:
             raise told.with_told(e, await _told(beside[-1]) if beside else None) from None
         return _result(client.answer_of(document), card, await _told(beside[-1] if beside else None))
 
+    async def check(self, card: Card) -> bool:
+        """Whether the supervisor was there to verify a package that it is not asked to run; False where none is, or
+        none for this user.
+
+        Raises:
+            errors.CovenantError: it refuses the package, or cannot be asked though it is there.
+        """
+        try:
+            with _limited(_ASK_SECONDS, "did not verify the package in time"), packages.opened(card) as directory:
+                checked = await self._until_taken(
+                    lambda: self._ask("check_package", fds=[directory], manifest_sha256=card.digest)
+                )
+        except (errors.NoSupervisorError, errors.CallerError):
+            return False
+        if (checked.get("kind"), checked.get("agent_id")) != ("checked", card.id):
+            raise errors.ServiceError("the supervisor does not speak as one: it verified another package")
+        return True
+
     async def end(self, intent_id: str, *, reason: str) -> bool:
         """As ``running.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed."""
         with _limited(_ASK_SECONDS, "did not end the run in time"):

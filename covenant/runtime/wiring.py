@@ -40,9 +40,10 @@ async def opened(settings: Settings, *, audit: Log, now_ms: Callable[[], int]) -
         grace_ms=settings.projection.preempt_grace_ms,
     )
     api = HermesApi(settings.hermes_base_url, settings.hermes_api_key) if settings.hermes_base_url else None
-    verify = functools.partial(
+    here = functools.partial(
         signatures.verify, home=settings.home, state=_state(settings), host=os.uname().nodename, now_ms=now_ms
     )
+    verify = functools.partial(signatures.ask_or_verify, ask=sandboxes.check, verify=here)
     async with Hermes(api, audit=audit, verify=verify, now_ms=now_ms) as hermes:
         by_runtime = dict.fromkeys(("python3", "node", "rust-bin"), sandboxes)
         yield Runtime(Runners({**by_runtime, "hermes": hermes}, hermes), sandboxes, hermes)

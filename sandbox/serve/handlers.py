@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sandbox.serve import oversee, runs
+from sandbox.serve import checking, oversee, runs
 from sandbox.serve.conversation import Conversation
 
 HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {
@@ -15,4 +15,5 @@ HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {
     "logs": oversee.logs,
     "wait": oversee.wait,
     "run": runs.run,
+    "check_package": checking.check_package,
 }

@@ -87,6 +87,19 @@ class Run(Request):
         return 1
 
 
+class CheckPackage(Request):
+    """Would the supervisor take this package, signed as it is, for an operator's? Nothing of it is run, and no row is
+    written. ``manifest_sha256`` as of ``Run``."""
+
+    kind: Literal["check_package"]
+    manifest_sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+    @property
+    def descriptors(self) -> int:
+        """The package's directory."""
+        return 1
+
+
 RunId = Annotated[str, pydantic.Field(min_length=1, max_length=36)]
 
 
@@ -138,6 +151,7 @@ KINDS: Final[Mapping[str, type[Request]]] = {
     "logs": Logs,
     "wait": Wait,
     "run": Run,
+    "check_package": CheckPackage,
 }
 
 

@@ -44,8 +44,8 @@ def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: in
     talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, retelling.refused):
-            package = packages.read(directory) if talk.caller.uid == 0 else _of_caller(talk, own, directory)
-            _check_seen(package, asked.manifest_sha256)
+            package = packages.read(directory) if talk.caller.uid == 0 else verified(talk, own, directory).package
+            check_seen(package, asked.manifest_sha256)
         # Its children lie beside it; who may not look there has none.
         with in_their_name(talk, own):
             children = stack.enter_context(packages.beside(directory))
@@ -67,7 +67,7 @@ def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: in
         return own.run(request, watches=talk.watches(detach=asked.detach))
 
 
-def _check_seen(package: Package, digest: str | None) -> None:
+def check_seen(package: Package, digest: str | None) -> None:
     """Whoever asks may have decided by a manifest: that its caller holds what it requires, for one.
 
     Raises:
@@ -124,9 +124,9 @@ def in_their_name(talk: Conversation, own: Supervisor) -> Iterator[None]:
         yield
 
 
-def _of_caller(talk: Conversation, own: Supervisor, directory: int) -> Package:
-    """The package of somebody who is not root: read with their rights and within their bounds, and verified before a
-    second of theirs is read. ``lifecycle`` verifies it again, as it does for everybody.
+def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.TrustedPackage:
+    """The package of a caller: read with their rights and within their bounds, and verified before a second of theirs
+    is read. ``lifecycle`` verifies it again, as it does for everybody.
 
     Raises:
         errors.CovenantError: it cannot be read, is not signed, or no operator's signature holds.
@@ -138,7 +138,7 @@ def _of_caller(talk: Conversation, own: Supervisor, directory: int) -> Package:
         if package.envelope is None:
             # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
             raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
-        trust.verify(
+        return trust.verify(
             package,
             own.state.trust_root(now_ms),
             now_ms=now_ms,
@@ -146,7 +146,6 @@ def _of_caller(talk: Conversation, own: Supervisor, directory: int) -> Package:
             serials=own.state,
             greatest_time_ms=own.state.greatest_time_ms(),
         )
-    return package
 
 
 def document(answer: Answer) -> dict[str, Any]:

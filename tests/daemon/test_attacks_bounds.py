@@ -121,7 +121,7 @@ async def _hermes(home: Path, script: Script, policy: str) -> AsyncIterator[tupl
     async with (
         hermes_double.serving(script) as double,
         Hermes(
-            HermesApi(double.url, hermes_double.KEY), audit=log, verify=lambda card: None, now_ms=lambda: NOW_MS
+            HermesApi(double.url, hermes_double.KEY), audit=log, verify=runtime_kit.trusting, now_ms=lambda: NOW_MS
         ) as one,
     ):
 

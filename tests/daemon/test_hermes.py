@@ -86,7 +86,7 @@ async def _bench(
     async with hermes_double.serving(script) as double:
         log = Log()
         api = HermesApi(double.url, key)
-        async with Hermes(api, audit=log, verify=lambda card: None, now_ms=lambda: NOW_MS) as hermes:
+        async with Hermes(api, audit=log, verify=runtime_kit.trusting, now_ms=lambda: NOW_MS) as hermes:
             yield Bench(double, hermes, log, await _card(home, **manifest))
 
 
@@ -380,7 +380,7 @@ def test_an_address_that_runs_may_not_be_sent_to(url: str) -> None:
 
 
 async def test_without_an_address_a_hermes_agent_is_refused(tmp_path: Path) -> None:
-    async with Hermes(None, audit=Log(), verify=lambda card: None, now_ms=lambda: NOW_MS) as hermes:
+    async with Hermes(None, audit=Log(), verify=runtime_kit.trusting, now_ms=lambda: NOW_MS) as hermes:
         with pytest.raises(errors.HermesUnconfiguredError):
             await hermes.run(await _card(tmp_path), Intent("i", "x", NOW_MS), caller=runtime_kit.ALICE, deadline=None)
 
@@ -394,7 +394,7 @@ async def test_an_agent_that_no_operator_signed_is_not_sent_anywhere(tmp_path: P
     (home / "trust" / "root.json").write_bytes(signing.new_root("tester", key, now_ms=NOW_MS))
     (home / "trust" / "root.json").chmod(0o600)
 
-    def verify(card: Card) -> None:
+    async def verify(card: Card) -> None:
         signatures.verify(card, home=home, state=home / "supervisor", host="box", now_ms=lambda: NOW_MS)
 
     def sign(card: Card, by: Ed25519PrivateKey) -> None:

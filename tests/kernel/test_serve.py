@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
 from sandbox import registry
 from sandbox.serve import client, hardening
+from sandbox.state import State
 from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, STRANGER, Served, asked, covenant
@@ -91,6 +93,41 @@ def test_a_package_with_another_manifest_than_was_seen_is_not_run(served: Served
     assert (answer["kind"], answer["code"]) == ("error", "agent_changed")
     (row,) = served.world.rows()[before:]
     assert (row["kind"]["type"], row["kind"]["code"]) == ("manifest_rejected", "agent_changed")
+
+
+def _checked(served: Served, package: Path, **fields: Any) -> dict[str, Any]:
+    with served.connected() as sock, serving.opened(package) as directory:
+        return client.ask(sock, "check_package", fds=[directory], **fields)
+
+
+def test_a_package_that_runs_elsewhere_is_verified_and_leaves_no_trace(served: Served) -> None:
+    world, before = served.world, len(served.world.rows())
+    manifest = (
+        '[agent]\nid = "far"\nname = "Far"\nversion = "1.0.0"\nruntime = "hermes"\n'
+        '[resources]\nnetwork = "off"\n'
+    )
+        '[agent]\nid = "far"\nname = "Far"\nversion = "1.0.0"\nruntime = "hermes"\n[resources]\nnetwork = "off"\n'
+    )
+    package = world.package({"agent.toml": manifest}, name="far")
+    with pytest.raises(errors.UnsignedError):
+        _checked(served, package)
+    world.sign(package, key=Ed25519PrivateKey.generate())
+    with pytest.raises(errors.SignatureError):
+        _checked(served, package)
+    world.sign(package)
+    digest = hashlib.sha256((package / "agent.toml").read_bytes()).hexdigest()
+    answer = _checked(served, package, manifest_sha256=digest)
+    assert (answer["kind"], answer["agent_id"], answer["trust_root"]) == ("checked", "far", 1)
+    assert (answer["manifest_sha256"], bool(answer["signers"])) == (digest, True)
+    with pytest.raises(errors.StaleAgentError):
+        _checked(served, package, manifest_sha256="0" * 64)
+    (package / "more.txt").write_text("nobody signed this")
+    with pytest.raises(errors.DigestMismatchError):
+        _checked(served, package)
+    # Nothing was accepted: the serial is as free as it was, and the log says nothing.
+    with State(world.state) as state:
+        assert state.accepted("far") is None
+    assert len(world.rows()) == before
 
 
 def test_an_answer_comes_with_what_was_said_on_the_way(served: Served, hello: Path) -> None:

@@ -80,7 +80,7 @@ def test_any_body_is_a_request_or_refused(data: bytes) -> None:
     _parse(data)
 
 
-_FIELDS = ["text", "timeout_ms", "user", "detach", "run", "rows", "on_behalf_of", "x"]
+_FIELDS = ["text", "timeout_ms", "user", "detach", "run", "rows", "on_behalf_of", "manifest_sha256", "x"]
 
 
 @given(

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.runtime import supervised, told
+from covenant.runtime import signatures, supervised, told
 from covenant.runtime.agents import Agents
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Usage, spent
@@ -292,3 +292,59 @@ async def _until(look: Callable[[], bool]) -> None:
     with anyio.fail_after(30):
         while not look():  # noqa: ASYNC110 - what is waited for happens in a thread
             await anyio.sleep(0.01)
+
+
+async def test_a_package_is_verified_by_its_descriptor_and_what_was_seen(tmp_path: Path, card: Card) -> None:
+    with SupervisorDouble(tmp_path / "s.sock", _checked("a")) as double, anyio.fail_after(30):
+        assert await _asking(double.path).check(card)
+    (request,) = double.requests
+    del request["agent_id"]
+    asked = protocol.parse(json.dumps(request).encode())
+    assert isinstance(asked, protocol.CheckPackage)
+    assert asked.manifest_sha256 == hashlib.sha256((card.directory / "agent.toml").read_bytes()).hexdigest()
+
+
+def _checked(agent_id: str) -> Callable[[Document], Document]:
+    return lambda request: {"kind": "checked", "agent_id": agent_id}
+
+
+def _refusing(error: errors.CovenantError) -> Callable[[Document], Document]:
+    def act(request: Document) -> Document:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "refused"),
+    [
+        (_refusing(errors.RevokedError("the key is revoked")), errors.RevokedError),
+        (_refusing(errors.RequestError("the request is refused: of unknown kind")), errors.RequestError),
+        (_checked("b"), errors.ServiceError),
+    ],
+    ids=["refused", "not understood", "of another agent"],
+)
+async def test_a_supervisor_that_does_not_say_yes_has_said_no(
+    act: Callable[[Document], Document], refused: type[errors.CovenantError], tmp_path: Path, card: Card
+) -> None:
+    with SupervisorDouble(tmp_path / "s.sock", act) as double, anyio.fail_after(30), pytest.raises(refused):
+        await _asking(double.path).check(card)
+
+
+async def test_only_where_none_is_there_or_none_for_us_nobody_was_asked(tmp_path: Path, card: Card) -> None:
+    nowhere = Supervised(supervised.connector([str(tmp_path / "none.sock")], named=False), now_ms=lambda: 1_000)
+    assert not await nowhere.check(card)
+    strange = _refusing(errors.CallerError("this user may not ask the supervisor"))
+    with SupervisorDouble(tmp_path / "s.sock", strange) as double, anyio.fail_after(30):
+        assert not await _asking(double.path).check(card)
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_package_is_verified_here_only_where_nobody_else_did(there: bool, card: Card) -> None:
+    verified: list[Card] = []
+
+    async def ask(asked: Card) -> bool:
+        return there
+
+    await signatures.ask_or_verify(card, ask=ask, verify=verified.append)
+    assert verified == ([] if there else [card])
