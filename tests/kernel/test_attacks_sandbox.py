@@ -71,7 +71,7 @@ def test_the_terminal_cannot_stop_the_clock(world: World, backend: dict[str, Any
     wait(lambda: state_of(control.pid) == "T")
     control.kill()
     control.wait()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert b'"deadline"' in out, (out, err)
     assert ends(world)[-1]["code"] == "deadline"
 
@@ -88,7 +88,7 @@ def test_whatever_ends_the_supervisor_ends_the_run_with_a_row(
     process.send_signal(number)
     time.sleep(0.01)
     process.send_signal(number)  # a second one must not cut the clean-up short
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert [row["code"] for row in ends(world)] == ["interrupted"]
     assert leftovers(world) == []
 

@@ -25,7 +25,7 @@ from sandbox.kernel import conntrack
 from sandbox.kernel import netns as spaces
 from sandbox.network import addresses as own
 from sandbox.network import uplink, walls
-from tests.kernel import internet
+from tests.kernel import internet, live_runs
 from tests.kernel.internet import METADATA, RESOLVER, Internet
 from tests.kernel.open_gateway import Opened
 from tests.unit.policy.compile import sample
@@ -204,10 +204,10 @@ def test_fragments_are_put_together_before_they_are_judged(opened: Opened, wire:
 
 
 def test_an_echo_is_refused_and_an_error_about_a_granted_flow_comes_back(opened: Opened, wire: socket.socket) -> None:
-    before = opened.run("gateway", "nft", "list", "counter", "inet", "covenant", "refused_other")
+    counter = ("gateway", "nft", "list", "counter", "inet", "covenant", "refused_other")
+    before = opened.run(*counter)
     wire.send(ethernet(echo4(own.AGENT4, "93.184.216.34"), _ETH_IP))
-    time.sleep(0.2)
-    assert opened.run("gateway", "nft", "list", "counter", "inet", "covenant", "refused_other") != before
+    live_runs.until(lambda: opened.run(*counter) != before)
 
     def ask() -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
