@@ -103,9 +103,6 @@ def _checked(served: Served, package: Path, **fields: Any) -> dict[str, Any]:
 def test_a_package_that_runs_elsewhere_is_verified_and_leaves_no_trace(served: Served) -> None:
     world, before = served.world, len(served.world.rows())
     manifest = (
-        '[agent]\nid = "far"\nname = "Far"\nversion = "1.0.0"\nruntime = "hermes"\n'
-        '[resources]\nnetwork = "off"\n'
-    )
         '[agent]\nid = "far"\nname = "Far"\nversion = "1.0.0"\nruntime = "hermes"\n[resources]\nnetwork = "off"\n'
     )
     package = world.package({"agent.toml": manifest}, name="far")
