@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 
