@@ -65,9 +65,10 @@ def answers(home: pathlib.Path) -> bool:
 
 
 @contextlib.contextmanager
-def process(home: pathlib.Path, clone: pathlib.Path, **more: str) -> Iterator[Process]:
+def process(home: pathlib.Path, clone: pathlib.Path, *words: str, **more: str) -> Iterator[Process]:
+    """A daemon that answers, started by these ``words``."""
     popen = subprocess.Popen(
-        command(),
+        words or command(),
         cwd=clone,
         env=environment(home, **more),
         stderr=subprocess.PIPE,

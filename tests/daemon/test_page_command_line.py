@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import pytest
 from covenant.cli import main
 from tests import cli_daemon_kit
 from tests.cli_kit import call
+from tests.daemon.test_lifecycle import process, rows
+from tests.house.test_docs import commands
 
 _FENCE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]+)`)? ?\|(.*)\|$", re.MULTILINE)
@@ -63,6 +67,18 @@ def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pyte
                 assert re.fullmatch(pattern, line), (command, line, wanted)
             ran += 1
     assert ran >= 25
+
+
+def test_the_daemon_of_the_page_is_started_reached_and_stopped(covenant_home: Path, clone: Path) -> None:
+    line = "covenant daemon"
+    assert line in commands((clone / "docs/command-line.md").read_text())
+    program, *words = shlex.split(line)
+    with process(covenant_home, clone, str(Path(sys.executable).parent / program), *words) as one:
+        # It has been asked over its socket; Ctrl-C ends it as it ends covenantd.
+        status, said = one.end(signal.SIGINT)
+    assert status == 0, said
+    assert not (covenant_home / "sock").exists()
+    assert [row["reason"] for row in rows(covenant_home, "daemon_stopped")] == ["SIGINT"]
 
 
 def verbs() -> set[str]:
