@@ -18,18 +18,21 @@ _TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
 # So many values in one document, those of lists and objects within it counted. Reading is one call that lets nothing
 # else run, in whatever thread, and takes long by values and not by bytes: 4 MiB of `[]` held the daemon for a second.
 MAX_VALUES: Final = 32_768
-_TOO_MANY: Final = f"more than {MAX_VALUES} values in one document"
+# A row that was made of one request has its values and some of its own.
+MAX_STORED: Final = 2 * MAX_VALUES
 
 
-def read(raw: bytes) -> Any:
-    """The value of one JSON document: two equal keys, NaN, infinite numbers, too much depth and too many values are
-    refused.
+def read(raw: bytes, most: int = MAX_VALUES) -> Any:
+    """The value of one JSON document: two equal keys, NaN, infinite numbers, too much depth and more than ``most``
+    values are refused.
 
     Raises:
         errors.MalformedRequestError: it is not that.
     """
-    if _too_many(raw):
-        raise errors.MalformedRequestError(_TOO_MANY, hint="send it in parts, or as one text")
+    if _too_many(raw, most):
+        raise errors.MalformedRequestError(
+            f"more than {most} values in one document", hint="send it in parts, or as one text"
+        )
     try:
         value = _DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError:
@@ -48,16 +51,16 @@ def read(raw: bytes) -> Any:
     return value
 
 
-def _too_many(raw: bytes) -> bool:
+def _too_many(raw: bytes, most: int) -> bool:
     """Before any of it is read: a value follows a comma or an opening bracket, or is the only one."""
-    if _values(raw) <= MAX_VALUES:
+    if _values(raw) <= most:
         return False
     # Some of these may stand in texts. Backslashes come in pairs or escape what follows, and stand in texts alone.
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     # A value is one text at most, with its key two: more quotes are too many, and less make few parts below.
-    if plain.count(b'"') > 4 * MAX_VALUES:
+    if plain.count(b'"') > 4 * most:
         return True
-    return _values(b"".join(plain.split(b'"')[::2])) > MAX_VALUES
+    return _values(b"".join(plain.split(b'"')[::2])) > most
 
 
 def _values(raw: bytes) -> int:

@@ -164,7 +164,7 @@ def _scope(raw: bytes) -> _Scope | None:
     if raw.count(b"{") + raw.count(b"[") > strict.MAX_DEPTH // 2:
         return None
     try:
-        return _Scope(strict.read(raw))
+        return _Scope(strict.read(raw, strict.MAX_STORED))
     except errors.MalformedRequestError:
         return None
 
@@ -224,7 +224,7 @@ def read_used(line: bytes) -> tuple[str, int, int | None]:
 
 def _read(line: bytes) -> dict[str, Any]:
     try:
-        value = strict.read(line)
+        value = strict.read(line, strict.MAX_STORED)
     except errors.MalformedRequestError as e:
         raise UnreadableError from e
     if not isinstance(value, dict):

@@ -63,7 +63,7 @@ def read(raw: bytes) -> Row:
         errors.StoreError: it is no line of a registry. Who may connect is not guessed.
     """
     try:
-        row = strict.read(raw)
+        row = strict.read(raw, strict.MAX_STORED)
         token_digest, prefix, clear = _token(row)
         if row["type"] == "revoked":
             return Row(Revoked(token_digest, _number(row["revoked_at"])), clear)

@@ -90,6 +90,16 @@ async def test_everything_is_there_after_a_restart(place: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
 
 
+async def test_a_grant_of_as_many_values_as_its_bytes_hold_is_there_after_a_restart(place: Path) -> None:
+    large = granted(ADA, "calendar.read", {"version": 1, "ids": [0] * 32_700})
+    store = await reopened(place)
+    await store.grant(large, 10)
+    await store.close()
+    store = await reopened(place)
+    assert store.find(ADA.pubkey, "calendar.read", 30) == large
+    await store.close()
+
+
 async def test_a_revocation_bears_the_daemons_signature(place: Path) -> None:
     store = await reopened(place)
     signed = granted(ADA, "memory.read")
