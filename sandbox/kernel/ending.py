@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import time
@@ -82,6 +83,8 @@ class _Killed:
     def __init__(self) -> None:
         self._dying: dict[int, int] = {}
         self._untold: set[int] = set()
+        # The others are for the files of the leaves, without which none is thawed, and for who cuts their networks.
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
     def close(self) -> None:
         """Let go of all of them."""
@@ -95,6 +98,10 @@ class _Killed:
     def send(self, pid: int) -> None:
         """SIGKILL, to whoever is there."""
         with contextlib.suppress(ProcessLookupError):
+            if len(self._dying) >= self._most:
+                os.kill(pid, signal.SIGKILL)
+                self._untold.add(pid)
+                return
             try:
                 fd = os.pidfd_open(pid)
             except ProcessLookupError:
