@@ -183,10 +183,12 @@ def run(
             join_files=() if leaf is None else leaf.join_files(),
         )
         child = stack.enter_context(process.spawn(launch))
+        if leaf is not None:
+            stack.callback(leaf.kill)  # before it is waited for: what stands in a stopped cgroup takes no signal
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
         started = os.eventfd(1, os.EFD_CLOEXEC)
         stack.callback(os.close, started)
-        channel = _channel(child, started, rounds, watches or {})
+        channel = _channel(child, leaf, started, rounds, watches or {})
         if steering is not None:
             channel = steering.joined(channel, None)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
@@ -304,11 +306,18 @@ def _covers(hidden: Sequence[str], plan: Plan) -> list[str]:
 
 
 def _channel(
-    child: process.Child, started: int, rounds: Sequence[Round], watches: Mapping[int, Callable[[], Outcome]]
+    child: process.Child,
+    leaf: cgroupfs.Leaf | None,
+    started: int,
+    rounds: Sequence[Round],
+    watches: Mapping[int, Callable[[], Outcome]],
 ) -> Channel:
     def kill() -> None:
         # The keeper ends with the namespace; its own death would end it too, but nobody would wait for that.
         child.signal(confine.KILL_ALL)
+        # Whoever stopped it to revoke it may have been killed over it, and then nothing else ever lets it die.
+        if leaf is not None:
+            leaf.kill()
 
     return Channel(
         stdin=child.stdin,

@@ -231,6 +231,32 @@ def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypa
     _revoked(answers[0])
 
 
+def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed_over_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
+    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
+    package = world.sign(world.package({"main.py": SLEEPS}, **fields))
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(world.run(package)))
+    thread.start()
+    (one,) = until(lambda: registry.live(world.state / "runs"))
+    until(lambda: _of_uid(identity.uid))
+    stopped = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
+    stopped.adopt(bundle.cgroups_of(one.path))
+    stopped.freeze()
+    try:
+        bundle.mark_revoked(one.path, "stolen")
+        thread.join(60)
+        assert not thread.is_alive()
+    finally:
+        ending.kill([stopped])
+        thread.join(60)
+    _revoked(answers[0], "stolen")
+    assert _of_uid(identity.uid) == []
+
+
 def _of_uid(uid: int) -> list[int]:
     """Processes of a user."""
     found = []
