@@ -96,21 +96,23 @@ def test_it_needs_no_descriptor_to_know_that_all_are_gone(monkeypatch: pytest.Mo
 def test_many_at_once_leave_descriptors_for_the_files_of_their_cgroups() -> None:
     """Without one no leaf is thawed, so that none who was killed in it dies, and none of its lists is read."""
     many = JOIN + f"for _ in range({MANY}):\n    if not os.fork():\n        time.sleep(600)\nprint('in', flush=True)\n"
-    with cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}") as place:
-        with inside(place, many + "time.sleep(600)\n") as process:
-            started(process)
-            assert len(place.pids()) == MANY + 1
-            before = resource.getrlimit(resource.RLIMIT_NOFILE)
-            ours = len(os.listdir("/proc/self/fd"))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (ours + MANY // 2, before[1]))
-            try:
-                ending.kill([place])
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, before)
-                left = place.pids()
-                place.kill()
-            assert left == []
-            assert process.wait(60) == -9
+    with (
+        cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}") as place,
+        inside(place, many + "time.sleep(600)\n") as process,
+    ):
+        started(process)
+        assert len(place.pids()) == MANY + 1
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        ours = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ours + MANY // 2, before[1]))
+        try:
+            ending.kill([place])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            left = place.pids()
+            place.kill()
+        assert left == []
+        assert process.wait(60) == -9
 
 
 def test_whoever_joins_one_that_was_empty_stands_until_it_is_killed() -> None:

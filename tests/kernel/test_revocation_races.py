@@ -20,6 +20,7 @@ from policy.signing import change
 from policy.signing import envelope as envelopes
 from sandbox import bundle, oversight, registry, revocation, trusted_local
 from sandbox.kernel import cgroupfs, ending, process
+from sandbox.limits import METER
 from sandbox.state import State
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs, revoking
@@ -242,7 +243,7 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
     thread.start()
     (one,) = until(lambda: registry.live(world.state / "runs"))
-    until(lambda: _of_uid(identity.uid))
+    until((one.path / METER).exists)  # it has its intent
     stopped = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
     stopped.adopt(bundle.cgroups_of(one.path))
     stopped.freeze()
@@ -254,7 +255,7 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
         ending.kill([stopped])
         thread.join(60)
     _revoked(answers[0], "stolen")
-    assert _of_uid(identity.uid) == []
+    until(lambda: not _of_uid(identity.uid))
 
 
 def _of_uid(uid: int) -> list[int]:
