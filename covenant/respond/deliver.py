@@ -123,13 +123,16 @@ class Delivery:
         await self._server.audit.append("a2_a_task_cancelled", row)
 
     async def _make_room(self) -> None:
-        """Compact when the mailbox is half full, so that nobody has to think of it; not again for an hour."""
+        """Compact when the mailbox or what a sender may have in it is half full, so that nobody has to think of it; not
+        again for an hour where that made no room."""
         server, box = self._server, self._server.mailbox
         now_ms = server.now_ms()
         if box.fullness() < _HALF or now_ms - self._compacted_at_ms < _COMPACT_EVERY_MS:
             return
-        self._compacted_at_ms = now_ms
-        await server.audit.append("a2_a_compacted", {"dropped": await box.compact()})
+        dropped = await box.compact()
+        if box.fullness() >= _HALF:
+            self._compacted_at_ms = now_ms
+        await server.audit.append("a2_a_compacted", {"dropped": dropped})
 
     def _until_due(self) -> float:
         due_ms = self._server.mailbox.next_due_ms()

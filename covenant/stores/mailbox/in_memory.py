@@ -131,8 +131,11 @@ class InMemoryMailbox:
         return sorted((one for one in mine if one.state is State.RESULT_PENDING), key=lambda entry: entry.turn)
 
     def fullness(self) -> float:
-        """How much of what it may hold it holds."""
-        return max(len(self._book.entries) / self.limits.entries, self._book.size / self.limits.size)
+        """How much it holds of what it may, or of what a sender may have in it, whichever is more."""
+        tasks, size = self._book.most_held()
+        limits = self.limits
+        of_all = max(len(self._book.entries) / limits.entries, self._book.size / limits.size)
+        return max(of_all, tasks / limits.of_sender, size / limits.size_of_sender)
 
     def next_due_ms(self) -> int | None:
         """When ``expire`` next has something to do."""

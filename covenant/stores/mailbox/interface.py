@@ -299,7 +299,7 @@ class Mailbox(Protocol):
         ...
 
     def fullness(self) -> float:
-        """How much of what it may hold it holds, tasks or bytes: from 0 to 1."""
+        """How much it holds of what it may, or one sender of its part, in tasks or bytes, whichever is most: 0 to 1."""
         ...
 
     def next_due_ms(self) -> int | None:

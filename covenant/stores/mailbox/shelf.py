@@ -75,6 +75,10 @@ class Shelf:
         """How many tasks of a sender are kept, and how many bytes with their results."""
         return self._tasks_of.get(sender, 0), self._size_of.get(sender, 0)
 
+    def most_held(self) -> tuple[int, int]:
+        """The most tasks that one sender has here, and the most bytes."""
+        return max(self._tasks_of.values(), default=0), max(self._size_of.values(), default=0)
+
     def same(self, key: Key) -> list[Entry]:
         """The open tasks that are the same."""
         return [self.entries[name] for name in self._same.get(key, ())]
