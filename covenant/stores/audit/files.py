@@ -252,6 +252,9 @@ class Files:
         else:
             # The byte behind it ends what an earlier use left there.
             _write(self._pending, record + b"\0", 0)
+            # INVARIANT: before rows stand behind it. A power cut may keep any pages of one sync: rows of the new use
+            # behind the old opening would be no rows, and the log would end before what its head says.
+            os.fdatasync(self._pending)
         self._end = len(record)
 
     def _take_back(self) -> None:

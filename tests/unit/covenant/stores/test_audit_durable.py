@@ -364,6 +364,35 @@ async def test_pending_begins_anew_and_is_read_no_further_than_it_was_written(
     assert (home / "audit-head" / "pending").stat().st_size == 16 * 1024
 
 
+async def test_rows_stand_only_behind_an_opening_that_is_on_the_disk(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may keep any pages of one sync: behind the old opening the rows of the new use would be no rows."""
+    monkeypatch.setattr(files, "PENDING_BYTES", 16 * 1024)
+    steps: list[str] = []
+    write, sync = files._write, os.fdatasync
+
+    async with await opened(home) as log:
+
+        def written(fd: int, data: bytes, at: int) -> None:
+            if fd == log._files._pending:
+                steps.append("a row" if at else "opening")
+            write(fd, data, at)
+
+        def synced(fd: int) -> None:
+            sync(fd)
+            if fd == log._files._pending:
+                steps.append("sync")
+
+        monkeypatch.setattr(files, "_write", written)
+        monkeypatch.setattr(os, "fdatasync", synced)
+        for n in range(100):
+            await log.append("authentication_failed", failed(n))
+    begun = [at for at, step in enumerate(steps) if step == "opening"]
+    assert len(begun) > 2
+    assert {steps[at + 1] for at in begun} == {"sync"}
+
+
 # kill -9 ---------------------------------------------------------------------------------------------------------
 
 
