@@ -145,7 +145,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
         if (revoked := revocation.verdict(directory.path)) is not None:
             raise revoked
-        child = stack.enter_context(process.spawn(_launch(job, directory, leaf, mounts, places, gate, broker)))
+        launch = _launch(job, directory, leaf, mounts, places, gate, broker)
+        child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
         # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
         stack.callback(leaf.kill)
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
@@ -334,6 +335,17 @@ def _launch(
         network=None if gate is None else gate.spaces.agent,
         covered=job.covered,
         keep=() if passed is None else (passed,),
+    )
+
+
+def _patience(job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf) -> process.Patience:
+    """What is served while runsc is on its way: whoever ends the run, asks it or revokes it."""
+    asked = {} if job.steering is None else job.steering.before()
+    return process.Patience(
+        seconds=job.limits.start_seconds,
+        watches={**job.watches, **asked},
+        look=lambda: revocation.verdict(directory.path),
+        kill=leaf.kill,
     )
 
 

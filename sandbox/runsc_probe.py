@@ -147,7 +147,7 @@ class _Probe:
                 covered=covered,
             )
             began = time.monotonic()
-            child = stack.enter_context(process.spawn(launch))
+            child = stack.enter_context(process.spawn(launch, process.Patience(self._deadline, kill=leaf.kill)))
             # Whatever happens next, the whole leaf dies before the child is waited for.
             stack.callback(leaf.kill)
             output = _read(child, began + self._deadline)

@@ -182,7 +182,14 @@ def run(
             directory=WORKSPACE,
             join_files=() if leaf is None else leaf.join_files(),
         )
-        child = stack.enter_context(process.spawn(launch))
+        asked = {} if steering is None else steering.before()
+        patience = process.Patience(
+            seconds=limits.start_seconds,
+            watches={**(watches or {}), **asked},
+            look=lambda: None if directory is None else revocation.verdict(directory.path),
+            kill=(lambda: None) if leaf is None else leaf.kill,
+        )
+        child = stack.enter_context(process.spawn(launch, patience))
         if leaf is not None:
             stack.callback(leaf.kill)  # before it is waited for: what stands in a stopped cgroup takes no signal
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.

@@ -9,12 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy import errors
 from sandbox.kernel import libc, signals
+
+# How often ``Patience.look`` is asked, and how long whoever was killed may take to die (seconds).
+_LOOK_SECONDS, _DEATH_SECONDS = 0.25, 10.0
+_REPORT_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,24 @@ class Launch:
     keep: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long whoever starts a child waits until it executes, and what ends that wait before.
+
+    The child may stand on its way there: in a cgroup that somebody stopped, in a file system that does not answer.
+    ``watches`` are descriptors, each with what to do when it is readable, ``look`` is asked by the clock; an error of
+    either ends the wait with it. ``kill`` ends a child that dies of no signal before its cgroup is thawed.
+    """
+
+    seconds: float = 60.0
+    watches: Mapping[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
+    look: Callable[[], errors.RunError | None] = lambda: None
+    kill: Callable[[], None] = lambda: None
+
+
+_PATIENCE = Patience()
+
+
 @dataclass
 class Child:
     """A started child. Use as a context manager: leaving kills and reaps it and closes its descriptors."""
@@ -66,14 +90,22 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        dead = True
         if self.status is None:
             self.signal(signal.SIGKILL)
-            self.reap()
+            # A file system that does not answer lets go of nobody, and who waits for that waits for good.
+            if dead := _readable(self.pidfd, _DEATH_SECONDS):
+                self.reap()
         if not self._closed:
             self._closed = True
             for fd in (self.stdin, self.stdout, self.stderr, self.pidfd):
                 os.close(fd)
+        if not dead:
+            survives = f"process {self.pid} survives SIGKILL{_standing(self.pid)}"
+            if error is None:
+                raise errors.KernelError(survives)
+            error.add_note(survives)
 
     def signal(self, number: int) -> None:
         """Send a signal through the pidfd: never to a reused pid."""
@@ -89,11 +121,13 @@ class Child:
         return self.status
 
 
-def spawn(launch: Launch) -> Child:
+def spawn(launch: Launch, patience: Patience = _PATIENCE) -> Child:
     """Fork and execute ``launch``.
 
     Raises:
         errors.KernelError: a step in the child failed; its name and errno are in the message. Nothing runs.
+        errors.StartTimeoutError: it did not come to execve in time. Nothing runs.
+        errors.RunError: what ``patience`` watches said so.
     """
     # A signal between fork and _child would run the caller's handlers in the child, and what those raise would
     # unwind the caller's clean-up there: a second hand on the same run.
@@ -104,14 +138,61 @@ def spawn(launch: Launch) -> Child:
             stack.enter_context(child)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with os.fdopen(report_fd, "rb") as report:
-            failure = report.read()
+        stack.callback(os.close, report_fd)
+        try:
+            failure = _reported(child, report_fd, patience, launch.program)
+        except BaseException as e:
+            child.signal(signal.SIGKILL)
+            try:
+                patience.kill()
+            except errors.CovenantError as survives:
+                e.add_note(survives.message)
+            raise
         if failure:
-            child.reap()
             step, message = json.loads(failure)
             raise errors.KernelError(f"cannot start the sandbox: {step}: {message}")
         stack.pop_all()
+    os.close(report_fd)
     return child
+
+
+def _reported(child: Child, report: int, patience: Patience, program: str) -> bytes:
+    """What the child says of a step that failed; empty once it executes, or has died without a word."""
+    until, poll, said = time.monotonic() + patience.seconds, select.poll(), b""
+    for fd in (report, child.pidfd, *patience.watches):
+        poll.register(fd, select.POLLIN)
+    while True:
+        left = max(0.0, until - time.monotonic())
+        ready = [fd for fd, _ in poll.poll(min(left, _LOOK_SECONDS) * 1000)]
+        if report in ready:
+            if not (piece := os.read(report, _REPORT_BYTES)):
+                return said
+            said += piece
+        elif child.pidfd in ready:
+            return said  # and whoever else was forked meanwhile may hold the other end of its report
+        else:
+            for look in (*(patience.watches[fd] for fd in ready), patience.look):
+                if (end := look()) is not None:
+                    raise end
+            if not left:
+                raise errors.StartTimeoutError(
+                    f"`{program}` was not executed within {patience.seconds:g} s{_standing(child.pid)}",
+                    hint="thaw its cgroup if somebody stopped it; see whether a file system or the kernel hangs",
+                )
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _standing(pid: int) -> str:
+    """Where in the kernel a process waits, in words; nothing where that cannot be read (proc_pid_wchan(5))."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+        if (place := file.read().strip()) not in ("", "0"):
+            return f", it stands in the kernel's `{place}`"
+    return ""
 
 
 def _fork(launch: Launch) -> tuple[Child, int]:

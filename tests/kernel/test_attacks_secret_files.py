@@ -50,7 +50,7 @@ def test_what_is_revoked_while_the_vault_is_asked_is_not_started(keyed: World, m
         seal(self)
 
     monkeypatch.setattr(secret_files.SecretFiles, "seal", revoke_then_seal)
-    monkeypatch.setattr(process, "spawn", lambda launch: pytest.fail("it was started"))
+    monkeypatch.setattr(process, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.RunRevokedError, match=LEAKS):
         keyed.run(package)
     operator.join()

@@ -72,7 +72,7 @@ def test_what_was_verified_under_the_old_root_does_not_start(world: World, monke
         assert operator.enforced == revocation.NOTHING  # no label to be seen yet
 
     monkeypatch.setattr(State, "accept", accept_then_revoke)
-    monkeypatch.setattr(process, "spawn", lambda launch: pytest.fail("it was started"))
+    monkeypatch.setattr(process, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.TrustError, match="verified under trust root version 1, 2 holds now"):
         world.run(package)
     assert _ended(world) == ["trust_root"]
@@ -88,7 +88,7 @@ def test_a_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, m
         note(self, paths)
 
     monkeypatch.setattr(bundle.RunDirectory, "note_cgroups", revoke_then_note)
-    monkeypatch.setattr(process, "spawn", lambda launch: pytest.fail("it was started"))
+    monkeypatch.setattr(process, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.RunRevokedError, match=LEAKS):
         world.run(package)
     operator.join()
@@ -108,12 +108,12 @@ def test_a_sandbox_that_is_just_being_started_stands_and_is_killed(
         stop(leaves)
         stopped.set()
 
-    def revoke_then_spawn(launch: process.Launch) -> process.Child:
+    def revoke_then_spawn(launch: process.Launch, patience: process.Patience) -> process.Child:
         monkeypatch.setattr(process, "spawn", spawn)
         operator.begun()
         assert stopped.wait(10)
         # Without the stop this sandbox would start: its keeper looked for the mark before it was there.
-        return spawn(launch)
+        return spawn(launch, process.Patience(kill=patience.kill))
 
     monkeypatch.setattr(ending, "stop", stop_and_say)
     monkeypatch.setattr(process, "spawn", revoke_then_spawn)

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -104,3 +105,85 @@ def test_what_the_caller_ignores_the_child_does_not() -> None:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+@pytest.fixture
+def stands(tmp_path: Path) -> process.Launch:
+    """A child that stands on its way to execve, as in a stopped cgroup: nobody reads from what it opens to write."""
+    os.mkfifo(tmp_path / "fifo")
+    return process.Launch("/bin/true", ["true"], {}, join_files=[str(tmp_path / "fifo")])
+
+
+def _ours() -> tuple[list[str], set[str]]:
+    """The descriptors and the children of this process."""
+    children = [task.joinpath("children").read_text().split() for task in Path("/proc/self/task").iterdir()]
+    return sorted(os.listdir("/proc/self/fd")), {pid for some in children for pid in some}
+
+
+def _nothing_left(before: tuple[list[str], set[str]]) -> None:
+    descriptors, children = _ours()
+    assert descriptors == before[0]
+    assert children <= before[1]
+
+
+def test_a_child_that_stands_on_its_way_is_not_waited_for_for_good(stands: process.Launch) -> None:
+    before, killed = _ours(), list[bool]()
+    with pytest.raises(errors.StartTimeoutError, match=r"`/bin/true` was not executed within 0.1 s"):
+        process.spawn(stands, process.Patience(0.1, kill=lambda: killed.append(True)))
+    assert killed == [True]
+    _nothing_left(before)
+
+
+@pytest.mark.parametrize("how", ["watch", "look"])
+def test_who_may_end_it_is_heard_while_it_stands(stands: process.Launch, how: str) -> None:
+    ours, theirs = os.pipe()
+    before, ended = _ours(), errors.KilledError("ended by operator")
+    try:
+        if how == "watch":
+            os.write(theirs, b"x")
+            patience = process.Patience(watches={ours: lambda: ended})
+        else:
+            patience = process.Patience(look=lambda: ended)
+        with pytest.raises(errors.KilledError, match="ended by operator"):
+            process.spawn(stands, patience)
+        _nothing_left(before)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_who_asks_for_something_else_is_answered_and_it_goes_on(stands: process.Launch) -> None:
+    ours, theirs = os.pipe()
+    asked: list[bytes] = []
+    # Whoever reads from it lets the child go on.
+    reader = threading.Thread(target=lambda: Path(stands.join_files[0]).read_bytes())
+
+    def answer() -> None:
+        asked.append(os.read(ours, 10))
+        reader.start()
+
+    try:
+        os.write(theirs, b"state")
+        with process.spawn(stands, process.Patience(watches={ours: answer})) as child:
+            assert child.reap() == 0
+        reader.join()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert asked == [b"state"]
+
+
+def test_one_that_outlives_its_signal_is_told_of_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As who waits for a disk that does not answer: here SIGKILL does not reach it."""
+    before, launch = _ours(), process.Launch("/bin/sleep", ["sleep", "60"], {})
+    monkeypatch.setattr(process, "_DEATH_SECONDS", 0.05)
+    monkeypatch.setattr(process.Child, "signal", lambda self, number: None)
+    with pytest.raises(errors.KernelError, match=r"process \d+ survives SIGKILL"), process.spawn(launch) as child:
+        pass
+    with pytest.raises(ValueError, match="first") as first, process.spawn(launch) as other:
+        raise ValueError("first")
+    assert "survives SIGKILL" in first.value.__notes__[0]
+    for one in (child, other):
+        os.kill(one.pid, signal.SIGKILL)
+        os.waitpid(one.pid, 0)
+    _nothing_left(before)
