@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_run_that_the_supervisor_cannot_go_on_with_is_dead_before_what_surroun
         leaves.append(leaf)
         return enter(leaf)
 
-    def left(child: process.Child, *exc: object) -> None:
+    def left(child: process.Child, *exc: Any) -> None:
         alive.append([pid for leaf in leaves for pid in leaf.pids()])
         leave(child, *exc)
 
