@@ -14,42 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from policy import clocks, contract, decide, errors
 from policy import lifecycle as life
-from policy.grants.effective import Effective
-from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
-from policy.signing import authority, trust
-from sandbox import (
-    admission,
-    broker,
-    bundle,
-    delegation,
-    gvisor,
-    host,
-    prelude,
-    preparation,
-    progress,
-    registry,
-    revocation,
-    trials,
-)
-from sandbox.channel import Finished, Limits, Round
-from sandbox.denials import Denials
+from policy.signing import trust
+from sandbox import bundle, delegation, gvisor, host, prelude, preparation, progress, trials
+from sandbox.channel import Finished
 from sandbox.kernel import runsc
 from sandbox.request import Answer, Means, Request
-from sandbox.rows import Rows
-from sandbox.steering import Steering
-from sandbox.uids import UidLease
+from sandbox.terms import Terms
 
 __all__ = ["Answer", "Means", "Request", "Run"]
 
@@ -62,7 +41,7 @@ _NO_TRIES = "the tries inside the interpreter: none on this architecture"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
 
-class Run:
+class Run(Terms):
     """One run's way through the procedure; keeps what its log rows need.
 
     ``standby`` is how many instances of the agent are to be kept ready, once that is known.
@@ -71,10 +50,7 @@ class Run:
     standby = 0
 
     def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
-        self._means, self._request, self._now_ms = means, request, now_ms
-        self._child, self._lineage = child, None if child is None else child.lineage
-        self.run_id = str(uuid.uuid4()) if child is None else child.run_id
-        self.intent_id = request.intent_id or str(uuid.uuid4())
+        super().__init__(means, request, now_ms=now_ms, child=child)
         # An intent that no agent could be given is refused here, before anything is accepted or written down.
         self._line = contract.Intent(
             self.intent_id,
@@ -85,11 +61,7 @@ class Run:
             parent=None if self._lineage is None else self._lineage.parent.intent_id,
         ).line()
         request.began(self.run_id, None)
-        self._rows = Rows(means.ledger, self.run_id, request.issuer)
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
-        self._denials = Denials(self._rows.denied)
-        self._secrets: gvisor.Secrets | None = None
-        self._below_ms: list[int] = []
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
 
@@ -120,10 +92,6 @@ class Run:
             )
             self._rows.attribute(signers, manifest.agent.operator)
 
-    def adopted(self) -> None:
-        """Its parent has ended, and it goes on."""
-        self._rows.remark("its parent's run has ended, and it goes on without it")
-
     def log_failure(self, error: BaseException) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
         if self._rows.started:
@@ -143,20 +111,6 @@ class Run:
             serials=means.state,
             greatest_time_ms=means.state.greatest_time_ms(),
         )
-
-    def _case(self) -> dict[str, Any]:
-        """What the rules look at beside the package and the host."""
-        entries, lineage = registry.live(self._means.path / "runs"), self._lineage
-        above: dict[str, Any] = {}
-        if lineage is not None:
-            above = {"parent": lineage.present(entries), "on_excess": lineage.on_excess, "wanted": lineage.only}
-        return {
-            **above,
-            "now_ms": self._now_ms,
-            "identities": admission.owners(entries, admission.shown_to(self._request.issuer["display"], lineage)),
-            "package_name": self._request.package_name,
-            "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
-        }
 
     def _linux_gvisor(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
         means = self._means
@@ -204,22 +158,6 @@ class Run:
             return (_NO_STANDBY,)
         self.standby = wanted
         return ()
-
-    def _uids(self) -> UidLease:
-        config = self._means.config
-        return UidLease(self._means.path / "uids", first=config.uid_first, count=config.uid_count)
-
-    def _look(self, manifest: Manifest) -> HostFacts:
-        """(2) The host facts, with what this manifest names."""
-        means = self._means
-        return host.for_manifest(
-            host.probe(means.config),
-            manifest,
-            config=means.config,
-            package=self._request.package.files,
-            extra_never=means.never_granted,
-            effective=delegation.narrowed(self._lineage, manifest, means.path / "runs") if self._lineage else None,
-        )
 
     def _trusted_local(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> Answer:
         """The backend that confines by uid, limits, namespaces and a deny list; refuses whatever needs more."""
@@ -326,119 +264,6 @@ class Run:
             config=means.config,
             never_granted=means.never_granted,
             stack=stack,
-        )
-
-    def _asked(
-        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
-    ) -> admission.Claim:
-        """The place that the run asks for: looked at now, and again when it is taken."""
-        config = self._means.config
-        claim = admission.Claim(
-            manifest,
-            trusted,
-            effective,
-            self._request.package_name,
-            host.capacity_mb(),
-            config.overcommit,
-            self._lineage,
-            admission.caller(self._means.path / "runs", self._request.issuer, self._lineage),
-            config.caller_requests,
-        )
-        claim.check(registry.live(self._means.path / "runs"))
-        return claim
-
-    def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
-        """The label of the run, and what is asked behind the gate before others can see it."""
-        runs, trusted = self._means.path / "runs", claim.trusted
-        label = claim.label(
-            issuer=self._request.issuer,
-            operator=self._rows.operator,
-            signers=self._rows.signers,
-            now_ms=self._now_ms,
-        )
-        signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
-        own = None
-        if signed is not None and not self._request.dev:  # what dev signed rests on a root that no operator revokes by
-            own = authority.Authority.of(self.run_id, signed, self._rows.signers)
-        label["intent_id"] = self.intent_id
-        label[revocation.AUTHORITY] = revocation.line_below(runs, label["parent"], own)
-
-        def settle() -> None:
-            above = [runs / one for one in label["ancestors"].split()]
-            version, line = signed.root_version if signed else None, label[revocation.AUTHORITY]
-            revocation.refuse(self._means.state, version, above, "" if self._request.dev else line)
-            claim.settle(runs)
-            if self._child is not None:
-                self._child.admitted(label)
-
-        return label, settle
-
-    def _broker(
-        self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
-    ) -> broker.Broker | None:
-        """What the agent may ask its supervisor for while it runs."""
-        means, request = self._means, self._request
-        elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
-        start = means.start_child
-        made = delegation.broker(
-            elder,
-            decision,
-            runs=means.path / "runs",
-            deadline=deadline,
-            denied=self._denials.told,
-            used=self._below_ms.append,
-            grace_seconds=means.config.grace_seconds,
-            start=None if start is None else functools.partial(start, request),
-            keep=(*means.below, *(() if request.children is None else (request.children,))),
-            alive=None if self._child is None else self._child.errand.alive,
-        )
-        if made is not None and decision.artefacts.json("credentials.json")["names"]:
-            # Only here: to import its cryptography and documents is a tenth of a cold start.
-            from sandbox import credentials
-
-            scope = credentials.Scope.of(decision, deadline)
-            tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
-            served = credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
-            if served is not None:
-                self._secrets = functools.partial(served.put_all, seconds=means.config.start_deadline_seconds)
-        return made
-
-    def _is_revoked(self) -> bool:
-        return revocation.verdict(self._means.path / "runs" / self.run_id) is not None
-
-    def _watch(self, label: Mapping[str, str]) -> Round:
-        """What ends the run once somebody, or a new root, says that it is revoked."""
-        means = self._means
-        state = None if self._request.dev else means.state
-        return revocation.Watch(means.path / "runs" / self.run_id, label, state, self._rows.runs_revoked).round()
-
-    def _steering(self, lifetime: Lifetime) -> Steering:
-        return Steering(
-            self._rows,
-            ttl_seconds=lifetime.ttl_seconds or None,
-            suspends=lifetime.on_expiry == "suspend",
-            shown=lambda raw: preparation.redacted(raw, self._means.path),
-            going_on=revocation.going_on,
-        )
-
-    def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
-        return clocks.effective_deadline(
-            now_ms=self._now_ms,
-            cpu_ms_per_task=manifest.resources.cpu_ms_per_task,
-            timeout_ms=self._request.timeout_ms,
-            ttl_seconds=manifest.lifetime.ttl_seconds,
-            parent_deadline_ms=None if self._lineage is None else self._now_ms + self._lineage.remaining_ms,
-            suspends=manifest.lifetime.on_expiry == "suspend",
-            expires_at_ms=trusted.statement.expires_at if isinstance(trusted, trust.TrustedPackage) else None,
-        )
-
-    def _limits(self, deadline: clocks.Deadline) -> Limits:
-        config = self._means.config
-        return Limits(
-            start_seconds=config.start_deadline_seconds,
-            task_seconds=deadline.milliseconds / 1000,
-            task_clock=deadline.clock,
-            grace_seconds=config.grace_seconds,
         )
 
     def _finish(
