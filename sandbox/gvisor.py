@@ -10,97 +10,30 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
-from policy.compile.artefacts import Artefacts
-from policy.prove import live
-from sandbox import attest, attest_network, host, prelude, revocation
+from sandbox import attest, attest_network, host, mounting, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory
-from sandbox.channel import Channel, Finished, Later, Limits, Outcome, Round, Watches
-from sandbox.config import Config, trusted_binary
+from sandbox.channel import Channel, Finished, Round
+from sandbox.config import trusted_binary
 from sandbox.denials import failed_calls, refused_calls, traced
-from sandbox.kernel import cgroupfs, libc, process, readback, runsc, secret_files, sentry_log, trace
-from sandbox.kernel import idmap as idmapped
+from sandbox.job import CREDENTIALS, PACKAGE, Job, Secrets, Started
+from sandbox.kernel import cgroupfs, process, readback, runsc, sentry_log, trace
 from sandbox.limits import METER, CpuTime, Meter, on_devices
 from sandbox.network import addresses, gate_leaf, gateway
 from sandbox.runner import Exchange, out_of_memory
-from sandbox.steering import Steering
 from sandbox.uids import UidLease
 
-_ATTRIBUTES = {
-    "rw": 0,
-    "ro": libc.MOUNT_ATTR_RDONLY,
-    "nosuid": libc.MOUNT_ATTR_NOSUID,
-    "nodev": libc.MOUNT_ATTR_NODEV,
-    "noexec": libc.MOUNT_ATTR_NOEXEC,
-    "nosymfollow": libc.MOUNT_ATTR_NOSYMFOLLOW,
-    "idmapped": libc.MOUNT_ATTR_IDMAP,
-}
-
+__all__ = ["CREDENTIALS", "Job", "Secrets", "Started", "run"]
 
 # How often the sandbox's log is read: by the clock, since an agent that makes it write would wake us at each line.
 _CALLS_SECONDS = 0.1
 # How often connections that are over are taken out of the tables (sandbox.network.walls).
 _COLLECT_SECONDS = 1.0
-# The source of the mount that holds the run's secrets.
-CREDENTIALS = "credentials"
-# Given what puts a secret, and what is to be served meanwhile.
-Secrets = Callable[[Callable[[str, memoryview], None], Watches], Outcome]
-# Where the package's copy is mounted.
-PACKAGE = "/workspace"
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A sandbox started for an intent that comes later: where it lies, what holds it, and its agent's stdin."""
-
-    directory: Path
-    leaf: cgroupfs.Leaf
-    limits: Sequence[cgroupfs.Limit]
-    stdin: int
-    attestor: attest.Attestor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run, decided and prepared. ``sources`` gives, for each bind destination, an open descriptor of what is
-    to be mounted there; the descriptors stay the caller's. ``covered`` are directories of the host that runsc must not
-    see (sandbox.runsc_network). ``label`` says whose run it is (sandbox.registry); ``claim`` is called behind the gate
-    before others can see it, and raises when the run may not be beside theirs. ``denied`` is told of everything that
-    was refused to the agent, ``drifted`` of what confines it and was changed; ``rounds`` and ``watches`` are looked
-    at while the run lasts; ``disks`` are those that its limits of input and output are about. ``arguments`` start
-    another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
-    without it every request is refused. ``steering`` is what may be asked of the run from outside. ``later`` is
-    given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets`` puts each
-    granted secret, where they are files, and serves what is to be watched meanwhile; without it there is none."""
-
-    run_id: str
-    artefacts: Artefacts
-    runsc_path: str
-    rootfs: Path
-    covered: Sequence[str]
-    sources: Mapping[str, int]
-    intent: bytes
-    limits: Limits
-    label: Mapping[str, str]
-    claim: Callable[[], None]
-    config: Config
-    denied: denials.Told
-    drifted: Callable[[live.Layer], None]
-    rounds: Sequence[Round] = ()
-    watches: gateway.Watches = field(default_factory=dict)
-    disks: Sequence[str] = ()
-    tries: prelude.Tries | None = None
-    arguments: Sequence[str] = ()
-    broker: Broker | None = None
-    steering: Steering | None = None
-    later: Callable[[Started], Later] | None = None
-    secrets: Secrets | None = None
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
@@ -130,8 +63,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         leaf.apply(limits)
         config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
         directory.write_config(config)
-        job = _with_secrets(job, stack, uid)
-        mounts = _mounts(job, directory, stack, uid)
+        job = mounting.with_secrets(job, stack, uid)
+        mounts = mounting.attached(job, directory, stack, uid)
         gate = None if gates is None else _gateway(job, directory, gates, stack)
         # Before runsc takes the addresses over: then it may have less than this, and never more.
         network = None if gate is None or gates is None else _network(job, gate, gates)
@@ -191,56 +124,6 @@ def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:
     return [
         cgroupfs.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries
     ]
-
-
-def _with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
-    """The job with the file system of its credentials among its sources, where its policy has one."""
-    places = [m["destination"] for m in job.artefacts.json("mounts.json")["mounts"] if m["source"] == CREDENTIALS]
-    if not places:
-        return job
-    files = stack.enter_context(secret_files.SecretFiles(uid))
-    if job.secrets is not None:
-        asked = {} if job.steering is None else job.steering.before()
-        if (outcome := job.secrets(files.put, {**job.watches, **asked})) is not None:
-            raise outcome
-    files.seal()
-    return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
-
-
-def _mounts(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[process.Attach]:
-    """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
-    has no flags unless the mount has them already)."""
-    plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]
-    targets = directory.targets([m["kind"] if m["type"] == "bind" else "" for m in plan])
-    root_fd = os.open(job.rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    stack.callback(os.close, root_fd)
-    out = [_attach(root_fd, ("ro", "nosuid", "nodev"), directory.rootfs, stack)]
-    for mount, target in zip(plan, targets, strict=True):
-        if mount["type"] == "bind":
-            fd, options = job.sources[mount["destination"]], mount["options"]
-            if mount["source"] == CREDENTIALS:  # it is no copy of anything, and sealed already
-                out.append(process.Attach(fd, str(target)))
-                continue
-            out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
-    return out
-
-
-def _attach(
-    fd: int, options: Sequence[str], target: Path, stack: contextlib.ExitStack, *, writer: int | None = None
-) -> process.Attach:
-    """``writer`` is the run's user, who is the owner of what is granted for writing, in this mount alone."""
-    detached = libc.open_tree_clone(fd)
-    stack.callback(os.close, detached)
-    attributes = 0
-    for option in options:
-        attributes |= _ATTRIBUTES[option]
-    idmap = None
-    if writer is not None:
-        info = os.fstat(fd)
-        idmap = idmapped.namespace((info.st_uid, info.st_gid), (writer, writer))
-        stack.callback(os.close, idmap)
-    libc.mount_setattr(detached, attributes, idmap=idmap)
-    return process.Attach(detached, str(target))
 
 
 def _gates(job: Job, leaf: cgroupfs.Leaf) -> cgroupfs.Leaf | None:
