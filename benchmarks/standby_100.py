@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from sandbox import package as packages  # noqa: E402
 from sandbox import registry, standby_wire  # noqa: E402
 from sandbox.kernel import cgroupfs  # noqa: E402
+from sandbox.serve import holder  # noqa: E402
 from tests.kernel.serving import Served, children_of, open_place  # noqa: E402
 from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
 
@@ -50,6 +51,24 @@ def pss_kb(pid: int) -> int:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1])
+    return 0
+
+
+def holders_of(pids: list[int]) -> list[int]:
+    """Those of these processes that hold instances."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == holder.NAME:
+                found.append(pid)
+    return found
+
+
+def private_kb(pid: int) -> int:
+    """What a process shares with no other, 0 when it has gone."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
     return 0
 
 
@@ -118,11 +137,13 @@ def report(served: Served, runs: Path, seconds: float) -> None:
     used = cpu_seconds(own) + sum(leaf.cpu_time_us() for leaf in leaves) / 1e6 - before
     took = time.monotonic() - at
     running = sum(leaf.cpu_time_us() - busy[leaf.name] for leaf in leaves if leaf.name in busy) / 1e6
-    kb = sum(map(pss_kb, own))
+    kb, holding = sum(map(pss_kb, own)), holders_of(own)
     document = {
         "agents": len(entries),
         "frozen": frozen,
         "supervisor_mib_each": round(kb / 1024 / len(entries), 2),
+        "holders": len(holding),
+        "holders_private_mib_each": round(sum(map(private_kb, holding)) / 1024 / (len(entries)), 2),
         "sandbox_mib_each": round(inside / 1024 / len(entries), 2),
         "idle_percent_of_a_core": round(100 * used / took, 1),
         "of_that_the_running": round(100 * running / took, 1),

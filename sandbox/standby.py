@@ -148,10 +148,6 @@ class Instance(lifecycle.Run):
         changed = self._changed(started, every_file=every)
         return None if changed is None else errors.KilledError(f"standby: {changed}")
 
-    def supervisor_gone(self) -> Outcome:
-        """Nobody would replace it, or ask for it."""
-        return errors.KilledError("standby: the supervisor ended")
-
     # --- (3) and (4) ----------------------------------------------------------------------------------------
 
     def asked(self, started: gvisor.Started, listener: socket.socket) -> Given | errors.RunError | None:
@@ -236,7 +232,7 @@ class Instance(lifecycle.Run):
         self._asker, self._untold = connection, True
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
         if self._means.config.on_supervisor_exit == "end":
-            watches[self._alive] = self.supervisor_gone
+            watches[self._alive] = ended
 
         def release() -> None:
             # One that is revoked at this moment stands until it is killed, which its watch says.
@@ -319,6 +315,11 @@ class Instance(lifecycle.Run):
         self._still_working()
 
 
+def ended() -> Outcome:
+    """The supervisor has: nobody would replace an instance, or ask for it."""
+    return errors.KilledError("standby: the supervisor ended")
+
+
 def _send_elsewhere(connection: socket.socket, why: str) -> None:
     """Have whoever came run it cold. One that is of no use ends, whether they are still there to hear it or not."""
     with contextlib.suppress(GoneError):
@@ -337,7 +338,7 @@ class _Later:
             Round(LOOK_SECONDS, functools.partial(instance.watch, started)),
             *((_seldom(attestor.round()),) if attestor is not None else ()),
         )
-        self.watches = {instance._alive: instance.supervisor_gone}  # noqa: SLF001 - one thing in two classes
+        self.watches = {instance._alive: ended}  # noqa: SLF001 - one thing in two classes
 
     def settled(self) -> bool:
         if not waiting.reads_from(self._started.leaf.pids(), self._inode):

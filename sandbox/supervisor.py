@@ -127,8 +127,9 @@ class Supervisor:
             below=self.below,
         )
 
-    def stand_by(self, one: Wanted, *, alive: int, tell: Callable[[bytes], None]) -> None:
-        """In the keeper of an instance: make one, and hold it until it was used (sandbox.standby).
+    def stand_by(self, one: Wanted, *, alive: int, told: int, tell: Callable[[bytes], None]) -> None:
+        """In a thread of a holder: make an instance, and hold it until it was used (sandbox.standby). Whatever it does,
+        it ends when ``told`` is readable.
 
         Raises:
             errors.CovenantError: it could not be made, or the machine failed it.
@@ -136,7 +137,8 @@ class Supervisor:
         with self.in_keeper() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
-            standby.keep(own.means(), request, alive=alive, tell=tell)
+            means = dataclasses.replace(own.means(), watches={told: standby.ended})
+            standby.keep(means, request, alive=alive, tell=tell)
 
     def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
         """In the keeper of a child, forked from its parent's."""

@@ -43,6 +43,31 @@ def own() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+@contextlib.contextmanager
+def told_to_end() -> Iterator[int]:
+    """Within ``own``, in the main thread of a process whose others do the work: a descriptor that is readable, for all
+    of them and for good, once there was a signal that would have ended the process. None raises anything here."""
+    told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    old = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, _nothing)
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(old, warn_on_full_buffer=False)
+        os.close(told)
+        os.close(tell)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    # The number was written to the descriptor before this is called (signal.set_wakeup_fd).
+    pass
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     # The way out is taken once: a second signal would cut the clean-up short.
     for other in _ENDING:

@@ -6,6 +6,7 @@ the same on every architecture (include/uapi/asm-generic/unistd.h), so one table
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -50,6 +51,9 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 RENAME_NOREPLACE = 1
+
+# mallopt(3), malloc.h
+_M_ARENA_MAX = -8
 
 # mount_setattr(2) attributes, include/uapi/linux/mount.h
 MOUNT_ATTR_RDONLY = 0x01
@@ -279,6 +283,13 @@ def set_name(name: str) -> None:
     """PR_SET_NAME: how the calling thread is shown; of the name 15 bytes are taken."""
     raw = ctypes.create_string_buffer(name.encode())
     prctl(PR_SET_NAME, ctypes.addressof(raw))
+
+
+def one_arena() -> None:
+    """mallopt(3) with M_ARENA_MAX: threads that come take their memory where the first takes its, not each from a heap
+    of its own. A C library without it has no such heaps."""
+    with contextlib.suppress(AttributeError):
+        _libc.mallopt(ctypes.c_int(_M_ARENA_MAX), ctypes.c_int(1))
 
 
 def setfsuid(uid: int) -> None:

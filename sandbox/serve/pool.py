@@ -1,4 +1,7 @@
-"""The instances that are kept ready, as the supervisor's main loop sees them: made one at a time, each by its keeper.
+"""The instances that are kept ready, as the supervisor's main loop sees them: made one at a time, each by its holder.
+
+A holder is a process that has the instances of one package (sandbox.serve.holder), so many of them that what all have
+in common costs little and its death is not that of all; where it has had its part, another is forked.
 
 It decides nothing about an agent and reads nothing of one: which packages are asked for stands in records
 (standby_records), how many there may be is computed (policy.standby), and each instance sees for itself that it is
@@ -11,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +23,9 @@ from typing import Protocol
 
 from policy import errors, standby
 from sandbox import standby_records, standby_retries, standby_wire
-from sandbox.serve import connection
+from sandbox.config import Config
+from sandbox.serve import holder
+from sandbox.serve.holder import ASK, ENDED, FULL, TOLD
 from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.standby_records import Wanted
 from sandbox.supervisor import Supervisor
@@ -28,6 +34,10 @@ from sandbox.supervisor import Supervisor
 TICK_SECONDS = 5.0
 # An instance that was ready for so long before it ended was no failure to make one.
 _LASTED_SECONDS = 60.0
+# As many instances one holder has at once, and has had in all when another is forked in its place.
+AT_ONCE, IN_ALL = 32, 512
+# What one of them says at once, at most.
+_SAID_BYTES = 4096
 
 
 def memory(proc: Path = Path("/proc")) -> standby.Machine:
@@ -59,12 +69,32 @@ class Loop(Protocol):
 
 
 @dataclass
+class _Holder:
+    """A process that has instances of ``key``, these by number: what it knows is as old as ``config``. One that is
+    ``full`` makes no more, and ends after its last."""
+
+    key: str
+    config: Config
+    sock: socket.socket
+    numbers: set[int] = field(default_factory=set)
+    made: int = 0
+    full: bool = False
+    gone: bool = False
+
+    def close(self) -> None:
+        """Ask for no more."""
+        self.full = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+
+@dataclass
 class _Made:
-    """One instance: ``told`` is where it says how far it is."""
+    """One instance, and who has it."""
 
     key: str
     agent_id: str
-    told: int
+    holder: _Holder
     since: float
     run_id: str = ""
     taken: bool = False
@@ -88,6 +118,7 @@ class Pool:
     host_network: int = -1
     machine: Callable[[], standby.Machine] = memory
     _made: dict[int, _Made] = field(default_factory=dict)
+    _holders: list[_Holder] = field(default_factory=list)
     _wanted: dict[str, Wanted] = field(default_factory=dict)
     _version: int = -1
     _failures: dict[str, _Failures] = field(default_factory=dict)
@@ -111,6 +142,7 @@ class Pool:
             return
         self._due = now + TICK_SECONDS
         self.look()
+        self._let_go()
         there = [
             standby.Instance(number, one.key, one.since, bool(one.run_id))
             for number, one in self._made.items()
@@ -126,48 +158,103 @@ class Pool:
         soonest = min((one.until for one in self._failures.values() if one.until > now), default=self._due)
         self._due = min(self._due, soonest)
 
+    # --- holders ----------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Of each that nothing is wanted of any more, or that has had its part, or knows of another configuration."""
+        for one in self._holders:
+            if one.key not in self._wanted or one.made >= IN_ALL or one.config is not self.supervisor.config:
+                one.close()
+
+    def _holder(self, wanted: Wanted) -> _Holder:
+        """One with room for another.
+
+        Raises:
+            errors.KernelError, OSError: there is none, and none can be forked.
+        """
+        for one in self._holders:
+            if one.key == wanted.key and not one.full and len(one.numbers) < AT_ONCE:
+                return one
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as undo:
+            undo.enter_context(ours)
+            ours.setblocking(False)
+            made = _Holder(wanted.key, self.supervisor.config, ours)
+            work = functools.partial(
+                holder.keep, self.supervisor, wanted, theirs.fileno(), self.alive, self.host_network
+            )
+            keep = tuple(fd for fd in (2, theirs.fileno(), self.alive, self.host_network) if fd >= 0)
+            self.loop.fork(work, keep, functools.partial(self._holder_ended, made))
+            undo.pop_all()
+        self._holders.append(made)
+        self.loop.listen(ours.fileno(), functools.partial(self._hear, made))
+        return made
+
+    def _hear(self, one: _Holder) -> None:
+        """What it says of its instances, as much as is there."""
+        while not one.gone:
+            try:
+                said = one.sock.recv(_SAID_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                said = b""
+            if not said:
+                self._forget(one)
+            else:
+                (number,), word = TOLD.unpack_from(said), said[TOLD.size :]
+                self._told(number, word)
+
+    def _forget(self, one: _Holder) -> None:
+        if not one.gone:
+            one.gone = one.full = True
+            self.loop.forget(one.sock.fileno())
+            one.sock.close()
+
+    def _holder_ended(self, one: _Holder, status: int) -> None:
+        self._hear(one)  # what it said last
+        self._forget(one)
+        self._holders.remove(one)
+        for number in sorted(one.numbers):
+            self._ended(number)
+        if status:
+            self.loop.recover()
+
     # --- one instance -----------------------------------------------------------------------------
 
     def _make(self, one: Wanted, now: float) -> None:
-        told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         number = next(self._numbers)
         try:
-            work = functools.partial(_keep, self.supervisor, one, self.alive, tell, self.host_network)
-            keep = tuple(fd for fd in (2, self.alive, tell, self.host_network) if fd >= 0)
-            self.loop.fork(work, keep, functools.partial(self._ended, number))
-        except errors.KernelError:
-            os.close(told)
+            having = self._holder(one)
+            having.sock.send(ASK.pack(number))
+        except (errors.KernelError, OSError):
             self._failed(one.key, one.agent_id, now)
             return
-        finally:
-            os.close(tell)
-        self._made[number] = _Made(one.key, one.agent_id, told, now)
-        self.loop.listen(told, functools.partial(self._told, number))
+        having.made += 1
+        having.numbers.add(number)
+        self._made[number] = _Made(one.key, one.agent_id, having, now)
 
-    def _told(self, number: int) -> None:
+    def _told(self, number: int, said: bytes) -> None:
         one = self._made.get(number)
         if one is None:
-            return  # its end was seen in the same turn
-        try:
-            said = os.read(one.told, 4096)
-        except BlockingIOError:
-            return  # it was killed, and what it had just forked has the other end for a moment more
-        if not said:
-            self.loop.forget(one.told)
-            os.close(one.told)
-            one.told = -1
-        if said.startswith(READY):
-            one.run_id, one.since = said[1:37].decode("ascii", "replace"), time.monotonic()
-            said = said[37:]
-        if RESTLESS in said:
+            return
+        if said.startswith(ENDED):
+            self._ended(number)
+            if said[1]:
+                self.loop.recover()
+        elif said.startswith(READY):
+            one.run_id, one.since = said[1:].decode("ascii", "replace"), time.monotonic()
+        elif said == RESTLESS:
             one.restless = True
-        if TAKEN in said:
+        elif said == TAKEN:
             one.taken = True
             self._recovered(one)
-        if HOPELESS in said:
+        elif said == HOPELESS:
             standby_records.drop(self.supervisor.path, one.agent_id)
             standby_retries.over(self.supervisor.path, one.agent_id)
             self.look()
+        elif said == FULL:
+            one.holder.close()
         self._due = 0.0
 
     def _end(self, one: _Made) -> None:
@@ -176,23 +263,15 @@ class Pool:
             runs = self.supervisor.path / "runs"
             one.asked_to_end = standby_wire.end(runs, one.run_id, "the pool has no room for it")
 
-    def _ended(self, number: int, status: int) -> None:
+    def _ended(self, number: int) -> None:
         one = self._made.pop(number)
-        if one.told >= 0:
-            self._made[number] = one
-            self._told(number)  # what it said last
-            del self._made[number]
-            if one.told >= 0:
-                self.loop.forget(one.told)
-                os.close(one.told)
+        one.holder.numbers.discard(number)
         now = time.monotonic()
         if not one.taken and not one.asked_to_end:
             if one.run_id and now - one.since >= _LASTED_SECONDS:
                 self._recovered(one)
             else:
                 self._failed(one.key, one.agent_id, now, restless=one.restless)
-        if status:
-            self.loop.recover()
         self._due = 0.0
 
     def _recovered(self, one: _Made) -> None:
@@ -209,15 +288,3 @@ class Pool:
         if restless:
             words = f"`{agent_id}` asks for standby and did not wait for its intent, the next try is in {wait:.0f} s"
             os.write(2, f"covenant-supervisor: {words}\n".encode())
-
-
-def _keep(supervisor: Supervisor, one: Wanted, alive: int, tell: int, host_network: int) -> None:
-    """In the instance's keeper."""
-    connection.enter_host_network(supervisor, host_network)
-
-    def say(word: bytes) -> None:
-        # Whoever made it may be gone, which is seen elsewhere.
-        with contextlib.suppress(OSError):
-            os.write(tell, word)
-
-    supervisor.stand_by(one, alive=alive, tell=say)
