@@ -169,6 +169,13 @@ class Rows:
         )
         self.started = True
 
+    def leave(self) -> None:
+        """Nothing more comes from here. An end that could not be written is for whoever looks next, as it would be if
+        this process had ended (sandbox.unended)."""
+        if self._mark is not None:
+            self._mark.leave()
+            self._mark = None
+
     def about(self, *, package: str, policy_digest: str | None, parent: str | None, started_ms: int) -> None:
         """What the record in the archive says of the run beside its end."""
         self._about = {"package": package, "policy_digest": policy_digest, "parent": parent, "started_ms": started_ms}

@@ -313,6 +313,7 @@ class Instance(lifecycle.Run):
         self._listening.close()
         self._stack.close()
         self._still_working()
+        self._rows.leave()
 
 
 def ended() -> Outcome:

@@ -42,7 +42,13 @@ class Mark:
     def clear(self) -> None:
         """The end is written, or no start was."""
         self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self.leave()
+
+    def leave(self) -> None:
+        """Nobody here writes it any more, as if this process had ended: whoever comes next does."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 @contextlib.contextmanager

@@ -95,6 +95,8 @@ class Holder:
             with contextlib.suppress(BaseException):
                 os.write(2, traceback.format_exc().encode())
         finally:
+            # What it was is a circle here and there, and nobody else collects (serve.main): 2 ms, when whoever asked
+            # has been answered.
             gc.collect()
             # INVARIANT: before it is said, so that whoever reads of the last of them finds nobody here.
             self._threads.discard(threading.current_thread())
@@ -102,12 +104,8 @@ class Holder:
 
     def _said(self, number: int, word: bytes) -> None:
         self._say(number, word)
-        if word.startswith(READY):
-            # What making it left goes now, while it and the next have time; what it keeps is not looked at again.
-            gc.collect()
-            gc.freeze()
-            if _resident() - self._began > _GROWN_BYTES + _EACH_BYTES * len(self._threads):
-                self._say(number, FULL)
+        if word.startswith(READY) and _resident() - self._began > _GROWN_BYTES + _EACH_BYTES * len(self._threads):
+            self._say(number, FULL)
 
     def _say(self, number: int, word: bytes) -> None:
         # Whoever made it may be gone, which is seen elsewhere.

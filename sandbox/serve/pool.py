@@ -158,6 +158,11 @@ class Pool:
         soonest = min((one.until for one in self._failures.values() if one.until > now), default=self._due)
         self._due = min(self._due, soonest)
 
+    def close(self) -> None:
+        """Nothing more is asked for, and nothing heard."""
+        for one in self._holders:
+            self._forget(one)
+
     # --- holders ----------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
@@ -197,6 +202,8 @@ class Pool:
                 said = one.sock.recv(_SAID_BYTES)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                continue  # it ended and had not read all of ours; what it said lies behind this
             except OSError:
                 said = b""
             if not said:
@@ -241,6 +248,8 @@ class Pool:
         if said.startswith(ENDED):
             self._ended(number)
             if said[1]:
+                # Whatever went wrong, the next is made by another that never saw it.
+                one.holder.close()
                 self.loop.recover()
         elif said.startswith(READY):
             one.run_id, one.since = said[1:].decode("ascii", "replace"), time.monotonic()

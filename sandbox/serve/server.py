@@ -130,6 +130,7 @@ class Server:
                 self._turn(watchdog)
             notify.say("STOPPING=1")
             self._ahead.drop()
+            self._pool.close()
             self._dismiss()
             self._let_go()
             if self.supervisor.config.on_supervisor_exit == "end":

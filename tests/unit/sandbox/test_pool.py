@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +17,8 @@ import pytest
 from policy import errors, standby
 from policy.package import Package
 from sandbox import standby_records, standby_wire
+from sandbox.config import Config
+from sandbox.serve import holder
 from sandbox.serve.pool import Pool, memory
 from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.supervisor import Supervisor
@@ -23,10 +28,10 @@ SHORT = standby.Machine(24_000, 100)
 
 
 class Loop:
-    """Remembers each keeper that it is asked for: where it says how far it is, and who is told of its end."""
+    """Remembers each holder that it is asked for, its end of the socket, and who is told of its own end."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[int, Callable[[int], None]]] = []
+        self.holders: list[tuple[socket.socket, Callable[[int], None]]] = []
         self.acts: dict[int, Callable[[], None]] = {}
         self.recovered = 0
         self.fails = False
@@ -34,7 +39,9 @@ class Loop:
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         if self.fails:
             raise errors.KernelError("fork: no memory")
-        self.made.append((os.dup(cast("Any", work).args[3]), ended))
+        sock = socket.socket(fileno=os.dup(cast("Any", work).args[2]))
+        sock.setblocking(False)
+        self.holders.append((sock, ended))
 
     def listen(self, fd: int, act: Callable[[], None]) -> None:
         self.acts[fd] = act
@@ -45,36 +52,57 @@ class Loop:
     def recover(self) -> None:
         self.recovered += 1
 
+    @property
+    def made(self) -> list[tuple[int, int]]:
+        """What was asked for so far: with which number, and of which holder."""
+        for index, (sock, _) in enumerate(self.holders):
+            with contextlib.suppress(BlockingIOError, OSError):
+                while raw := sock.recv(64):
+                    self._asked.append((*holder.ASK.unpack(raw), index))
+        return sorted(self._asked)
+
+    @functools.cached_property
+    def _asked(self) -> list[tuple[int, int]]:
+        return []
+
     def say(self, index: int, word: bytes) -> None:
-        os.write(self.made[index][0], word)
+        """One instance says a word."""
+        number, having = self.made[index]
+        self.holders[having][0].send(holder.TOLD.pack(number) + word)
         for act in list(self.acts.values()):
-            act_if_readable(act, self.acts)
+            act()
 
     def ends(self, index: int, status: int = 0) -> None:
-        tell, ended = self.made[index]
-        os.close(tell)
+        """One instance ends."""
+        self.say(index, holder.ENDED + bytes([status]))
+
+    def wanted(self, having: int) -> bool:
+        """Whether a holder may still be asked for more."""
+        assert self.made is not None
+        try:
+            return bool(self.holders[having][0].recv(64))
+        except BlockingIOError:
+            return True
+
+    def dies(self, having: int, status: int = 137) -> None:
+        """A holder ends with all that it has."""
+        sock, ended = self.holders[having]
+        sock.close()
         ended(status)
 
 
-def act_if_readable(act: Callable[[], None], acts: dict[int, Callable[[], None]]) -> None:
-    for fd, one in list(acts.items()):
-        if one is act:
-            try:
-                act()
-            except BlockingIOError:
-                continue
-            assert fd >= 0
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    for sock, _ in made.holders:
+        sock.close()
 
 
 @pytest.fixture
-def loop() -> Loop:
-    return Loop()
-
-
-@pytest.fixture
-def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Pool:
+def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     class Own:
-        path = tmp_path
+        path, config = tmp_path, Config()
 
     monkeypatch.setattr(standby_wire, "end", _end)
     ended.clear()
@@ -82,7 +110,9 @@ def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Pool:
     _want(tmp_path, "a", 2)
     made = Pool(cast("Supervisor", Own()), loop, alive=0, machine=lambda: AMPLE)
     made.look()
-    return made
+    yield made
+    made.close()
+    assert loop.acts == {}
 
 
 ended: list[str] = []
@@ -129,15 +159,18 @@ def test_one_that_was_taken_is_replaced_while_it_works(pool: Pool, loop: Loop) -
 
 def test_one_that_was_taken_as_soon_as_it_was_ready_is_no_failure(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
-    os.write(loop.made[0][0], _ready(0) + TAKEN)
-    loop.ends(0)
+    for word in (_ready(0), TAKEN, holder.ENDED + b"\0"):
+        ((number, _),) = loop.made
+        loop.holders[0][0].send(holder.TOLD.pack(number) + word)
+    for act in list(loop.acts.values()):
+        act()
     pool.tick(0.0)
     assert len(loop.made) == 2
 
 
 def test_a_failure_waits_before_the_next_and_its_debris_is_taken_away(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
-    loop.ends(0, 137)
+    loop.ends(0, 1)
     assert loop.recovered == 1
     pool.tick(0.0)
     assert len(loop.made) == 1
@@ -145,15 +178,88 @@ def test_a_failure_waits_before_the_next_and_its_debris_is_taken_away(pool: Pool
     assert len(loop.made) == 2
 
 
-def test_one_that_was_killed_may_leave_its_pipe_with_what_it_had_just_forked(pool: Pool, loop: Loop) -> None:
+def test_one_that_was_killed_may_leave_its_socket_with_what_it_had_just_forked(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
-    tell, ended = loop.made[0]
+    assert loop.made == [(0, 0)]
+    sock, ended = loop.holders[0]
     (act,) = loop.acts.values()
     ended(137)
     assert (loop.acts, loop.recovered) == ({}, 1)
-    # The loop may have seen the pipe ready in the turn in which it saw the end.
+    # The loop may have seen the socket ready in the turn in which it saw the end.
     act()
-    os.close(tell)
+    sock.close()
+
+
+def test_instances_of_a_package_share_a_holder_and_those_of_another_have_their_own(
+    pool: Pool, loop: Loop, tmp_path: Path
+) -> None:
+    _want(tmp_path, "b", 1)
+    pool.look()
+    for index in range(3):
+        pool.tick(0.0)
+        loop.say(index, _ready(index))
+    pool.tick(0.0)
+    assert sorted(having for _, having in loop.made) == [0, 0, 1]
+    assert len(loop.holders) == 2
+
+
+def test_a_holder_that_dies_takes_all_of_its_instances_along_and_another_makes_them_anew(
+    pool: Pool, loop: Loop
+) -> None:
+    for index in range(2):
+        pool.tick(0.0)
+        loop.say(index, _ready(index))
+    loop.dies(0)
+    assert loop.recovered == 1
+    pool.tick(1e9)
+    loop.say(2, _ready(2))
+    pool.tick(2e9)
+    assert [having for _, having in loop.made] == [0, 0, 1, 1]
+
+
+def test_what_a_holder_said_last_counts_though_it_ended_before_it_read_all(pool: Pool, loop: Loop) -> None:
+    pool.tick(0.0)
+    sock, ended = loop.holders[0]
+    sock.send(holder.TOLD.pack(0) + HOPELESS)
+    sock.close()  # with what it was asked still in it
+    ended(0)
+    assert standby_records.wanted(pool.supervisor.path) == []
+
+
+@pytest.mark.parametrize("why", ["it says so", "one went wrong", "it had its part", "another configuration holds"])
+def test_a_holder_that_makes_no_more_is_told_and_another_takes_over(
+    pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    pool.tick(0.0)
+    loop.say(0, _ready(0))
+    now = 0.0
+    if why == "it says so":
+        loop.say(0, holder.FULL)
+    elif why == "one went wrong":
+        loop.ends(0, 1)
+        now = 1e9
+    elif why == "it had its part":
+        monkeypatch.setattr("sandbox.serve.pool.IN_ALL", 1)
+    else:
+        pool.supervisor.config = Config()
+    pool.tick(now)
+    assert [having for _, having in loop.made] == [0, 1]
+    assert not loop.wanted(0)
+    assert loop.wanted(1)
+
+
+def test_a_holder_takes_so_many_at_once_and_more_when_some_have_ended(
+    pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.serve.pool.AT_ONCE", 1)
+    for index in range(2):
+        pool.tick(0.0)
+        loop.say(index, _ready(index))
+    assert [having for _, having in loop.made] == [0, 1]
+    loop.say(0, TAKEN)
+    loop.ends(0)
+    pool.tick(0.0)
+    assert [having for _, having in loop.made] == [0, 1, 0]
 
 
 def test_whose_agent_does_not_wait_is_tried_ever_more_seldom_and_it_is_said(
