@@ -98,9 +98,9 @@ class Holder:
             # What it was is a circle here and there, and nobody else collects (serve.main): 2 ms, when whoever asked
             # has been answered.
             gc.collect()
-            # INVARIANT: before it is said, so that whoever reads of the last of them finds nobody here.
-            self._threads.discard(threading.current_thread())
             self._say(number, ENDED + bytes([status]))
+            # INVARIANT: after it was said. The process ends when there is none left.
+            self._threads.discard(threading.current_thread())
 
     def _said(self, number: int, word: bytes) -> None:
         self._say(number, word)

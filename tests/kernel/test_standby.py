@@ -24,7 +24,7 @@ from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.registry import Entry
 from sandbox.request import Request
-from sandbox.serve import client
+from sandbox.serve import client, holder
 from sandbox.state import State
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
@@ -293,6 +293,44 @@ def test_one_that_was_killed_while_it_waited_is_replaced_and_nobody_waits_for_it
     assert "run_started" not in [
         r["kind"]["type"] for r in served.world.rows() if r["kind"].get("run_id") == instance.run_id
     ]
+
+
+def test_instances_of_a_package_have_one_holder_whose_death_is_theirs_alone(served: Served) -> None:
+    other, (elsewhere,) = _warmed(served, "not-held")
+    path, ready = _warmed(served, "held", standby=3)
+    (pid,) = {one.keeper for one in ready}
+    assert Path(f"/proc/{pid}/comm").read_text().strip() == holder.NAME
+    assert elsewhere.keeper != pid
+    failed: list[errors.CovenantError] = []
+
+    def stay() -> None:
+        try:
+            served.run(path, "stay")
+        except errors.CovenantError as e:
+            failed.append(e)
+
+    asking = threading.Thread(target=stay)
+    asking.start()
+    _until(lambda: any("Running" in _states(served.world, one.run_id) for one in ready), served)
+    os.kill(pid, signal.SIGKILL)
+    asking.join(PATIENCE)
+    assert isinstance(failed[0], errors.KeeperError)
+    _until(lambda: not any(one.path.exists() for one in ready), served)
+    (working,) = [one.run_id for one in ready if "Running" in _states(served.world, one.run_id)]
+    _until(lambda: _codes(served.world, working) == [errors.CutOffError.code], served)
+    assert _await(served, "held", 3)[0].keeper != pid
+    assert _said(served.run(other, "x"))["run"] == elsewhere.run_id
+
+
+def test_a_holder_that_is_told_to_end_ends_all_it_has_in_order(served: Served) -> None:
+    path, ready = _warmed(served, "told", standby=2)
+    os.kill(ready[0].keeper, signal.SIGTERM)
+    _until(lambda: not any(one.path.exists() for one in ready), served)
+    for one in ready:
+        _until(lambda one=one: _states(served.world, one.run_id)[-2:] == ["Terminated", "Archived"], served)  # type: ignore[misc]
+    # None of them was anybody's failure, and others are made.
+    assert _said(served.run(path, "x"))["text"] == "x"
+    _await(served, "told", 2)
 
 
 def test_whoever_goes_away_ends_the_instance_that_worked_for_it(served: Served) -> None:

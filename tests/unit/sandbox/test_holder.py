@@ -1,0 +1,183 @@
+"""The holder by itself: threads that stand for instances, in a process that this one forked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from sandbox import keeper
+from sandbox.kernel import process, signals
+from sandbox.serve import holder
+from sandbox.serve.holder import ASK, ENDED, FULL, TOLD
+from sandbox.standby import READY, TAKEN
+from sandbox.standby_records import Wanted
+from sandbox.supervisor import Supervisor
+
+WANTED = Wanted("a", 1, "digest", b"envelope", "/p")
+PATIENCE = 60
+RUN_ID = b"0" * 36
+
+
+@dataclass
+class Own:
+    """Stands for the supervisor: what each instance does is ``work``."""
+
+    work: Callable[[Callable[[bytes], None], int], None]
+
+    def stand_by(self, one: Wanted, *, alive: int, told: int, tell: Callable[[bytes], None]) -> None:
+        self.work(tell, told)
+
+
+@dataclass
+class Held:
+    """A forked holder and our end of its socket."""
+
+    process: keeper.Keeper
+    sock: socket.socket
+
+    def ask(self, *numbers: int) -> None:
+        for number in numbers:
+            self.sock.send(ASK.pack(number))
+
+    def hear(self) -> tuple[int, bytes]:
+        raw = self.sock.recv(4096)
+        assert raw, "it ended"
+        return TOLD.unpack_from(raw)[0], raw[TOLD.size :]
+
+    def heard(self, count: int) -> list[tuple[int, bytes]]:
+        return sorted(self.hear() for _ in range(count))
+
+    def ends(self) -> int | None:
+        assert keeper.wait(self.process.pidfd, PATIENCE)
+        return self.process.reap()
+
+
+@contextlib.contextmanager
+def held(work: Callable[[Callable[[bytes], None], int], None]) -> Iterator[Held]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.settimeout(PATIENCE)
+        fd = theirs.fileno()
+        with theirs:
+            own = cast("Supervisor", Own(work))
+            forked = keeper.fork(lambda: holder.keep(own, WANTED, theirs.detach(), -1, -1), keep=(2, fd))
+        one = Held(forked, ours)
+        try:
+            yield one
+        finally:
+            forked.signal(signal.SIGKILL)
+            forked.reap()
+            forked.close()
+
+
+def until_told(tell: Callable[[bytes], None], told: int) -> None:
+    tell(READY + RUN_ID)
+    poll = select.poll()
+    poll.register(told, select.POLLIN)
+    poll.poll()
+
+
+def test_what_goes_wrong_with_one_reaches_no_other() -> None:
+    turns = iter(range(3))
+
+    def work(tell: Callable[[bytes], None], told: int) -> None:
+        if next(turns) == 1:
+            raise MemoryError
+        until_told(tell, told)
+
+    with held(work) as one:
+        one.ask(7)
+        assert one.hear() == (7, READY + RUN_ID)
+        one.ask(8)
+        assert one.hear() == (8, ENDED + b"\1")
+        one.ask(9)
+        assert one.hear() == (9, READY + RUN_ID)
+        one.process.signal(signal.SIGTERM)
+        assert one.heard(2) == [(7, ENDED + b"\0"), (9, ENDED + b"\0")]
+        assert one.ends() == 0
+
+
+def test_when_no_more_is_wanted_it_ends_after_its_last(tmp_path: Any) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def work(tell: Callable[[bytes], None], told: int) -> None:
+        tell(READY + RUN_ID)
+        gate.read_text()
+        tell(TAKEN)
+
+    with held(work) as one:
+        one.ask(1)
+        assert one.hear() == (1, READY + RUN_ID)
+        one.sock.shutdown(socket.SHUT_WR)
+        assert not keeper.wait(one.process.pidfd, 0.05)
+        gate.write_text("x")
+        assert [one.hear(), one.hear()] == [(1, TAKEN), (1, ENDED + b"\0")]
+        assert one.ends() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_of_them_and_raises_in_none(number: signal.Signals) -> None:
+    with held(until_told) as one:
+        one.ask(1, 2, 3)
+        assert one.heard(3) == [(n, READY + RUN_ID) for n in (1, 2, 3)]
+        one.process.signal(number)
+        assert one.heard(3) == [(n, ENDED + b"\0") for n in (1, 2, 3)]
+        assert one.ends() == 0
+
+
+def test_who_made_it_may_be_gone_and_it_ends_in_order() -> None:
+    with held(lambda tell, told: tell(TAKEN)) as one:
+        one.sock.close()
+        assert one.ends() == 0
+
+
+def test_each_starts_programs_while_the_others_do_and_none_waits_for_another_s() -> None:
+    """A child that had another's pipe for longer than until its execve would leave that one waiting for its end."""
+
+    def start() -> None:
+        launch = process.Launch(program="/bin/cat", arguments=["cat"], environment={}, prepare=signals.reset)
+        with process.spawn(launch) as child:
+            os.write(child.stdin, b"x")
+            assert os.read(child.stdout, 1) == b"x"
+            os.close(child.stdin)
+            child.stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            assert child.reap() == 0
+
+    def work(tell: Callable[[bytes], None], told: int) -> None:
+        for _ in range(5):
+            start()
+
+    with held(work) as one:
+        one.ask(*range(8))
+        assert one.heard(8) == [(n, ENDED + b"\0") for n in range(8)]
+        one.sock.shutdown(socket.SHUT_WR)
+        assert one.ends() == 0
+
+
+def test_the_descriptors_of_an_instance_go_with_it() -> None:
+    def work(tell: Callable[[bytes], None], told: int) -> None:
+        tell(TAKEN + str(len(os.listdir("/proc/self/fd"))).encode())
+
+    with held(work) as one:
+        counts = set()
+        for number in range(3):
+            one.ask(number)
+            counts.add(one.hear()[1])
+            assert one.hear() == (number, ENDED + b"\0")
+        assert len(counts) == 1
+
+
+def test_one_that_has_grown_says_that_it_makes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder, "_GROWN_BYTES", -(1 << 40))
+    with held(until_told) as one:
+        one.ask(1)
+        assert [one.hear(), one.hear()] == [(1, READY + RUN_ID), (1, FULL)]
