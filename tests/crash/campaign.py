@@ -43,6 +43,8 @@ _TOLD = _ENDINGS - {""} | _OF_AN_INSTANCE | {"stopped"}
 
 # A keeper that only brings an intent to an instance takes fewer steps than this; one that makes an instance many more.
 _SHORT = 500
+# Steps of an instance from its last row until whoever asked has its answer, and more.
+_ANSWERING = 60
 
 # Seen once in some two thousand points, where thirty processes waited for each core, and not again in forty tries of
 # the like: what was killed was noticed by the run's clock alone.
@@ -113,9 +115,13 @@ class Campaign:
             for step in range(first, last + 2):
                 yield Point(Target(slot, step))
         if self.scene.work == "standby":
-            began = next((slot, last) for _, kind, slot, _, last in self.calm.rows if kind == "run_started")
-            yield from (Point(Target(began[0], step)) for step in range(began[1] + 2, self.steps[began[0]] + 1))
-            askers = [slot for slot in range(1, len(self.steps)) if slot != began[0] and self.steps[slot] < _SHORT]
+            # All instances are one process's, whose steps are those of all: those of the first that is given an intent,
+            # up to its end and the answer.
+            holder, begin = next((slot, last) for _, kind, slot, _, last in self.calm.rows if kind == "run_started")
+            end = next(last for _, kind, slot, _, last in self.calm.rows if kind == "run_ended" and slot == holder)
+            most = min(end + _ANSWERING, self.steps[holder])
+            yield from (Point(Target(holder, step)) for step in range(begin + 2, most + 1))
+            askers = [slot for slot in range(1, len(self.steps)) if slot != holder and self.steps[slot] < _SHORT]
             yield from (Point(Target(slot, step)) for slot in askers[:2] for step in range(1, self.steps[slot] + 1))
 
     def random(self, chance: random.Random) -> Point:
