@@ -110,14 +110,14 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
                 _try(failed, "the log", lambda: write(fields))  # (2)
             ending_them.enter_context(first(runs))
             hierarchies = cgroupfs.Hierarchies.read()
-            leaves = {one.run_id: _leaves(hierarchies, one.path) for one in chosen}
+            leaves = _all_leaves(hierarchies, chosen, failed)
             ending.stop(leaf for both in leaves.values() for leaf in both)  # (3)
             _mark(fresh, hit, failed)  # (4)
-        late = [one for one in chosen if not ending.listed(leaves[one.run_id][0])]
-        for one in late:
-            leaves[one.run_id] = _leaves(hierarchies, one.path)
-            ending.stop(leaves[one.run_id])
-        cut = _Aside(functools.partial(cutting.cut, list(_links(chosen))))  # (5)
+        late = [one for one in chosen if not _is_up(leaves[one.run_id])]
+        for run_id, both in _all_leaves(hierarchies, late, failed).items():
+            leaves[run_id] = both
+            ending.stop(both)
+        cut = _Aside(functools.partial(cutting.cut, _links(chosen, failed)))  # (5)
         every = [leaf for both in leaves.values() for leaf in both]
         _try(failed, "processes", lambda: ending.kill(every))  # (6)
         _try(failed, "networks", lambda: failed.extend(cut.result()))
@@ -300,6 +300,29 @@ def _leaves(hierarchies: cgroupfs.Hierarchies, path: Path) -> list[cgroupfs.Leaf
     return [gate_leaf.without(leaf), *([] if gates is None else [gates])]
 
 
+def _all_leaves(
+    hierarchies: cgroupfs.Hierarchies, entries: Iterable[registry.Entry], failed: list[str]
+) -> dict[str, list[cgroupfs.Leaf]]:
+    """By run id. Of one that cannot be seen there are none, and its keeper is waited for as if it had not begun."""
+    found: dict[str, list[cgroupfs.Leaf]] = {}
+    for one in entries:
+
+        def see(one: registry.Entry = one) -> None:
+            found[one.run_id] = _leaves(hierarchies, one.path)
+
+        if not _try(failed, f"the cgroups of run {one.run_id}", see):
+            found[one.run_id] = []
+    return found
+
+
+def _is_up(leaves: Sequence[cgroupfs.Leaf]) -> bool:
+    """Whether somebody is seen in the agent's own leaf. Of one that cannot be seen nobody knows what is on its way."""
+    try:
+        return bool(leaves and ending.listed(leaves[0]))
+    except errors.KernelError:
+        return False
+
+
 @contextlib.contextmanager
 def first(runs: Path) -> Iterator[None]:
     """The processors are for deaths while the block lasts: keepers wait with what they do afterwards (``give_way``).
@@ -315,11 +338,16 @@ def first(runs: Path) -> Iterator[None]:
         yield
 
 
-def _links(entries: Iterable[registry.Entry]) -> Iterable[cutting.Link]:
+def _links(entries: Iterable[registry.Entry], failed: list[str]) -> list[cutting.Link]:
+    found: list[cutting.Link] = []
     for one in entries:
-        noted = bundle.network_of(one.path)
-        if noted is not None:
-            yield cutting.Link(one.run_id, one.keeper, noted)
+
+        def see(one: registry.Entry = one) -> None:
+            if (noted := bundle.network_of(one.path)) is not None:
+                found.append(cutting.Link(one.run_id, one.keeper, noted))
+
+        _try(failed, f"the network of run {one.run_id}", see)
+    return found
 
 
 def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarchies) -> None:

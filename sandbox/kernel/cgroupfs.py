@@ -22,6 +22,8 @@ from sandbox.kernel.delegation import BASE, NEEDED, OPTIONAL
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
 OPTIONAL_V1 = ("freezer", "cpuacct")
+# What the kernel says of a cgroup that was removed: before its file is opened, and after.
+_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,21 @@ def same(held: str, wanted: str) -> bool:
     return sorted(held.splitlines()) == sorted(wanted.splitlines())
 
 
+def members(path: Path) -> list[int]:
+    """The processes that a cgroup lists; none where the cgroup is gone.
+
+    Raises:
+        errors.KernelError: it cannot be read.
+    """
+    try:
+        with open(f"{path}/cgroup.procs", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError as e:
+        if e.errno in _GONE:
+            return []
+        raise errors.KernelError(f"who is in cgroup `{path}` cannot be read: {e.strerror}") from e
+
+
 @dataclass
 class Leaf:
     """One run's cgroup in every hierarchy that it needs. Use as a context manager: leaving kills and removes."""
@@ -172,12 +189,12 @@ class Leaf:
         return tuple(sorted({str(p / name) for p in self.paths.values()}))
 
     def pids(self) -> list[int]:
-        """Host processes in this leaf, whichever hierarchy lists them."""
-        found: set[int] = set()
-        for path in set(self.paths.values()):
-            with contextlib.suppress(OSError):
-                found.update(int(line) for line in (path / "cgroup.procs").read_text().split())
-        return sorted(found)
+        """Host processes in this leaf, whichever hierarchy lists them.
+
+        Raises:
+            errors.KernelError: a list is there and cannot be read, so that nobody may say that it is empty.
+        """
+        return sorted({pid for path in set(self.paths.values()) for pid in members(path)})
 
     def oom_kills(self) -> int:
         """How many processes the kernel killed for memory in this leaf. Read after the exit."""
@@ -237,7 +254,7 @@ class Leaf:
         pending, so that nothing in it runs one more instruction of its own.
 
         Raises:
-            errors.KernelError: something is still alive at the deadline.
+            errors.KernelError: something is still alive at the deadline, or it cannot be seen who is.
         """
         until = time.monotonic() + deadline_seconds
         if self.hierarchies.version == 2 and self.paths:
@@ -245,7 +262,10 @@ class Leaf:
                 (self.paths["memory"] / "cgroup.kill").write_text("1")
         # Version 2 kills the frozen as well, and one freezer write a round would only delay it.
         freezing = self.hierarchies.version == 1 and self.freezable
-        while pids := self.pids():
+        while True:
+            pids, unread = self._left()
+            if not pids and not unread:
+                return
             if freezing:
                 with contextlib.suppress(OSError):
                     self._ask(frozen=True)
@@ -256,8 +276,15 @@ class Leaf:
                 with contextlib.suppress(OSError):
                     self._ask(frozen=False)
             if time.monotonic() > until:
-                raise errors.KernelError(f"processes {pids} survive SIGKILL in cgroup `{self.name}`")
+                raise errors.KernelError(unread or f"processes {pids} survive SIGKILL in cgroup `{self.name}`")
             time.sleep(0.002)
+
+    def _left(self) -> tuple[list[int], str]:
+        """Who is in it still; nobody and why where that cannot be seen now: a descriptor may be free in a moment."""
+        try:
+            return self.pids(), ""
+        except errors.KernelError as e:
+            return [], e.message
 
     @property
     def freezable(self) -> bool:

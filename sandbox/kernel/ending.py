@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from policy import errors
+from sandbox.kernel import cgroupfs
 from sandbox.kernel.cgroupfs import Leaf
 
 # How long the lists are left unread while what was killed is dying: at first, since on a machine without a freezer
@@ -35,13 +36,13 @@ def stop(leaves: Iterable[Leaf]) -> None:
 
 
 def listed(leaf: Leaf) -> list[int]:
-    """Who is in a leaf, by one hierarchy if that lists anybody: asking all of them takes longer than many deaths."""
-    for path in leaf.paths.values():
-        with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", encoding="ascii") as file:
-            if found := [int(pid) for pid in file.read().split()]:
-                return found
-        break
-    return leaf.pids()
+    """Who is in a leaf, by one hierarchy if that lists anybody: asking all of them takes longer than many deaths.
+
+    Raises:
+        errors.KernelError: a list is there and cannot be read.
+    """
+    first = next(iter(leaf.paths.values()), None)
+    return (first is not None and cgroupfs.members(first)) or leaf.pids()
 
 
 def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
@@ -49,14 +50,15 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
     in it does not.
 
     Raises:
-        errors.KernelError: something is still alive at the deadline; everything was sent its signal.
+        errors.KernelError: something is still alive at the deadline, or it cannot be seen whether there is; everything
+            that could be seen was sent its signal.
     """
     until, look = time.monotonic() + deadline_seconds, _FIRST_LOOK_SECONDS
     left = _occupied(leaves)
     with contextlib.closing(_Killed()) as killed:
         while left:
             # Whoever is on its way out is left alone: frozen again, it would not get there.
-            fresh = [(leaf, new) for leaf, pids in left if (new := killed.others(pids))]
+            fresh = [(leaf, new) for leaf, pids, _ in left if (new := killed.others(pids))]
             stop(leaf for leaf, _ in fresh)
             for leaf, _ in fresh:
                 _hasten(leaf)
@@ -66,15 +68,23 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
             for leaf, _ in fresh:
                 _ask(leaf, frozen=False)
             if time.monotonic() > until:
-                names = ", ".join(leaf.name for leaf, _ in left)
+                names = ", ".join(f"{leaf.name} ({unread})" if unread else leaf.name for leaf, _, unread in left)
                 raise errors.KernelError(f"something survives SIGKILL in the cgroups {names}")
             look = _FIRST_LOOK_SECONDS if fresh else min(look * 2, _LOOK_SECONDS)
             killed.wait(look)
-            left = _occupied(leaf for leaf, _ in left)
+            left = _occupied(leaf for leaf, _, _ in left)
 
 
-def _occupied(leaves: Iterable[Leaf]) -> list[tuple[Leaf, list[int]]]:
-    return [(leaf, pids) for leaf in leaves if (pids := listed(leaf))]
+def _occupied(leaves: Iterable[Leaf]) -> list[tuple[Leaf, list[int], str]]:
+    """Those in which somebody is, with them; and those of which that cannot be seen, with why."""
+    found: list[tuple[Leaf, list[int], str]] = []
+    for leaf in leaves:
+        try:
+            if pids := listed(leaf):
+                found.append((leaf, pids, ""))
+        except errors.KernelError as e:
+            found.append((leaf, [], e.message))
+    return found
 
 
 class _Killed:

@@ -42,7 +42,7 @@ def cut(links: Sequence[Link]) -> list[str]:
     here = functools.partial(_at_the_host, links)
     with contextlib.ExitStack() as stack:
         # Their keepers are hardly ever in another namespace than whoever revokes.
-        for namespace in (None, *_others(links, stack)):
+        for namespace in (None, *_others(links, stack, failed)):
             try:
                 failed += here() if namespace is None else spaces.within(namespace, here)
             except (OSError, errors.KernelError) as e:
@@ -50,16 +50,21 @@ def cut(links: Sequence[Link]) -> list[str]:
     return failed
 
 
-def _others(links: Iterable[Link], stack: contextlib.ExitStack) -> list[int]:
-    """Descriptors of the namespaces in which their keepers are, but for our own."""
+def _others(links: Iterable[Link], stack: contextlib.ExitStack, failed: list[str]) -> list[int]:
+    """Descriptors of the namespaces in which their keepers are, but for our own; ``failed`` has what cannot be seen."""
     seen, found = {os.stat("/proc/thread-self/ns/net").st_ino}, []
     for keeper in {link.keeper for link in links}:
-        with contextlib.suppress(OSError):  # it is gone, and what it held with it
+        try:
             fd = os.open(f"/proc/{keeper}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-            if (number := os.fstat(fd).st_ino) not in seen:
-                seen.add(number)
-                found.append(fd)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it is gone, and what it held with it
+        except OSError as e:
+            failed.append(f"the network that keeper {keeper} is in cannot be seen: {e.strerror}")
+            continue
+        stack.callback(os.close, fd)
+        if (number := os.fstat(fd).st_ino) not in seen:
+            seen.add(number)
+            found.append(fd)
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from policy import errors
 from sandbox.kernel import cgroupfs, ending
 from tests.kernel.live_runs import until
 
@@ -112,6 +113,25 @@ def test_many_at_once_leave_descriptors_for_the_files_of_their_cgroups() -> None
             left = place.pids()
             place.kill()
         assert left == []
+        assert process.wait(60) == -9
+
+
+def test_without_a_descriptor_to_look_with_nobody_is_said_to_be_gone() -> None:
+    with leaf() as place, inside(place, SLEEPS) as process:
+        started(process)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            with pytest.raises(errors.KernelError, match="Too many open files"):
+                ending.kill([place], deadline_seconds=0.05)
+            with pytest.raises(errors.KernelError, match="Too many open files"):
+                place.kill(deadline_seconds=0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert process.poll() is None
+        ending.kill([place])
         assert process.wait(60) == -9
 
 

@@ -15,7 +15,7 @@ import pytest
 from policy import errors
 from policy.signing import authority, trust
 from sandbox import bundle, durable, registry, revocation
-from sandbox.kernel import ending
+from sandbox.kernel import cgroupfs, ending
 from sandbox.network import cutting
 from sandbox.state import State
 from tests import signing_kit as kit
@@ -152,6 +152,48 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
         done, _ = enforced(runs)
         assert {one.run_id for one in done.ended} == {"starting", "running"}
         assert waited == ["starting"]
+
+
+def _noted(path: Path, *, listed: bool) -> None:
+    """A run whose cgroup is there; what lies in the place of its list cannot be read."""
+    place = path / "cgroup"
+    place.mkdir()
+    (place / "cgroup.procs").write_text("") if listed else (place / "cgroup.procs").mkdir()
+    (path / "cgroups.json").write_text(json.dumps({"pids": str(place)}))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("what", ["its list", "where it lies", "its network"])
+def test_one_that_cannot_be_looked_at_is_told_of_and_keeps_nobody_else_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    killed, kill = list[str](), ending.kill
+
+    def kill_soon(leaves: Sequence[cgroupfs.Leaf]) -> None:
+        killed.extend(leaf.name for leaf in leaves)
+        kill(leaves, deadline_seconds=0.02)
+
+    monkeypatch.setattr(ending, "kill", kill_soon)
+    monkeypatch.setattr(cutting, "cut", lambda links: [])
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with live(runs, "hidden", (1,)) as hidden, live(runs, "plain", (1,)) as plain:
+        _noted(plain, listed=True)
+        _noted(hidden, listed=what != "its list")
+        if what == "where it lies":
+            (hidden / "cgroups.json").unlink()
+            (hidden / "cgroups.json").mkdir()
+        if what == "its network":
+            (hidden / "network.json").mkdir()
+        done, _ = enforced(runs)
+        assert {one.run_id for one in done.ended} == {"hidden", "plain"}
+        assert "plain" in killed
+        said = {
+            "its list": "processes: something survives SIGKILL in the cgroups hidden (who is in cgroup",
+            "where it lies": "the cgroups of run hidden: Is a directory",
+            "its network": "the network of run hidden: Is a directory",
+        }
+        assert any(one.startswith(said[what]) for one in done.failed), done.failed
 
 
 def test_the_row_comes_first_then_all_stand_then_they_are_marked_and_cut_and_killed(

@@ -1,0 +1,101 @@
+"""The list of a cgroup that cannot be read is not an empty one: nobody says that all are gone who could not look."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.network import cutting
+
+UNREADABLE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO)
+
+
+def _leaf(path: Path) -> Leaf:
+    path.mkdir()
+    (path / "cgroup.procs").write_text("")
+    leaf = Leaf(Hierarchies(1, {"pids": path.parent}), path.name)
+    leaf.adopt({"pids": path})
+    return leaf
+
+
+def _failing(patch: pytest.MonkeyPatch, number: int, *, times: int = 1_000_000) -> None:
+    """Opening a list fails so many times."""
+    left = [times]
+
+    def opened(path: str, mode: str = "r", **more: Any) -> Any:
+        if path.endswith("/cgroup.procs") and left[0] > 0:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), path)
+        return open(path, mode, **more)
+
+    patch.setattr(cgroupfs, "open", opened, raising=False)
+
+
+@pytest.mark.parametrize("number", UNREADABLE)
+def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    leaf = _leaf(tmp_path / "one")
+    assert leaf.pids() == ending.listed(leaf) == []
+    _failing(monkeypatch, number)
+    for look in (leaf.pids, lambda: ending.listed(leaf)):
+        with pytest.raises(errors.KernelError, match=f"cannot be read: {os.strerror(number)}"):
+            look()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
+def test_a_cgroup_that_is_gone_has_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    leaf = _leaf(tmp_path / "one")
+    _failing(monkeypatch, number)
+    assert leaf.pids() == ending.listed(leaf) == []
+    leaf.kill()
+    ending.kill([leaf])
+
+
+def test_who_ends_it_says_that_it_could_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf, other = _leaf(tmp_path / "one"), _leaf(tmp_path / "other")
+    with monkeypatch.context() as patch:
+        _failing(patch, errno.EMFILE)
+        with pytest.raises(errors.KernelError, match=r"cannot be read: Too many open files"):
+            leaf.kill(deadline_seconds=0.01)
+        with pytest.raises(errors.KernelError, match=r"in the cgroups one \(who is in .* Too many open files\), other"):
+            ending.kill([leaf, other], deadline_seconds=0.01)
+    ending.kill([leaf, other])
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_descriptor_that_is_free_again_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    leaf = _leaf(tmp_path / "one")
+    _failing(monkeypatch, errno.EMFILE, times=3)
+    if together:
+        ending.kill([leaf])
+    else:
+        leaf.kill()
+    assert leaf.pids() == []  # the three are used up
+
+
+def test_a_network_that_cannot_be_looked_for_is_told_and_that_of_the_dead_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, asked = list[str](), os.open
+
+    def opened(path: str, flags: int, *more: Any, **named: Any) -> int:
+        if path.endswith(f"/{os.getpid()}/ns/net"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return asked(path, flags, *more, **named)
+
+    gone, here = cutting.Link("gone", 0, {}), cutting.Link("here", os.getpid(), {})
+    with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        assert cutting._others([gone], stack, said) == []
+        assert said == []
+        assert cutting._others([gone, here], stack, said) == []
+    assert said == [f"the network that keeper {os.getpid()} is in cannot be seen: Too many open files"]
