@@ -78,7 +78,7 @@ class Enforced:
 NOTHING = Enforced()
 
 
-def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
+def enforce(runs: Path, root: TrustRoot, *, write: Write, own: Path | None = None) -> Enforced:
     """End every live run below ``runs`` that rests on what ``root`` revokes, each with everything below it.
 
     (1) behind the gate: which runs rest on it, and which are below those
@@ -89,6 +89,8 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
     (5) all their networks cut, while
     (6) all of them are killed, and waited for; until here their keepers wait for us (``give_way``)
     (7) those whose keepers were about to start them: until each keeper has found its mark
+
+    ``own`` is the run of the keeper that does it, which cannot wait for itself in (7).
 
     A row or a mark that cannot be written, a link that cannot be cut, a gate that somebody does not let go of keep
     nobody alive: they are in ``failed``.
@@ -121,7 +123,8 @@ def enforce(runs: Path, root: TrustRoot, *, write: Write) -> Enforced:
         every = [leaf for both in leaves.values() for leaf in both]
         _try(failed, "processes", lambda: ending.kill(every))  # (6)
         _try(failed, "networks", lambda: failed.extend(cut.result()))
-    _try(failed, "runs about to start", lambda: _outwait(late, hierarchies))  # (7)
+    starting = [one for one in late if one.path != own]
+    _try(failed, "runs about to start", lambda: _outwait(starting, hierarchies))  # (7)
     return Enforced(tuple(hit[one.run_id] for one in chosen), tuple(failed))
 
 
@@ -171,13 +174,19 @@ def line_below(runs: Path, parent: str, own: authority.Authority | None) -> str:
 class Watch:
     """A keeper's own look: at the mark in its run's directory, and at whether a new root revokes what it rests on.
 
-    ``state`` is None for a run that no trust root of an operator decides about (covenant dev).
+    ``state`` is None for a run that no trust root of an operator decides about (covenant dev). ``version`` is that of
+    the root that it was verified under, None for what nobody signed: one that came since may revoke what it rests on,
+    also where whoever installed it was killed over it.
     """
 
-    def __init__(self, path: Path, label: Mapping[str, str], state: State | None, write: Write) -> None:
+    def __init__(
+        self, path: Path, label: Mapping[str, str], state: State | None, write: Write, *, version: int | None = None
+    ) -> None:
         self._path, self._state, self._write = path, state, write
         self._line = _line(label)
-        self._version = self._seen = state.root_version() if state is not None else 0
+        if version is None:
+            version = state.root_version() if state is not None else 0
+        self._version = self._seen = version
         self._looks = 0
 
     def round(self) -> Round:
@@ -187,20 +196,23 @@ class Watch:
     def look(self) -> Outcome:
         """The error that the run ends with, None when it goes on."""
         self._looks += 1
-        if self._looks % _VERSION_EVERY == 0:
-            self._look_at_the_root()
-        return verdict(self._path)
+        outcome = self._look_at_the_root() if self._looks % _VERSION_EVERY == 0 else None
+        return verdict(self._path) or outcome
 
-    def _look_at_the_root(self) -> None:
+    def _look_at_the_root(self) -> Outcome:
         if self._state is None or (version := self._state.root_version()) == self._version:
-            return
+            return None
         if version != self._seen:  # whoever installs it enforces it next: only at the second look is that left to us
             self._seen = version
-            return
+            return None
         root = self._state.present_root()
-        if any(one.revoked(root) is not None for one in self._line):
-            enforce(self._path.parent, root, write=self._write)
-        self._version = version
+        reason = next((why for one in self._line if (why := one.revoked(root)) is not None), None)
+        if reason is None:
+            self._version = version
+            return None
+        enforce(self._path.parent, root, write=self._write, own=self._path)
+        # Also where no mark could be written: on a full disk it would go on for good.
+        return errors.RunRevokedError(reason)
 
 
 def give_way(path: Path) -> None:

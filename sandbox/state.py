@@ -119,8 +119,7 @@ class State:
             errors.TrustError: there is none, it is malformed or not self-signed, or a later one was taken away.
             errors.StateError: the record of versions is damaged or gone.
         """
-        version = self.root_version()
-        record = self._clock(has_root=version > 0)
+        record, version = self._record_and_version()
         if record is not None and version < record.greatest_root_version:
             raise _taken_away(record, self.path)
         if not version:
@@ -214,13 +213,21 @@ class State:
             errors.TrustError: another holds, or a later one was taken away.
             errors.StateError: the record is damaged or gone.
         """
-        present = self.root_version()
-        record = self._clock(has_root=True)
+        record, present = self._record_and_version()
         if record is not None and present < record.greatest_root_version:
             raise _taken_away(record, self.path)
         if present != version:
             raise errors.TrustError(f"trust root version {present} holds now, not {version}", where=str(self.path))
         return 0 if record is None else record.greatest_time_ms
+
+    def _record_and_version(self) -> tuple[_ClockRecord | None, int]:
+        """The record, and after it the version that is installed: a version is installed before the record has it, so
+        that who reads them the other way round takes a root that comes in between for one that was taken away."""
+        record = self._clock(has_root=False)
+        version = self.root_version()
+        if version and record is None:  # the first came in between, which makes the record before itself
+            record = self._clock(has_root=True)
+        return record, version
 
     def _clock(self, *, has_root: bool) -> _ClockRecord | None:
         where = str(self.path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -121,7 +122,9 @@ class Steering:
             self._expires = False
             try:
                 self._freeze(f"ttl_seconds: {self._ttl} s are over")
-            except (errors.KernelError, errors.NotEnforceableError) as e:
+            except errors.RunError as e:
+                return e
+            except (errors.KernelError, errors.KeeperError, errors.NotEnforceableError) as e:
                 # Whoever is to be stopped and cannot be does not simply go on.
                 return self._expired(f"still running after {self._ttl} s, and it cannot be suspended: {e.message}")
         return None
@@ -213,13 +216,14 @@ class Steering:
 
         Raises:
             errors.KernelError: it did not stop; it goes on, and the log says so.
+            errors.RunRevokedError, errors.KeeperError: it did not stop, and may not go on.
         """
-        if self._leaf is None:
+        if self._leaf is None or self._directory is None:
             raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
         self._rows.to(State.SUSPENDED, words)
         self._suspended_at = time.monotonic()
         try:
-            self._leaf.freeze()
+            self._leaf.freeze(going_on=functools.partial(self._going_on, self._directory))
         except (errors.KernelError, errors.NotEnforceableError) as e:
             self._rows.to(State.RUNNING, f"it could not be stopped: {e.message}")
             raise

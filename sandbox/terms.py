@@ -40,6 +40,7 @@ class Terms:
         self._denials = Denials(self._rows.denied)
         self._secrets: gvisor.Secrets | None = None
         self._below_ms: list[int] = []
+        self._root_version: int | None = None
 
     def adopted(self) -> None:
         """Its parent has ended, and it goes on."""
@@ -107,13 +108,14 @@ class Terms:
         own = None
         if signed is not None and not self._request.dev:  # what dev signed rests on a root that no operator revokes by
             own = authority.Authority.of(self.run_id, signed, self._rows.signers)
+        self._root_version = signed.root_version if signed else None
         label["intent_id"] = self.intent_id
         label[revocation.AUTHORITY] = revocation.line_below(runs, label["parent"], own)
 
         def settle() -> None:
             above = [runs / one for one in label["ancestors"].split()]
-            version, line = signed.root_version if signed else None, label[revocation.AUTHORITY]
-            revocation.refuse(self._means.state, version, above, "" if self._request.dev else line)
+            line = label[revocation.AUTHORITY]
+            revocation.refuse(self._means.state, self._root_version, above, "" if self._request.dev else line)
             claim.settle(runs)
             if self._child is not None:
                 self._child.admitted(label)
@@ -154,10 +156,10 @@ class Terms:
         return revocation.verdict(self._means.path / "runs" / self.run_id) is not None
 
     def _watch(self, label: Mapping[str, str]) -> Round:
-        """What ends the run once somebody, or a new root, says that it is revoked."""
-        means = self._means
-        state = None if self._request.dev else means.state
-        return revocation.Watch(means.path / "runs" / self.run_id, label, state, self._rows.runs_revoked).round()
+        """What ends the run once somebody, or a new root, says that it is revoked. ``_claim`` made its label."""
+        state, told = None if self._request.dev else self._means.state, self._rows.runs_revoked
+        path = self._means.path / "runs" / self.run_id
+        return revocation.Watch(path, label, state, told, version=self._root_version).round()
 
     def _steering(self, lifetime: Lifetime) -> Steering:
         return Steering(

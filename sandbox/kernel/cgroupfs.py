@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -291,8 +291,15 @@ class Leaf:
         """Whether this leaf has a freezer: version 2 always, version 1 where its controller is mounted."""
         return bool(self.paths) if self.hierarchies.version == 2 else "freezer" in self.paths
 
-    def freeze(self, deadline_seconds: float = 5.0) -> None:
+    def freeze(
+        self,
+        deadline_seconds: float = 5.0,
+        *,
+        going_on: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         """Stop every thread in the leaf, the sentry's too; returns when the kernel says that all of them stand.
+
+        ``going_on`` is around the thaw of one that did not stop, and raises when it is to stand all the same.
 
         Raises:
             errors.NotEnforceableError: there is no freezer.
@@ -301,7 +308,7 @@ class Leaf:
         try:
             self._settle(frozen=True, deadline_seconds=deadline_seconds)
         except errors.KernelError:
-            with contextlib.suppress(OSError):
+            with going_on(), contextlib.suppress(OSError):
                 self._ask(frozen=False)
             raise
 

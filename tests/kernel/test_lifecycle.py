@@ -324,7 +324,7 @@ def test_who_waits_for_a_run_whose_keeper_is_killed_is_told_and_later_what_becam
 
 @pytest.fixture
 def broken_freezer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def freeze(self: cgroupfs.Leaf, deadline_seconds: float = 5.0) -> None:
+    def freeze(self: cgroupfs.Leaf, **more: object) -> None:
         raise errors.KernelError("a thread still runs")
 
     monkeypatch.setattr(cgroupfs.Leaf, "freeze", freeze)

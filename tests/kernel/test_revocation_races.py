@@ -22,6 +22,7 @@ from sandbox import bundle, oversight, registry, revocation, trusted_local
 from sandbox.kernel import cgroupfs, ending, process
 from sandbox.limits import METER
 from sandbox.state import State
+from sandbox.steering import Steering
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs, revoking
 from tests.kernel.live_runs import SLEEPS, until
@@ -230,6 +231,30 @@ def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypa
     assert not set(alive) & set(_of_uid(identity.uid))
     thread.join(30)
     _revoked(answers[0])
+
+
+def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_uid_confines(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever installed it was killed before it enforced anything: its keeper looks from the root that it was verified
+    under on, and not from whichever holds when it looks first."""
+    identity = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
+    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    monkeypatch.setattr(revocation, "_VERSION_EVERY", 1)
+    fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
+    package = world.sign(world.package({"main.py": SLEEPS}, **fields))
+    listening = Steering.listening
+
+    def replaced(self: Steering, directory: Path) -> contextlib.AbstractContextManager[None]:
+        (one,) = registry.live(world.state / "runs")
+        raw = revoking.next_root(world, revoking.manifest_of(world, one.payload_digest))
+        with State(world.state) as state:
+            state.replace_root(raw, int(time.time() * 1000))
+        return listening(self, directory)
+
+    monkeypatch.setattr(Steering, "listening", replaced)
+    _revoked(world.run(package))
+    assert not _of_uid(identity.uid)
 
 
 def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed_over_it(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,8 +49,13 @@ class Freezer:
     def __init__(self, log: Log) -> None:
         self._log, self.freezable, self.broken = log, True, False
 
-    def freeze(self) -> None:
-        self._act("freeze")
+    def freeze(self, *, going_on: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        try:
+            self._act("freeze")
+        except errors.KernelError:
+            with going_on():
+                self._log.said.append("undone")
+            raise
 
     def thaw(self) -> None:
         self._act("thaw")
@@ -127,6 +133,21 @@ def test_what_is_being_revoked_is_not_let_go_on() -> None:
     with pytest.raises(errors.RunRevokedError, match="it leaks"):
         one.ask("resume")
     assert (one.log.said, one.state) == ([], "Suspended")
+
+
+@pytest.mark.parametrize("by", ["somebody", "its ttl"])
+def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> None:
+    """Whoever revokes has stopped it, and a keeper that gives up stopping it would let it go on until it is killed."""
+    one = World(ttl=0, suspends=True) if by == "its ttl" else World()
+    one.freezer.broken = True
+    bundle.mark_revoked(one.directory, "it leaks")
+    if by == "somebody":
+        with pytest.raises(errors.RunRevokedError, match="it leaks"):
+            one.ask("suspend")
+    else:
+        assert isinstance(one.steering._clocks(), errors.RunRevokedError)
+    assert one.log.said[1:] == []
+    assert one.state == "Suspended"
 
 
 def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

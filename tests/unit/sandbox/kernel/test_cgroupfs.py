@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -128,6 +129,19 @@ def test_a_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
     with pytest.raises(errors.KernelError, match=r"not frozen after 0\.01 s"):
         leaf.freeze(0.01)
     assert (leaf.paths["freezer"] / "freezer.state").read_text() == "THAWED"
+
+
+def test_one_that_is_to_stand_all_the_same_is_not_thawed_where_it_did_not_freeze_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stands() -> NoReturn:
+        raise errors.RunRevokedError("it leaks")
+
+    leaf = _v1_leaf(tmp_path, state="THAWED\n")
+    monkeypatch.setattr(leaf, "_freezer_says", lambda: None)
+    with pytest.raises(errors.RunRevokedError, match="it leaks"):
+        leaf.freeze(0.01, going_on=stands)
+    assert (leaf.paths["freezer"] / "freezer.state").read_text() == "FROZEN"
 
 
 def test_version_2_says_it_by_its_events(tmp_path: Path) -> None:
