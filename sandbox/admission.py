@@ -128,7 +128,8 @@ class Claim:
     """What one run asks of the machine and of those above it. ``effective`` is what it gets if it is admitted.
 
     ``caller`` is whoever asked for it, or for the first of those above it; of one that is bounded (``bounded``) so many
-    runs may live at once as ``most`` says, those among them that outlive whoever started them.
+    runs may live at once as ``most`` says, those among them that outlive whoever started them. ``itself`` is the run
+    that asks where it is among those that live, with what it held so far.
     """
 
     manifest: Manifest
@@ -140,6 +141,7 @@ class Claim:
     lineage: Lineage | None = None
     caller: str = ""
     most: int = 0
+    itself: str = ""
 
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
@@ -175,7 +177,7 @@ class Claim:
             errors.RuleViolation: as ``check``.
             errors.ParentEndedError: the run that asked for it has ended.
         """
-        self.check(registry.seen(runs))
+        self.check([one for one in registry.seen(runs) if one.run_id != self.itself])
 
     def check(self, entries: Sequence[registry.Entry]) -> None:
         """What depends on the runs that are live.

@@ -26,6 +26,8 @@ STANDBY = "standby"
 # Whose start no row of the log has, and whose keepers look after them alone.
 LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
 _LABEL = "label.json"
+# As much of it as is read at once: most are smaller.
+_LABEL_BYTES = 16 * 1024
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"
 _REVOKED = "revoked"
@@ -107,18 +109,14 @@ class RunDirectory:
 
 
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
-    """Show a live run of ours under another label; ``claim`` is called behind the gate while it can be seen under none,
-    and raises when it may not be beside the others: it has the label then that it had."""
-    new, before = path / f".{_LABEL}", path / f".{_LABEL}.before"
-    new.write_text(json.dumps(dict(label)))
+    """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
+    raises when it may not be beside the others under the new one: it keeps that one then."""
+    new = f"{path}/.{_LABEL}"
+    with open(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+        file.write(json.dumps(dict(label)).encode())
     with gate(path.parent):
-        (path / _LABEL).rename(before)
-        try:
-            claim()
-        except BaseException:
-            before.rename(path / _LABEL)
-            raise
-        new.rename(path / _LABEL)
+        claim()
+        os.rename(new, f"{path}/{_LABEL}")
 
 
 @contextlib.contextmanager
@@ -198,10 +196,18 @@ def network_of(path: Path) -> dict[str, Any] | None:
 
 def label_of(path: Path) -> dict[str, str] | None:
     """One run's label; None when its process died before it was written."""
+    # Of every run that lives, whenever one begins: a stream of Python's costs more than the file.
     try:
-        label: dict[str, str] = json.loads((path / _LABEL).read_bytes())
-    except (FileNotFoundError, ValueError):
+        fd = os.open(f"{path}/{_LABEL}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return None
+    try:
+        raw = b"".join(iter(lambda: os.read(fd, _LABEL_BYTES), b""))
+        label: dict[str, str] = json.loads(raw)
+    except ValueError:
+        return None
+    finally:
+        os.close(fd)
     return label
 
 
@@ -237,7 +243,7 @@ def revoked_of(path: Path) -> str | None:
 @contextlib.contextmanager
 def gate(runs: Path) -> Iterator[None]:
     """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned."""
-    fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(f"{runs}/.gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -170,7 +170,7 @@ def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None
     os.fsync(directory)
 
 
-def held(path: Path) -> bool:
+def held(path: Path | str) -> bool:
     """Whether a process holds the lock file at ``path``; no when there is none.
 
     A shared lock is tried, which two that look at once can both have.

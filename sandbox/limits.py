@@ -75,7 +75,12 @@ class Meter:
         """It is about to be given its intent; ``noted`` says so to whoever has to count when this process is killed."""
         self._began_us = self._cpu_time_us()
         if self.noted is not None:
-            self.noted.write_text("" if self._began_us is None else str(self._began_us))
+            raw = b"" if self._began_us is None else str(self._began_us).encode()
+            fd = os.open(self.noted, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, raw)
+            finally:
+                os.close(fd)
 
     @classmethod
     def of_one_that_was_killed(cls, leaf: Leaf, gates: Leaf | None, noted: Path) -> Meter:

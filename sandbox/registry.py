@@ -7,6 +7,7 @@ on it is free, which is what its keeper's death comes to.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,9 @@ def live(runs: Path) -> list[Entry]:
 
 def seen(runs: Path) -> list[Entry]:
     """As ``live``, for whoever is behind the gate already: what it answers holds until the gate is left."""
-    found = (_entry(path) for path in runs.iterdir() if path.is_dir() and held(path))
+    with os.scandir(runs) as names:
+        there = [one.name for one in names if one.is_dir()]
+    found = (_entry(runs / name) for name in there if durable.held(f"{runs}/{name}/lock"))
     return sorted((one for one in found if one is not None), key=lambda one: (one.started_ms, one.run_id))
 
 

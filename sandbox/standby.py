@@ -46,6 +46,8 @@ ATTEST_LESS: Final = 10
 # One that was given an intent has the machine for so long, or until it has answered, before another is made: that takes
 # what a cold run takes, on both cores of a small machine, and whoever waits for the answer would wait for that as well.
 ALONE_SECONDS: Final = 0.1
+# For so long it is not shown to be at work: an agent that has its answer by then had both processors.
+MOMENT_SECONDS: Final = 0.003
 # As long as a self-test of its policy counts (sandbox.canary_run).
 MOST_SECONDS = 86_400
 _RESOLVERS = "/etc/resolv.conf"
@@ -72,7 +74,7 @@ class Instance(lifecycle.Run):
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
         self._asker: socket.socket | None = None
         self._since = time.monotonic()
-        self._untold = False
+        self._untold = self._unshown = False
         self._looked = 0.0
 
     # --- (1) ------------------------------------------------------------------------------------------------
@@ -98,7 +100,11 @@ class Instance(lifecycle.Run):
             job,
             intent=b"",
             label={**job.label, bundle.STANDBY: "yes"},
-            rounds=(*job.rounds, Round(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS)),
+            rounds=(
+                *job.rounds,
+                Round(MOMENT_SECONDS, self._answering, lambda: MOST_SECONDS),
+                Round(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS),
+            ),
             later=functools.partial(_Later, self),
         )
 
@@ -201,7 +207,11 @@ class Instance(lifecycle.Run):
             self._request, self._line, self.intent_id = request, line, intent_id
             deadline = self._deadline(trusted, manifest)
             place = dataclasses.replace(
-                self._place, trusted=trusted, package_name=request.package_name, caller=request.issuer["display"]
+                self._place,
+                trusted=trusted,
+                package_name=request.package_name,
+                caller=request.issuer["display"],
+                itself=self.run_id,
             )
             label, claim = self._claim(place)
             # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
@@ -229,7 +239,7 @@ class Instance(lifecycle.Run):
             # The run that is started cold instead says it as ever: in its own row, to whoever asked.
             _send_elsewhere(connection, e.message)
             return errors.KilledError(f"standby: it cannot be used: {e.message}")
-        self._asker, self._untold = connection, True
+        self._asker, self._untold, self._unshown = connection, True, True
         watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
         if self._means.config.on_supervisor_exit == "end":
             watches[self._alive] = ended
@@ -238,10 +248,6 @@ class Instance(lifecycle.Run):
             # One that is revoked at this moment stands until it is killed, which its watch says.
             with contextlib.suppress(errors.RunRevokedError), revocation.going_on(started.directory):
                 started.leaf.thaw()
-            # Until here it waits for nothing that it could do without.
-            self._rows.show()
-            # Whoever came second is not kept waiting for what is not to be had.
-            self._listening.close()
 
         return Given(self._line, self._limits(deadline), watches, release)
 
@@ -258,6 +264,15 @@ class Instance(lifecycle.Run):
             serials=state,
             greatest_time_ms=greatest_time_ms,
         )
+
+    def _answering(self) -> Outcome:
+        """It was let go and has had a moment for itself, in which most answer: nothing here takes a processor then."""
+        if self._unshown:
+            self._unshown = False
+            # Whoever came second is not kept waiting for what is not to be had.
+            self._listening.close()
+            self._rows.show()
+        return None
 
     def _still_working(self) -> Outcome:
         if self._untold:

@@ -89,6 +89,7 @@ class Place:
     trusted: Any = None
     package_name: str = ""
     caller: str = ""
+    itself: str = ""
 
 
 def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
