@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,15 @@ from policy import errors
 from sandbox.denials import Denials
 from sandbox.kernel import cgroupfs, process
 from tests.kernel.conftest import leftovers
+from tests.kernel.live_runs import until
 from tests.kernel.world import HEAD, TAIL, World
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def _runs(world: World) -> bool:
+    """Whether its agent was given the intent."""
+    return any(row["kind"]["type"] == "run_state" and row["kind"]["state"] == "Running" for row in world.rows())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -32,10 +37,7 @@ def test_a_stopped_run_leaves_nothing(world: World, number: signal.Signals) -> N
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 30
-    while time.monotonic() < until and not any(r["kind"]["type"] == "run_started" for r in world.rows()):
-        time.sleep(0.02)
-    time.sleep(0.5)
+    until(lambda: _runs(world))
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1, err
@@ -56,9 +58,7 @@ def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 30
-    while time.monotonic() < until and not any(r["kind"]["type"] == "run_started" for r in world.rows()):
-        time.sleep(0.02)
+    until(lambda: _runs(world))
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
