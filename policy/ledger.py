@@ -179,9 +179,10 @@ def is_one_write(tail: bytes, openings: Sequence[str]) -> bool:
     """Whether lines beyond the head are what one write left, the last maybe in part.
 
     ``openings`` are how each line begins up to its event id, as many as a write may have lines: the id of the first is
-    anything, each of the others follows from it.
+    anything, each of the others follows from it. A power cut leaves zeros for blocks that were not on the disk yet, and
+    no line of ours has any: what follows the first of them says nothing of how many writes there were.
     """
-    *lines, rest = tail.split(b"\n")
+    *lines, rest = tail.partition(b"\0")[0].split(b"\n")
     lines += [rest] if rest else []
     if len(lines) < 2:
         return True
@@ -218,7 +219,8 @@ def slot(signed: bytes) -> bytes:
 
 
 def slot_offset(head: Head) -> int:
-    """Where this head's slot stands in the file: in turn, so that a torn write spares the one before."""
+    """Where a head stands in a file that is written whole, with the one before it in the other slot. Whoever writes
+    one slot alone takes the one that does not hold the newest head (``placed_heads``): a torn write spares that."""
     return (head.count % 2) * SLOT_BYTES
 
 
@@ -232,7 +234,12 @@ def read_head(raw: bytes, public_key: Ed25519PublicKey) -> Head | None:
 
 def read_heads(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
     """The heads of the file whose signatures verify, the newest first."""
-    return sorted(_slots(raw, public_key), key=lambda head: head.count, reverse=True)
+    return [head for head, _ in placed_heads(raw, public_key)]
+
+
+def placed_heads(raw: bytes, public_key: Ed25519PublicKey) -> list[tuple[Head, int]]:
+    """``read_heads``, each with where its slot begins: the next head goes into the other."""
+    return sorted(_slots(raw, public_key), key=lambda found: found[0].count, reverse=True)
 
 
 def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
@@ -240,16 +247,16 @@ def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
 
     After a write that was cut off they do not, until the next one; nor when somebody blanked the newest.
     """
-    counts = sorted(head.count for head in _slots(raw, public_key))
+    counts = sorted(head.count for head, _ in _slots(raw, public_key))
     return len(raw) == HEAD_BYTES and (counts == [0] or (len(counts) == 2 and counts[0] + 1 == counts[1]))
 
 
-def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
+def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[tuple[Head, int]]:
     found = []
     for start in range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES):
         head = read_signed_head(raw[start : start + SLOT_BYTES], public_key)
-        if head is not None and slot_offset(head) == start:
-            found.append(head)
+        if head is not None:
+            found.append((head, start))
     return found
 
 

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from policy import errors, events, ledger
 from sandbox import durable
+from sandbox.kernel import libc
 
 EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
 KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
@@ -74,14 +75,18 @@ class Ledger:
         self._failure: str | None = None
         self._head = ledger.Head()
         self._raw = b""
+        self._slot = 0  # where the newest head stands
         with contextlib.ExitStack() as stack:
             self._dir = _open_directory(directory, stack)
             self._head_dir = _open_directory(head.parent, stack)
-            self._events = _open_file(EVENTS, self._dir, stack, os.O_APPEND)
-            self._chain = _open_file(CHAIN, self._dir, stack, os.O_APPEND)
+            # Which files the open ones are, by name and folder.
+            self._identities: dict[tuple[str, int], tuple[int, int]] = {}
+            self._events = self._open_file(EVENTS, self._dir, stack, os.O_APPEND)
+            self._chain = self._open_file(CHAIN, self._dir, stack, os.O_APPEND)
             self._head_fd = -1
             with self._turn():
                 self._key = self._load_key(key)
+                self._signer = ledger.key_id(self._key.public_key())
                 self._open_head(stack)
                 self._show_key()
                 self._reload()
@@ -237,9 +242,8 @@ class Ledger:
     # --- writing ----------------------------------------------------------------------------------------
 
     def _write(self, lines: Sequence[_Line]) -> None:
-        self._check_names()
+        sizes = self._check_names()
         raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
-        sizes = os.fstat(self._events).st_size, os.fstat(self._chain).st_size
         if raw != self._raw or sizes != (self._head.events_bytes, self._head.chain_bytes):
             self._reload()
         anchors, heads = [], [self._head]
@@ -247,31 +251,35 @@ class Ledger:
             anchor, head = heads[-1].advance(one.raw, event_id=one.event_id, timestamp_ms=one.now_ms)
             anchors.append(anchor)
             heads.append(head)
-        # INVARIANT: event, chain, head, each durable before the next: the head never names what a crash
-        # could still take away.
-        _write_all(self._events, b"".join(one.raw + b"\n" for one in lines))
+        # INVARIANT: both files are durable before the head is written: it never names what a crash could take away.
+        # Both are written before either is synced, so that what the second sync needs mostly lies on the disk with the
+        # first. Of each a power cut may leave any part until then, and none of it was acknowledged (``_set_aside``).
+        for fd, written in ((self._events, [one.raw for one in lines]), (self._chain, anchors)):
+            _write_all(fd, b"".join(line + b"\n" for line in written))
+            libc.start_writing(fd)
+        slots = [self._signed(head) for head in reversed(heads[1:][-2:])]  # while the disk takes that
         os.fdatasync(self._events)
-        _write_all(self._chain, b"".join(anchor + b"\n" for anchor in anchors))
         os.fdatasync(self._chain)
-        self._acknowledge(heads)
+        self._acknowledge(slots)
         self._head, self._raw = heads[-1], os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
 
-    def _acknowledge(self, heads: Sequence[ledger.Head]) -> None:
-        """Put the last head in its slot, and the one before it in the other when that is not there already.
+    def _acknowledge(self, slots: Sequence[bytes]) -> None:
+        """Put the newest head in one slot, and the one before it in the other when that is not there already.
 
-        Two slots in turn cost half of a write, rename and directory fsync (0.5 against 1.0 ms in all), and a torn slot
-        leaves the one before.
+        Two slots cost half of a write, rename and directory fsync (0.5 against 1.0 ms in all), and a torn slot leaves
+        the one before.
         """
-        # INVARIANT: the slot that holds the newest acknowledged head is written only when the other is durable, so the
-        # first to be written is the one whose turn it is, whichever of the two heads that is.
-        turn = ledger.slot_offset(heads[1])
-        order = sorted(heads[1:][-2:], key=lambda one: ledger.slot_offset(one) != turn)
-        for head in order:
-            slot = ledger.sign_head(head, self._key)
-            if os.pwrite(self._head_fd, slot, ledger.slot_offset(head)) != len(slot):
+        # INVARIANT: the slot of the newest acknowledged head is written only when a newer one is durable in the other.
+        # That is written and durable in one call, which no kill comes between: there is no head that the next writer
+        # reads and goes on from while the disk does not have it (pwritev2(2), RWF_DSYNC).
+        free = ledger.SLOT_BYTES - self._slot
+        for slot, offset, flags in zip(slots, (free, self._slot), (os.RWF_DSYNC, 0), strict=False):
+            if os.pwritev(self._head_fd, [slot], offset, flags) != len(slot):
                 raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
-            if head in (order[0], heads[-1]):  # else the last one stands already, and this is its neighbour
-                os.fdatasync(self._head_fd)
+        self._slot = free
+
+    def _signed(self, head: ledger.Head) -> bytes:
+        return ledger.slot(ledger.signed_head(head, self._key, signer=self._signer))
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -287,20 +295,23 @@ class Ledger:
         finally:
             fcntl.flock(self._events, fcntl.LOCK_UN)
 
-    def _check_names(self) -> None:
-        """The open files must still be the ones under their names: a record in an unlinked file is lost."""
-        for fd, name, folder in (
-            (self._events, EVENTS, self._dir),
-            (self._chain, CHAIN, self._dir),
-            (self._head_fd, self._head_path.name, self._head_dir),
-        ):
-            ours = os.fstat(fd)
+    def _check_names(self) -> tuple[int, int]:
+        """The open files must still be the ones under their names: a record in an unlinked file is lost. The sizes of
+        the two that grow."""
+        sizes = []
+        for (name, folder), ours in self._identities.items():
             try:
-                named = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if name in (EVENTS, CHAIN):
+                    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    named, size = (info.st_dev, info.st_ino), info.st_size
+                else:
+                    named, size = durable.which(folder, name)  # its size stays: a look at its times would cost its sync
             except FileNotFoundError:
                 self._broken(f"`{name}` was removed while the log was open")
-            if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino):
+            if named != ours:
                 self._broken(f"`{name}` was replaced while the log was open")
+            sizes.append(size)
+        return sizes[0], sizes[1]
 
     # --- opening and recovery ---------------------------------------------------------------------------
 
@@ -328,25 +339,26 @@ class Ledger:
         name = self._head_path.name
         if not self._exists(name):
             # Every log has a head before its first record, so one that lacks it and is not empty lost it.
-            if os.fstat(self._events).st_size or os.fstat(self._chain).st_size:
+            if _size(self._events) or _size(self._chain):
                 self._broken("the log holds records and its head is missing")
             if self._exists(PUBLIC_KEY):
                 self._broken("the log's public key is there and its head is missing")
             blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
             _replace(name, ledger.sign_head(ledger.Head(), self._key) + blank, self._head_dir)
             os.fsync(self._dir)
-        self._head_fd = _open_file(name, self._head_dir, stack, 0)
+        self._head_fd = self._open_file(name, self._head_dir, stack, 0)
 
     def _reload(self) -> None:
         """Read the head, compare it with the last record of both files, set aside what is beyond it."""
         self._raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
-        head = ledger.read_head(self._raw, self._key.public_key())
-        if head is None:
+        heads = ledger.placed_heads(self._raw, self._key.public_key())
+        if not heads:
             self._broken("no head record verifies under the log's key")
+        head, slot = heads[0]
         if head.count < self._head.count:
             self._broken(f"the head went back from {self._head.count} to {head.count} records")
         for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
-            if os.fstat(fd).st_size < size:
+            if _size(fd) < size:
                 self._broken(f"`{name}` is shorter than its signed head says")
         if head.count:
             anchor = ledger.Anchor.parse(_last_line(self._chain, head.chain_bytes))
@@ -359,10 +371,10 @@ class Ledger:
                 self._broken("the last record is not the one that the head signs")
         for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
             self._set_aside(fd, name, size, head.count)
-        self._head = head
+        self._head, self._slot = head, slot
 
     def _set_aside(self, fd: int, name: str, size: int, count: int) -> None:
-        extra = os.fstat(fd).st_size - size
+        extra = _size(fd) - size
         if not extra:
             return
         tail = os.pread(fd, min(extra, _MAX_TAIL_BYTES), size)
@@ -376,6 +388,14 @@ class Ledger:
         os.ftruncate(fd, size)
         os.fsync(fd)
         self.recovered.append(f"{extra} unacknowledged bytes of `{name}` set aside in `{aside}`")
+
+    def _open_file(self, name: str, folder: int, stack: contextlib.ExitStack, flags: int) -> int:
+        fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)
+        stack.callback(os.close, fd)
+        info = os.fstat(fd)
+        _check_private(info, name)
+        self._identities[name, folder] = info.st_dev, info.st_ino
+        return fd
 
     def _exists(self, name: str) -> bool:
         try:
@@ -399,13 +419,6 @@ def _open_directory(path: Path, stack: contextlib.ExitStack) -> int:
         raise errors.LedgerError(
             f"the log's directory `{path}` is not ours alone", hint=f"chown and chmod 0700 {path}", where=str(path)
         )
-    return fd
-
-
-def _open_file(name: str, folder: int, stack: contextlib.ExitStack, flags: int) -> int:
-    fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)
-    stack.callback(os.close, fd)
-    _check_private(os.fstat(fd), name)
     return fd
 
 
@@ -447,6 +460,11 @@ def _write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def _size(fd: int) -> int:
+    # fstat(2) would ask for the times as well (libc.statx_which). Nobody reads or writes at the offset.
+    return os.lseek(fd, 0, os.SEEK_END)
 
 
 def _last_line(fd: int, end: int) -> bytes:

@@ -87,6 +87,8 @@ _STATX = struct.Struct("=32xQQ88xII")
 _Statx = ctypes.c_char * 256
 _AT_SYMLINK_NOFOLLOW = 0x100
 
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+
 MADV_COLLAPSE = 25  # asm-generic/mman-common.h
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
@@ -239,6 +241,14 @@ def statx_which(directory: int, name: bytes) -> tuple[int, int, int, int]:
     _checked(result, "statx", name)
     inode, size, major, minor = _STATX.unpack_from(found)
     return inode, size, major, minor
+
+
+def start_writing(fd: int) -> None:
+    """sync_file_range(2): have what was written to a file be on its way to the disk before its sync is asked for.
+
+    It promises nothing and tells of nothing: that sync does, with the errors of what was begun here too.
+    """
+    _libc.sync_file_range(ctypes.c_int(fd), ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
 def rename_new(source: str, target: str) -> None:
