@@ -266,11 +266,13 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "expires_at_ms": "int?",
     },
     "peer_expired": {"peer_display": "text", "peer_pubkey_b58": "text", "token_prefix": "text"},
-    # Of one peer in some time, beside those that have rows of their own; `code` and `message` are the last one's.
+    # Of one peer in some time, beside those that have rows of their own; `codes` says how many there were of each (the
+    # most frequent, and how many `others`), `code` and `message` are the last one's.
     "refusals_summed": {
         "peer_display": "text",
         "peer_pubkey_b58": "text",
         "count": "int",
+        "codes": "counts",
         "since_ms": "int",
         "code": "text",
         "message": "text",

@@ -90,9 +90,9 @@ async def settle(server: Server, reserved: Reserved, intent_id: str, receipt: Se
     await server.budget.settle(reserved.agent, intent_id, max(0, cost_ - reserved.credits))
 
 
-async def receipt_of_run(server: Server, caller: Caller, intent_id: str, took: Spent) -> SettlementReceipt:
-    """Keep the receipt of what a run used with all below it, which has the intent's id."""
-    credits_ = cost(took.usage, took.told)
+async def receipt_of_run(server: Server, caller: Caller, intent_id: str, took: Spent | None) -> SettlementReceipt:
+    """Keep the receipt of what a run used with all below it, which has the intent's id; None: nothing was run."""
+    credits_ = 0 if took is None else cost(took.usage, took.told)
     receipt = SettlementReceipt(
         id=intent_id, payer=caller.agent, resource="compute", credits_consumed=credits_, settled_at=server.now_ms()
     )

@@ -37,10 +37,10 @@ async def look(server: Server) -> None:
     waiting = server.budget.unsettled()
     if not waiting:
         return
-    told = await _told(server, {one.paired_receipt: one.at_ms for one in waiting})
+    ended = await told(server, {one.paired_receipt: one.at_ms for one in waiting})
     for one in waiting:
         receipt = await server.receipts.get(one.paired_receipt)
-        if one.paired_receipt not in told:
+        if one.paired_receipt not in ended:
             rows = [] if receipt is None else [accounting.receipt_row(receipt, one.paired_receipt)]
             record = await server.memory.get(one.paired_receipt)
             if record is None or not await finish(server, record, rows):
@@ -81,28 +81,28 @@ async def finish(server: Server, record: MemoryRecord, rows: Collection[Entry] =
     return True
 
 
-async def _told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
+async def told(server: Server, since_ms: Mapping[str, int]) -> set[str]:
     """Which of these intents have the row that says how they ended, since they had their reservation: under a key one
     may have failed before.
 
     Raises:
         errors.StoreError: the log was not looked through to its end; of one that is not told nothing is known then.
     """
-    told: set[str] = set()
+    ended: set[str] = set()
 
     def is_the_last(row: parts.AuditEvent) -> bool:
         if row.kind["type"] not in _ENDS:
             return False
         began_ms = since_ms.get(row.kind["intent_id"])
         if began_ms is not None and row.timestamp_ms >= began_ms:
-            told.add(str(row.kind["intent_id"]))
-        return len(told) == len(since_ms)
+            ended.add(str(row.kind["intent_id"]))
+        return len(ended) == len(since_ms)
 
     # Nothing is wanted but the names: rows may be as long as intents, and a look that holds them all is cut.
     found = await server.audit.scan(is_the_last, 1, since_ms=min(since_ms.values()))
     if found.cut and not found.events:
         raise errors.StoreError("the log could not be looked through", hint="start again")
-    return told
+    return ended
 
 
 def _failed(server: Server, one: Reservation) -> Entry:

@@ -21,41 +21,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import anyio
+import anyio.lowlevel
 
-from covenant.respond import accounting, authority, denials, live, memory, routing, supervisor_rows
+from covenant.respond import accounting, authority, denials, ends, live, routing, supervisor_rows
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult, Spent
+from covenant.runtime.running import Intent, RunResult
 from covenant.stores.audit.interface import Entry
 from covenant.wire import responses
-from covenant.wire.types import (
-    BudgetPauseCheckpoint,
-    MemoryRecord,
-    Priority,
-    SettlementReceipt,
-    SignedCapability,
-    Tier,
-)
+from covenant.wire.types import BudgetPauseCheckpoint, Priority, SignedCapability, Tier
 from policy import budget, contract, errors
 
-_LOG: Final = logging.getLogger(__name__)
-T = TypeVar("T")
-
 _WRITE: Final = routing.WRITE
-# So much of an ignored text has its row, where whoever submitted it may do nothing with one that is not.
-MOST_OF_IGNORED: Final = 1024
+MOST_OF_IGNORED: Final = ends.MOST_OF_IGNORED
 _RANK: Final = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
-# For what is written after a run, whatever becomes of whoever asked.
-_WRITING_SECONDS: Final = 60.0
 # Ends that say nothing of what was used until then.
 _UNSEEN: Final = (errors.KilledError, errors.ServiceError, errors.InternalError, errors.PreemptedError)
 # Whose intent waits: in the state of its checkpoint, where a copy of the name would decide nothing.
@@ -69,6 +54,8 @@ _MOST_WAITING_BYTES: Final = 16 * 1024 * 1024
 
 # Refused before anything began, which costs whoever asked nothing.
 _BEFORE: Final = frozenset({"router", "capability", "budget"})
+# Says nothing of the agent that was to be started.
+_PASSING: Final = (errors.BusyError, errors.StoreError, errors.LedgerError)
 
 
 @dataclass
@@ -86,9 +73,8 @@ class Dispatch:
     still: Callable[[Card | None], Awaitable[None]] | None = None
     intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _stage: str = "router"
-    _reserved: accounting.Reserved | None = None
     _metered: list[SignedCapability] = field(default_factory=list)
-    _did: dict[str, Any] = field(default_factory=dict)
+    _end: ends.End = field(init=False)
 
     async def go(self) -> responses.IntentResult:
         """(1) to (9).
@@ -96,6 +82,7 @@ class Dispatch:
         Raises:
             errors.CovenantError: refused, or failed; either is in the log.
         """
+        self._end = ends.End(self.server, self.caller, self.intent_id, self.text, self.key)
         self._say("submitted")
         try:
             result = await self._go()
@@ -125,51 +112,23 @@ class Dispatch:
             await self._look_again(card)
             ran = await self._run(card)  # (5)
         except errors.CovenantError as e:
-            with _writing():
-                await self._kept(functools.partial(self._failed, card, e))
+            with ends.writing():
+                await self._end.kept(functools.partial(self._failed, card, e))
             raise self._told(card, e) from e
         except BaseException as e:
             # Whatever it is, the run was ended with us.
-            with _writing():
-                await self._kept(functools.partial(self._failed, card, _cut(e)))
+            with ends.writing():
+                await self._end.kept(functools.partial(self._failed, card, _cut(e)))
             raise
-        with _writing() as scope:
-            result = await self._kept(functools.partial(self._finish, card, ran))  # (6) to (9)
+        with ends.writing() as scope:
+            result = await self._end.kept(functools.partial(self._end.finish, card, ran))  # (6) to (9)
         if scope.cancelled_caught:
             raise errors.StoreError("the answer could not be written in time")
         return result
 
-    async def _kept(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write the end of the intent. What no disk takes is kept until one does, once a reservation is to be closed:
-        an agent may have run, and is neither paid for nor given back until it is written (``respond.unfinished``).
-
-        Raises:
-            errors.StoreError: it could not be written now.
-        """
-        try:
-            return await write()
-        except errors.StoreError as e:
-            if self._reserved is None:
-                raise
-            self.server.unfinished.keep(self.intent_id, write)
-            raise errors.restored(
-                {
-                    "code": e.code,
-                    "message": f"what became of intent `{self.intent_id}` cannot be written now: {e.message}",
-                    "hint": "it is kept and written when there is room; with its key, ask again then",
-                    "where": e.where,
-                }
-            ) from e
-
-    async def _step(self, name: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Do one step of an end once: where a later one fails, all are asked for again."""
-        if name not in self._did:
-            self._did[name] = await act()
-        return self._did[name]  # type: ignore[no-any-return]
-
     async def _ignored(self, pattern: str) -> None:
         floods, text = self.server.floods, self._of_ignored()
-        row = self._row("intent_ignored", {"intent_text": text, "matched_pattern": pattern})
+        row = self._end.row("intent_ignored", {"intent_text": text, "matched_pattern": pattern})
         why = ("text_ignored", f"the text matches `{pattern}`")
         await floods.write(self.server, self.caller, [row], why, size=len(text.encode()))
 
@@ -215,7 +174,13 @@ class Dispatch:
         # Where the end of a run that was cannot be written, none begins.
         await server.unfinished.write()
         try:
-            self._reserved = await accounting.reserve(server, self.caller, card, self.intent_id)
+            # Whole or not at all: of a reservation that was cut off in the middle nobody would know here.
+            with ends.writing() as scope:
+                self._end.reserved = await accounting.reserve(server, self.caller, card, self.intent_id)
+            if scope.cancelled_caught:
+                raise errors.StoreError("the budget could not be written in time")
+            # For whoever went away meanwhile none begins.
+            await anyio.lowlevel.checkpoint_if_cancelled()
         except errors.BudgetExhaustedError as e:
             if self.resumes is None and card is not None:
                 await self._pause(card, "budget_exhausted", e.details["tokens_remaining"], e.details["refill_eta_ms"])
@@ -267,6 +232,7 @@ class Dispatch:
         intent = Intent(self.intent_id, self.text, self.server.now_ms(), priority)
         self._say("running", agent_id=card.id)
         ran: RunResult = await self.server.runners.run(card, intent, caller=self.caller.agent)
+        self.server.floods.unstartable(self.caller, card.digest, None)
         return ran
 
     # --- what a failure leaves ----------------------------------------------------------------------------------
@@ -279,10 +245,8 @@ class Dispatch:
             sandboxed = card.manifest.agent.runtime != "hermes"
             rows += supervisor_rows.of_failed(error, self.intent_id, self.caller, sandboxed=sandboxed)
         if took is not None and card is not None:
-            receipt = await self._step(
-                "receipt", lambda: accounting.receipt_of_run(server, self.caller, self.intent_id, took)
-            )
-            rows += [self._used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
+            receipt = await self._end.receipt(took)
+            rows += [self._end.used(card, took, "failed", receipt), accounting.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
         if card is not None and isinstance(error, errors.PreemptedError):
             tokens = server.budget.tokens(accounting.budget_of(card.id)) or 0
@@ -295,17 +259,19 @@ class Dispatch:
             "code": error.code,
             "message": error.message,
         }
-        await self._step("rows", lambda: server.audit.append_all([*rows, self._row("intent_failed", failed)]))
-        if self._stage in _BEFORE:
+        await self._end.written([*rows, self._end.row("intent_failed", failed)])
+        unseen = self._stage == "run" and isinstance(error, _UNSEEN)
+        never_began = self._stage == "run" and took is None and not unseen
+        if self._stage in _BEFORE or never_began:
             size = len(self.text.encode()) if isinstance(error, errors.BudgetExhaustedError) else 0
             server.floods.note(self.caller, server.now_ms(), size=size)
-        if self._reserved is None:
-            return
-        if receipt is not None or (self._stage == "run" and isinstance(error, _UNSEEN)):
+        if never_began and card is not None and not isinstance(error, _PASSING):
+            server.floods.unstartable(self.caller, card.digest, error)
+        if receipt is not None or unseen:
             # One that may have run, of which nobody said what it used, is taken what was reserved for it.
-            await accounting.settle(server, self._reserved, self.intent_id, receipt)
+            await self._end.settle(receipt)
         else:
-            await accounting.release(server, self.caller, self._reserved, self.intent_id)
+            await self._end.release()
 
     async def _pause(self, card: Card, reason: Any, tokens: int, eta_ms: int) -> None:
         """Keep the intent for when there are credits; durable before anybody is told."""
@@ -359,110 +325,8 @@ class Dispatch:
         words = {"code": error.code, "hint": error.hint, "where": error.where}
         return errors.restored({**words, "message": f"agent `{card.id}` failed: {error.message}"})
 
-    # --- (6) to (9) -----------------------------------------------------------------------------------------------
-
-    async def _finish(self, card: Card | None, ran: RunResult) -> responses.IntentResult:
-        rows, receipt = list[Entry](), None
-        if card is not None:
-            self._stage = "receipt"
-            took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials, ran.told)
-            write = functools.partial(accounting.receipt_of_run, self.server, self.caller, self.intent_id, took)
-            receipt = await self._step("receipt", write)
-            if ran.told is not None:
-                rows += supervisor_rows.entries(ran.told, self.intent_id, self.caller, run_id=ran.run_id)
-            rows += [self._used(card, took, "ok", receipt), accounting.receipt_row(receipt, self.intent_id)]
-            rows += denials.rows(took, card.id, self.caller)
-        self._stage = "memory"
-        stored, of_memory = await self._step("memory", lambda: self._remember(card, ran))
-        rows += of_memory
-        dispatched = {
-            "run_id": ran.run_id,
-            "intent_text": self._of_done(kept=stored is not None),
-            "matched_agent": None if card is None else card.id,
-            "result_hash_hex": hashlib.sha256(ran.text.encode()).hexdigest(),
-            "status": "ok" if stored else "not_stored",
-        }
-        rows.append(self._row("intent_dispatched", dispatched))
-        await self._step("rows", lambda: self.server.audit.append_all(rows))
-        if self._reserved is not None:
-            await accounting.settle(self.server, self._reserved, self.intent_id, receipt)
-        return responses.IntentResult(
-            intent_id=self.intent_id,
-            status="ok",
-            text=ran.text,
-            sources=ran.sources,
-            settlement=receipt or stored,
-            agent_id=None if card is None else card.id,
-            run_id=ran.run_id,
-            policy_digest=ran.policy_digest,
-        )
-
-    def _of_done(self, *, kept: bool) -> str:
-        """The text as the row of what was done has it: its beginning where it cost nothing and memory has no room for
-        it, or a peer whose room is full would have all the room that the log has."""
-        paid = self._reserved is not None and self._reserved.credits > 0
-        return self.text if kept or paid or self.caller.operator else self.text[:MOST_OF_IGNORED]
-
-    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]]:
-        """Keep the answer in working memory; the receipt of that, None where it was not kept, and their rows."""
-        # What it names as its sources is kept beside it.
-        ignore = self.server.ignore
-        sources = "\n".join(ran.sources)
-        pattern = await ignore.find(ran.text, of_answer=True) or await ignore.find(sources, of_answer=True)
-        if pattern is not None:
-            ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
-            return None, [Entry("memory_write_ignored", ignored, self.caller.agent)]
-        record = MemoryRecord(
-            id=self.intent_id,
-            tier=Tier.WORKING,
-            owner=self.caller.agent,
-            text=ran.text,
-            embedding=await memory.embedding_of(self.server, ran.text, what=f"the answer of intent {self.intent_id}"),
-            metadata={
-                "intent_text": self.text,
-                "agent_id": None if card is None else card.id,
-                "status": "ok",
-                "sources": list(ran.sources),
-                "run_id": ran.run_id,
-                "policy_digest": ran.policy_digest,
-            },
-            created_at=self.server.now_ms(),
-        )
-        try:
-            memory.check_size(record)
-            # What costs credits is bounded by them; of what costs none, such as an echo, nobody fills the disk.
-            paid = self._reserved is not None and self._reserved.credits > 0
-            await self.server.memory.put(record, room=None if paid else memory.room_of(self.caller))
-            receipt = await accounting.settle_memory(self.server, self.caller, record.id, record.text)
-            self.server.feed.publish("memory", record)
-        except errors.CovenantError as e:
-            # The run is done and paid for: its answer is not thrown away with the memory of it.
-            _LOG.warning("the answer of intent %s is not kept in memory: %s", self.intent_id, e)
-            failed = {"matched_agent": record.metadata["agent_id"], "run_id": ran.run_id, "stage": "memory"}
-            return None, [self._row("intent_failed", {**failed, "code": e.code, "message": e.message})]
-        return receipt, [memory.written(record, "intent"), accounting.receipt_row(receipt, self.intent_id)]
-
-    def _used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> Entry:
-        usage = took.usage
-        hermes = card.manifest.agent.runtime == "hermes"
-        about = {
-            "run_id": took.run_id or "",
-            "agent_id": card.id,
-            "policy_digest": took.policy_digest,
-            "backend": "hermes" if hermes else card.manifest.sandbox.backend,
-            "status": status,
-            "cpu_ms": usage.cpu_ms,
-            "memory_peak_bytes": usage.memory_peak_bytes,
-            "wall_ms": usage.wall_ms,
-            "credits": receipt.credits_consumed,
-        }
-        return self._row("run_usage", about)
-
     async def _append(self, kind: str, **fields: Any) -> None:
         await self.server.audit.append(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
-
-    def _row(self, kind: str, fields: Mapping[str, Any]) -> Entry:
-        return Entry(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
 
     def _say(self, event: str, **fields: Any) -> None:
         self.server.live.say(self.intent_id, self.caller.agent.pubkey, event, self.server.now_ms(), **fields)
@@ -487,8 +351,3 @@ def _cut(error: BaseException) -> errors.CovenantError:
     if isinstance(error, Exception):
         return errors.InternalError(f"the daemon failed: {type(error).__name__}")
     return errors.KilledError("whoever asked went away, or the daemon stopped")
-
-
-def _writing() -> anyio.CancelScope:
-    """What is written in this block is written whoever goes away meanwhile, and not for ever."""
-    return anyio.move_on_after(_WRITING_SECONDS, shield=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
@@ -32,6 +33,18 @@ MOST_BYTES: Final = 4 * 1024 * 1024
 _LOOK_SECONDS: Final = 5.0
 _WRITING_SECONDS: Final = 5.0
 _MOST_MESSAGE: Final = 256
+# So many codes are named with their numbers, the most frequent; what else there was is one number.
+MOST_CODES: Final = 8
+OTHERS: Final = "others"
+_MOST_CODES_HELD: Final = 256
+
+
+class Said(NamedTuple):
+    """What was said of an agent that could not be started."""
+
+    code: str
+    message: str
+    where: str
 
 
 @dataclass
@@ -42,8 +55,11 @@ class _Window:
     written: int = 0
     size: int = 0
     unwritten: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
     code: str = ""
     message: str = ""
+    # Agents whose runs were refused before they began, by the digest of their manifest, and what was said of each.
+    unstartable: dict[str, Said] = field(default_factory=dict)
 
 
 class Floods:
@@ -62,7 +78,8 @@ class Floods:
             del self._windows[caller.agent.pubkey]
             return False
         # Also once the time is over, until its number is in the log.
-        return window.unwritten > 0 or window.written >= MOST or window.size >= MOST_BYTES
+        late = window.unwritten > 0 and self._over(window)
+        return late or window.written >= MOST or window.size >= MOST_BYTES
 
     def note(self, caller: Caller, now_ms: int, *, size: int = 0) -> None:
         """A refusal of this caller has its rows, with ``size`` bytes of its words."""
@@ -74,7 +91,27 @@ class Floods:
         """A refusal of this caller has none."""
         window = self._window(caller, now_ms)
         window.unwritten += 1
+        window.codes[code if code in window.codes or len(window.codes) < _MOST_CODES_HELD else OTHERS] += 1
         window.code, window.message = code, message[:_MOST_MESSAGE]
+
+    def unstartable(self, caller: Caller, digest: str, error: errors.CovenantError | None) -> None:
+        """The agent with this manifest could not be started for this caller, or (None) was.
+
+        Nobody can foresee what its supervisor will say; so of one who is refused without end, what it said last is
+        taken for what it would say, until the minute is over.
+        """
+        window = self._windows.get(caller.agent.pubkey)
+        if window is None:
+            return
+        if error is None:
+            window.unstartable.pop(digest, None)
+        else:
+            window.unstartable[digest] = Said(error.code, error.message, error.where)
+
+    def why_unstartable(self, caller: Caller, digest: str) -> Said | None:
+        """What was said when this agent could not be started for this caller of late; None where nothing was."""
+        window = self._windows.get(caller.agent.pubkey)
+        return None if window is None else window.unstartable.get(digest)
 
     async def write(
         self, server: Server, caller: Caller, rows: Sequence[Entry], why: tuple[str, str], *, size: int = 0
@@ -100,16 +137,20 @@ class Floods:
             if not (all_ or self._over(window)):
                 continue
             if counted := window.unwritten:
+                codes = Counter(window.codes)
                 row = {
                     "peer_display": window.caller.agent.display,
                     "peer_pubkey_b58": pubkey,
                     "count": counted,
+                    "codes": _named(codes),
                     "since_ms": window.since_ms,
                     "code": window.code,
                     "message": window.message,
                 }
                 await server.audit.append("refusals_summed", row)
+                # What was counted meanwhile is in the next.
                 window.unwritten -= counted
+                window.codes -= codes
             if not window.unwritten:
                 self._windows.pop(pubkey, None)
 
@@ -139,3 +180,11 @@ class Floods:
 
     def _over(self, window: _Window) -> bool:
         return self._clock() - window.since >= SECONDS
+
+
+def _named(codes: Counter[str]) -> dict[str, int]:
+    """The most frequent with their numbers, and how many others there were."""
+    known = ((code, count) for code, count in codes.items() if code != OTHERS)
+    named = dict(sorted(known, key=lambda one: (-one[1], one[0]))[:MOST_CODES])
+    others = codes.total() - sum(named.values())
+    return {**named, OTHERS: others} if others else named

@@ -58,6 +58,17 @@ def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> er
             )
         if one.grant is None:
             return errors.CapabilityScopeError(f"`{one.action}`: {one.reason}")
+    said = None if card is None else server.floods.why_unstartable(caller, card.digest)
+    if card is not None and said is not None:
+        return errors.restored(
+            {
+                "code": said.code,
+                "message": f"agent `{card.id}` could not be started before, and so many requests of yours were refused "
+                f"that it is not tried now: {said.message}",
+                "hint": "ask again in a minute",
+                "where": said.where,
+            }
+        )
     tokens = None if card is None else server.budget.tokens(accounting.budget_of(card.id))
     if card is None or tokens is None or not card.manifest.settlement.budget_credits_per_hour:
         return None

@@ -1,7 +1,8 @@
 """What became of intents that ran, and that no disk took: kept in memory until one does.
 
 An intent that had its reservation has an end that is written: its receipt, its rows, its answer and its settlement.
-On a full disk none of it is there, and yet an agent ran. Its reservation stays taken meanwhile, and what it used is
+Where a disk is full or the log takes nothing none of it is there, and yet an agent ran; the same where the writing was
+cut off in the middle. Its reservation stays taken meanwhile, and what it used is
 neither forgotten nor given back: it is written before the next intent is let through, now and then, and when the daemon
 ends. Until then no other runs, so that a full disk makes no runs that nobody pays for, and what is kept here is bounded
 by what ran at once. A daemon that is killed before has the open reservation: ``covenant.respond.aftermath`` takes that.
@@ -47,7 +48,7 @@ class Unfinished:
         """Write all of it; nothing where nothing is left.
 
         Raises:
-            errors.StoreError: one cannot be written; it and those behind it are left.
+            errors.StoreError, errors.LedgerError: one cannot be written; it and those behind it are left.
         """
         if not self._left:
             return
@@ -56,9 +57,9 @@ class Unfinished:
                 with anyio.move_on_after(_WRITING_SECONDS, shield=True) as scope:
                     try:
                         await write()
-                    except errors.StoreError:
+                    except (errors.StoreError, errors.LedgerError):
                         raise
-                    except errors.CovenantError:
+                    except Exception:
                         # No room mends that: it must not keep all others. The next start takes its reservation.
                         _LOG.exception("what became of intent %s cannot be written", intent_id)
                     del self._left[intent_id]

@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from covenant import daemon_stores
 from covenant.daemon_config import Settings
-from covenant.respond import accounting, aftermath, capabilities, intent, unfinished
+from covenant.respond import accounting, aftermath, capabilities, ends, intent, unfinished
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, Runners, RunResult, Spent, with_spent
@@ -343,3 +345,105 @@ async def test_a_refused_budget_leaves_what_waits_where_it_is(home: Path) -> Non
         with pytest.raises(errors.BudgetExhaustedError, match=f"`{waiting.intent_id}` waits"):
             await intent.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
         assert server.checkpoints.active() == (waiting,)
+
+
+@pytest.mark.parametrize("error", [errors.LedgerError("it does not hold together"), errors.StoreError("it broke")])
+async def test_an_end_that_the_log_does_not_take_is_written_once_it_does(home: Path, error: Exception) -> None:
+    runtime_kit.package(home, "a", budget=9)
+    acts = Acts()
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await _ready(server, acts)
+        whole = server.audit.append_all
+
+        async def refuses(entries: Sequence[Entry]) -> list[str]:
+            if any(one.kind == "intent_dispatched" for one in entries):
+                raise error
+            return await whole(entries)
+
+        server.audit.append_all = refuses  # type: ignore[method-assign]
+        with pytest.raises(type(error), match="cannot be written now"):
+            await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="words", agent="a"))
+        assert len(server.unfinished) == 1
+        server.audit.append_all = whole  # type: ignore[method-assign]
+        await server.unfinished.write()
+        assert await _ends(server) == {acts.asked[0].id: ["intent_dispatched"]}
+        assert (server.budget.unsettled(), len(await server.receipts.recent(9))) == ((), 2)
+
+
+@pytest.mark.parametrize("way", ["done", "failed"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["receipts.append", "memory.put", "audit.append_all", "budget.settle"])
+async def test_an_end_that_is_cut_off_in_any_step_is_written_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, way: str, when: str, step: str
+) -> None:
+    """The store hangs until the time of the end is over: what it was asked for is there by then, or is not."""
+    runtime_kit.package(home, "a", budget=9)
+    acts = Acts()
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await _ready(server, acts)
+        of, _, name = step.partition(".")
+        store = getattr(server, of)
+        whole = getattr(store, name)
+
+        async def hangs(*given: Any, **more: Any) -> Any:
+            if when == "after":
+                await whole(*given, **more)
+            scopes[-1].cancel()
+            await anyio.sleep_forever()
+
+        async def begins(card: Card, asked: Intent) -> RunResult:
+            setattr(store, name, hangs)
+            return await (_fails if way == "failed" else runtime_kit.echoes)(card, asked)
+
+        scopes: list[anyio.CancelScope] = []
+
+        def writing() -> anyio.CancelScope:
+            scopes.append(anyio.CancelScope(shield=True))
+            return scopes[-1]
+
+        acts.act = begins
+        monkeypatch.setattr(ends, "writing", writing)
+        asked = requests.SubmitIntent(text="words", agent="a", idempotency_key="k")
+        with pytest.raises(errors.CovenantError):
+            await intent.submit_intent(server, ALICE, asked)
+        setattr(store, name, whole)
+        assert len(server.unfinished) == ((way, step) != ("failed", "memory.put"))
+        await server.unfinished.write()
+        intent_id = acts.asked[0].id
+        ended = await _ends(server)
+        assert ended == {intent_id: ["intent_dispatched" if way == "done" else "intent_failed"]}
+        assert (server.budget.unsettled(), server.budget.tokens(accounting.budget_of("a"))) == ((), 7)
+        kinds = [row.kind["type"] for row in await server.audit.recent(100)]
+        receipts = await server.receipts.recent(9)
+        assert kinds.count("receipt_written") == len(receipts) == (2 if way == "done" else 1)
+        assert kinds.count("run_usage") == 1
+        if way == "done":
+            assert (await intent.submit_intent(server, ALICE, asked)).text == "a: words"
+            assert len(acts.asked) == 1
+
+
+async def test_a_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path) -> None:
+    """Cut off in the middle it would stay open until the next start, and its key with it."""
+    runtime_kit.package(home, "a", budget=9)
+    acts = Acts()
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await _ready(server, acts)
+        whole = server.budget.try_debit
+
+        asked = requests.SubmitIntent(text="words", agent="a", idempotency_key="k")
+        with anyio.CancelScope() as scope:
+
+            async def leaves(*given: Any, **more: Any) -> Any:
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+                return await whole(*given, **more)
+
+            server.budget.try_debit = leaves  # type: ignore[method-assign]
+            await intent.submit_intent(server, ALICE, asked)
+        assert scope.cancelled_caught
+        server.budget.try_debit = whole  # type: ignore[method-assign]
+        assert (server.budget.unsettled(), server.budget.tokens(accounting.budget_of("a"))) == ((), 9)
+        assert (await intent.submit_intent(server, ALICE, asked)).text == "a: words"

@@ -13,6 +13,8 @@ from covenant.respond.caller import Caller
 from covenant.respond.dispatch import MOST_OF_IGNORED
 from covenant.respond.floods import Floods
 from covenant.respond.server import Server
+from covenant.runtime.packages import Card
+from covenant.runtime.running import Intent, RunResult
 from covenant.stores.memory.interface import Room
 from covenant.wire import requests, responses
 from policy import errors
@@ -187,3 +189,79 @@ async def test_a_number_that_no_disk_takes_is_not_lost(tmp_path: Path, seconds: 
     (row,) = await rows(server, "refusals_summed")
     assert (row["count"], row["since_ms"], row["code"], row["message"]) == (2, 1, "d", "n")
     assert not server.floods.full(ALICE)
+
+
+async def test_a_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds: Seconds) -> None:
+    async def refuses(card: Card, asked: Intent) -> RunResult:
+        if card.id == "b":
+            return await runtime_kit.echoes(card, asked)
+        raise errors.UnsignedError("no operator signed it", where="/agents/a")
+
+    acts = Acts(refuses)
+    for name in ("a", "b"):
+        runtime_kit.package(tmp_path, name, budget=99)
+    server = await _made(tmp_path, seconds, acts)
+    for _ in range(MOST):
+        assert await _refused(server) == "unsigned"
+    full = await _size(server)
+    for _ in range(50):
+        assert await _refused(server) == "unsigned"
+    assert (await _size(server), len(acts.asked)) == (full, MOST)
+    # What can be started is, also meanwhile, and whoever else asks has it tried.
+    assert (await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="b"))).text == "b: x"
+    assert await _refused(server, BOB) == "unsigned"
+    assert len(acts.asked) == MOST + 2
+    assert server.budget.tokens(accounting.budget_of("a")) == 99
+    seconds.now += floods.SECONDS
+    await server.floods.sum_up(server)
+    (row,) = await rows(server, "refusals_summed")
+    assert (row["count"], row["codes"]) == (50, {"unsigned": 50})
+    # It may have been mended by now: it is tried again.
+    acts.act = runtime_kit.echoes
+    assert (await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))).text == "a: x"
+
+
+async def test_a_changed_manifest_is_tried_also_in_a_flood(tmp_path: Path, seconds: Seconds) -> None:
+    async def refuses(card: Card, asked: Intent) -> RunResult:
+        raise errors.UnsignedError("no operator signed it")
+
+    acts = Acts(refuses)
+    runtime_kit.package(tmp_path, "a")
+    server = await _made(tmp_path, seconds, acts)
+    for _ in range(2 * MOST):
+        await _refused(server)
+    assert len(acts.asked) == MOST
+    runtime_kit.package(tmp_path, "a", name="Mended")
+    await server.agents.reload()
+    acts.act = runtime_kit.echoes
+    assert (await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))).text == "a: x"
+
+
+async def test_the_row_of_a_flood_names_each_kind_with_its_number(tmp_path: Path, seconds: Seconds) -> None:
+    server = await _made(tmp_path, seconds)
+    for number in range(floods.MOST_CODES + 2):
+        for _ in range(20 - number):
+            server.floods.count(ALICE, 1, f"c{number:02}", "m")
+    # However many codes somebody finds, what is held of them is bounded.
+    for number in range(1000):
+        server.floods.count(ALICE, 1, f"x{number}", "m")
+    await server.floods.sum_up(server, all_=True)
+    (row,) = await rows(server, "refusals_summed")
+    named = {f"c{number:02}": 20 - number for number in range(floods.MOST_CODES)}
+    assert row["codes"] == {**named, floods.OTHERS: row["count"] - sum(named.values())}
+
+
+async def test_what_is_counted_while_a_number_is_written_is_in_the_next(tmp_path: Path, seconds: Seconds) -> None:
+    server = await _made(tmp_path, seconds)
+    server.floods.count(ALICE, 1, "first", "m")
+    whole = server.audit.append
+
+    async def counts(*given: Any, **more: Any) -> str:
+        server.floods.count(ALICE, 1, "second", "m")
+        server.audit.append = whole  # type: ignore[method-assign]
+        return await whole(*given, **more)
+
+    server.audit.append = counts  # type: ignore[method-assign]
+    for _ in range(2):
+        await server.floods.sum_up(server, all_=True)
+    assert [row["codes"] for row in await rows(server, "refusals_summed")] == [{"first": 1}, {"second": 1}]
