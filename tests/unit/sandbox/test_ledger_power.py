@@ -83,8 +83,11 @@ def write(log: store.Ledger, count: int) -> list[str]:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # The disk is played here: what the log itself syncs beside the write is on it.
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    # The disk is played here (``Disk``), so that nothing waits for the real one.
+    real = os.pwritev
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
+    monkeypatch.setattr(os, "pwritev", lambda fd, pieces, offset, flags: real(fd, pieces, offset))
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     return folder
