@@ -392,14 +392,14 @@ class Ledger:
     def _open_file(self, name: str, folder: int, stack: contextlib.ExitStack, flags: int) -> int:
         fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)
         stack.callback(os.close, fd)
-        info = os.fstat(fd)
+        info = durable.opened(fd)
         _check_private(info, name)
         self._identities[name, folder] = info.st_dev, info.st_ino
         return fd
 
     def _exists(self, name: str) -> bool:
         try:
-            os.stat(name, dir_fd=self._head_dir, follow_symlinks=False)
+            durable.which(self._head_dir, name)
         except FileNotFoundError:
             return False
         return True
@@ -422,7 +422,7 @@ def _open_directory(path: Path, stack: contextlib.ExitStack) -> int:
     return fd
 
 
-def _check_private(info: os.stat_result, name: str) -> None:
+def _check_private(info: durable.Opened, name: str) -> None:
     # A second link would be a name of the same bytes outside our directory.
     if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
         raise errors.LedgerError(f"`{name}` of the log is not a regular file with one name", where=name)
@@ -436,7 +436,7 @@ def _read_private(name: str, folder: int) -> bytes | None:
     except FileNotFoundError:
         return None
     with os.fdopen(fd, "rb") as stream:
-        _check_private(os.fstat(fd), name)
+        _check_private(durable.opened(fd), name)
         return stream.read(4096)
 
 

@@ -83,7 +83,9 @@ SECCOMP_MODE_FILTER = 2
 
 # linux/stat.h, statx(2): what is asked for, and where stx_ino, stx_size and the device stand in the answer.
 _STATX_INO, _STATX_SIZE = 0x100, 0x200
+_STATX_OWNED = 0x1 | 0x2 | 0x4 | 0x8  # kind, mode, number of names, uid
 _STATX = struct.Struct("=32xQQ88xII")
+_STATX_OWNER = struct.Struct("=16xII4xH")
 _Statx = ctypes.c_char * 256
 _AT_SYMLINK_NOFOLLOW = 0x100
 
@@ -241,6 +243,16 @@ def statx_which(directory: int, name: bytes) -> tuple[int, int, int, int]:
     _checked(result, "statx", name)
     inode, size, major, minor = _STATX.unpack_from(found)
     return inode, size, major, minor
+
+
+def statx_open(fd: int) -> tuple[int, int, int, int, int, int]:
+    """statx(2) of an open file, without its times as ``statx_which``: mode, number of names, uid, inode, and the two
+    numbers of the device."""
+    found = _Statx()
+    _checked(_libc.statx(fd, b"", AT_EMPTY_PATH, _STATX_OWNED | _STATX_INO, found), "statx")
+    links, uid, mode = _STATX_OWNER.unpack_from(found)
+    inode, _, major, minor = _STATX.unpack_from(found)
+    return mode, links, uid, inode, major, minor
 
 
 def start_writing(fd: int) -> None:

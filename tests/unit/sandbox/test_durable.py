@@ -27,6 +27,18 @@ def test_a_file_is_told_as_stat_tells_it(tmp_path: Path, folder: int, size: int)
     assert durable.which(folder, made.name) == ((info.st_dev, info.st_ino), size)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o4755, 0o000])
+def test_an_open_file_is_told_as_fstat_tells_it(tmp_path: Path, mode: int) -> None:
+    made = tmp_path / "rows"
+    made.write_bytes(b"one")
+    (tmp_path / "second").hardlink_to(made)
+    with made.open("rb") as stream:
+        made.chmod(mode)
+        info, found = os.fstat(stream.fileno()), durable.opened(stream.fileno())
+    assert found == tuple(getattr(info, name) for name in found._fields)
+    assert found.st_nlink == 2
+
+
 def test_a_link_is_told_and_not_what_it_leads_to(tmp_path: Path, folder: int) -> None:
     made, link = tmp_path / "rows", tmp_path / "link"
     made.write_bytes(b"one")
