@@ -1,9 +1,9 @@
 """Whether an operator signed a package, as far as a process without rights can say.
 
-Only agents that no sandbox holds need it here: the supervisor verifies every other one itself. Where one is there it is
-asked about these as well. Elsewhere the root is that of the operator's working copy below the home, which decides
-nothing there: what that cannot know is a root or a revocation that the copy has not, the highest serial that was
-accepted, and the greatest time ever seen.
+Only agents that no sandbox holds need it here: the supervisor verifies every other one itself. Where the machine has
+one it is asked about these as well, and while it does not listen nothing is verified. Elsewhere the root is that of the
+operator's working copy below the home, which decides nothing there: what that cannot know is a root or a revocation
+that the copy has not, the highest serial that was accepted, and the greatest time ever seen.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def verify(card: Card, *, home: Path, state: Path, host: str, now_ms: Callable[[
 
 
 async def ask_or_verify(card: Card, *, ask: Callable[[Card], Awaitable[bool]], verify: Callable[[Card], None]) -> None:
-    """Have the supervisor verify the package (``ask``); ``verify`` it here only where none was there to ask.
+    """Have the supervisor verify the package (``ask``); ``verify`` it here only where this machine has none.
 
     Raises:
         errors.CovenantError: whichever of the two was to say refuses it.

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -20,7 +23,10 @@ from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
 from policy import errors
-from sandbox.serve import client, frames
+from sandbox import durable
+from sandbox.serve import client, frames, places
+
+_LOG: Final = logging.getLogger(__name__)
 
 # Beyond its own clocks a run waits for its turn, for its start and for its clean-up.
 _BEYOND_SECONDS: Final = 600.0
@@ -36,6 +42,9 @@ _LONGEST_PAUSE: Final = 2.0
 _LARGE: Final = 256 * 1024
 # As many rows take.
 _MANY_ROWS: Final = 64
+
+# Among the details of a NoSupervisorError: this machine has one, which does not listen now.
+CONFIGURED: Final = "configured"
 
 # Makes a connection: blocking, in a thread of its own.
 Connect = Callable[[], socket.socket]
@@ -63,18 +72,21 @@ class Supervised:
         return _result(client.answer_of(document), card, await _told(beside[-1] if beside else None))
 
     async def check(self, card: Card) -> bool:
-        """Whether the supervisor was there to verify a package that it is not asked to run; False where none is, or
-        none for this user.
+        """Whether the supervisor was there to verify a package that it is not asked to run; False where this machine
+        has none (``connector``).
 
         Raises:
-            errors.CovenantError: it refuses the package, or cannot be asked though it is there.
+            errors.CovenantError: it refuses the package or this user, or cannot be asked though there is one: what it
+                would say is not for us to say in its place.
         """
         try:
             with _limited(_ASK_SECONDS, "did not verify the package in time"), packages.opened(card) as directory:
                 checked = await self._until_taken(
                     lambda: self._ask("check_package", fds=[directory], manifest_sha256=card.digest)
                 )
-        except (errors.NoSupervisorError, errors.CallerError):
+        except errors.NoSupervisorError as e:
+            if e.details.get(CONFIGURED):
+                raise
             return False
         if (checked.get("kind"), checked.get("agent_id")) != ("checked", card.id):
             raise errors.ServiceError("the supervisor does not speak as one: it verified another package")
@@ -167,25 +179,66 @@ class Supervised:
             sock.close()
 
 
-def connector(candidates: Sequence[str], *, named: bool) -> Connect:
+def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = None) -> Connect:
     """How a supervisor is reached: the first of the sockets at which one listens.
 
-    ``named`` says that the operator wrote the place down, and that another is not meant.
+    ``named`` says that the operator wrote the place down, and that another is not meant. ``mark`` is a file that is
+    made when one was reached, and says from then on that this daemon has one. An error has ``CONFIGURED`` among its
+    details, true where the machine has a supervisor that is only not there now: it restarts, or it was stopped.
     """
+    reached = False
 
     def connect() -> socket.socket:
+        nonlocal reached
         for path in candidates:
             with client.connected(path) as sock:
                 if sock is not None:
+                    reached = True
+                    _keep(mark)
                     return sock.dup()
         where = candidates[0] if candidates else ""
+        marked = mark is not None and os.path.lexists(mark)
+        if named or reached or marked or _any_is_there(candidates):
+            raise errors.NoSupervisorError(
+                f"no supervisor listens at `{where}` now, or not for this user",
+                hint="start covenant-supervisor, and name this uid in `callers` of its configuration; then ask again"
+                + (f" (where there is to be none any more, remove {mark})" if marked else ""),
+                where=where,
+                **{CONFIGURED: True},
+            )
         raise errors.NoSupervisorError(
-            f"no supervisor listens at `{where}`, or not for this user" if named else "no supervisor is there to ask",
+            "no supervisor is there to ask",
             hint="start covenant-supervisor, and name this uid in `callers` of its configuration",
             where=where,
         )
 
     return connect
+
+
+def _keep(mark: Path | None) -> None:
+    """Make the file that says that there was a supervisor. What cannot be made is known while this process lives."""
+    if mark is None or mark.exists():
+        return
+    try:
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        durable.sync_directory(mark.parent)
+    except OSError as e:
+        _LOG.warning("that a supervisor was reached is not kept in `%s`: %s", mark, e)
+
+
+def _any_is_there(candidates: Sequence[str]) -> bool:
+    """Whether a supervisor is set up at one of the places: its socket is there, though nobody listens, or may not be
+    looked at; or the state of the machine's own is."""
+    machine = [places.SYSTEM_STATE] if places.SYSTEM_SOCKET in candidates else []
+    for path in (*candidates, *machine):
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True  # what may not be looked at is another's
+        return True
+    return False
 
 
 @contextlib.contextmanager

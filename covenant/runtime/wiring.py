@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from covenant.daemon_config import Settings
 from covenant.runtime import signatures, supervised
@@ -16,6 +17,9 @@ from covenant.runtime.hermes_api import HermesApi
 from covenant.runtime.running import Runners
 from covenant.runtime.supervised import Supervised
 from sandbox.serve import client
+
+# In the home: a supervisor was reached once. From then on nobody but one decides whose signature counts.
+SUPERVISED: Final = "supervised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ async def opened(settings: Settings, *, audit: Log, now_ms: Callable[[], int]) -
         errors.SettingError: the address of Hermes cannot be used.
     """
     sandboxes = Supervised(
-        supervised.connector(sockets(settings), named=settings.socket is not None),
+        supervised.connector(sockets(settings), named=settings.socket is not None, mark=settings.home / SUPERVISED),
         now_ms=now_ms,
         grace_ms=settings.projection.preempt_grace_ms,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import socket
 import uuid
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from covenant.runtime.running import Intent, RunResult, Usage, spent
 from covenant.runtime.supervised import Supervised
 from covenant.wire.types import Priority
 from policy import errors
-from sandbox.serve import frames, protocol
+from sandbox.serve import frames, places, protocol
 from tests import runtime_kit, supervisor_double
 from tests.supervisor_double import Document, SupervisorDouble
 
@@ -331,12 +333,65 @@ async def test_a_supervisor_that_does_not_say_yes_has_said_no(
         await _asking(double.path).check(card)
 
 
-async def test_only_where_none_is_there_or_none_for_us_nobody_was_asked(tmp_path: Path, card: Card) -> None:
+async def test_only_where_the_machine_has_none_nobody_was_asked(tmp_path: Path, card: Card) -> None:
     nowhere = Supervised(supervised.connector([str(tmp_path / "none.sock")], named=False), now_ms=lambda: 1_000)
     assert not await nowhere.check(card)
     strange = _refusing(errors.CallerError("this user may not ask the supervisor"))
-    with SupervisorDouble(tmp_path / "s.sock", strange) as double, anyio.fail_after(30):
-        assert not await _asking(double.path).check(card)
+    with (
+        SupervisorDouble(tmp_path / "s.sock", strange) as double,
+        anyio.fail_after(30),
+        pytest.raises(errors.CallerError),
+    ):
+        await _asking(double.path).check(card)
+
+
+@pytest.mark.parametrize("how", ["named", "reached", "marked", "left its socket", "another's", "of the machine"])
+async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
+    how: str, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, mark = tmp_path / "s.sock", tmp_path / "mark"
+    monkeypatch.setattr(places, "SYSTEM_SOCKET", str(place))
+    monkeypatch.setattr(places, "SYSTEM_STATE", str(tmp_path / "state"))
+
+    def asking() -> Supervised:
+        connect = supervised.connector([str(place)], named=how == "named", mark=mark)
+        return Supervised(connect, now_ms=lambda: 1_000)
+
+    one = asking()
+    if how != "named":
+        # The control: nothing says that there is one, so that none decides.
+        assert not await one.check(card)
+    if how in {"reached", "marked"}:
+        with SupervisorDouble(place, _checked("a")), anyio.fail_after(30):
+            assert await one.check(card)
+        place.unlink(missing_ok=True)
+        assert mark.is_file()
+        if how == "reached":
+            mark.unlink()
+        else:
+            one = asking()  # the daemon was started again as well
+    elif how == "left its socket":
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(place))
+    elif how == "another's":
+        real = os.lstat
+
+        def lstat(path: Any, **more: Any) -> os.stat_result:
+            if path == str(place):
+                raise PermissionError(errno.EACCES, "no", path)
+            return real(path, **more)
+
+        monkeypatch.setattr(os, "lstat", lstat)
+    elif how == "of the machine":
+        (tmp_path / "state").mkdir()
+    with pytest.raises(errors.NoSupervisorError) as raised:
+        await one.check(card)
+    assert "ask again" in raised.value.hint
+    assert (str(mark) in raised.value.hint) == (how == "marked")
+    verified: list[Card] = []
+    with pytest.raises(errors.NoSupervisorError):
+        await signatures.ask_or_verify(card, ask=one.check, verify=verified.append)
+    assert verified == []
 
 
 @pytest.mark.parametrize("there", [True, False])
