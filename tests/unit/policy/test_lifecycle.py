@@ -70,6 +70,25 @@ def test_whatever_is_live_can_be_ended_and_nothing_else() -> None:
     assert lifecycle.OPERATIONS["kill"].sources == lifecycle.LIVE
 
 
+@pytest.mark.parametrize(
+    ("source", "operation", "hint"),
+    [
+        (State.SUSPENDED, "suspend", "covenant resume lets it go on, covenant kill ends it"),
+        (State.RUNNING, "resume", "it runs already"),
+        (State.ISOLATED, "suspend", "it is just starting: ask again in a moment, or end it with covenant kill"),
+        (State.TERMINATED, "kill", ""),
+    ],
+)
+def test_whoever_asks_too_early_or_twice_is_told_what_to_do(source: State, operation: str, hint: str) -> None:
+    with pytest.raises(errors.WrongStateError) as told:
+        lifecycle.asked(source, operation)
+    assert told.value.hint == hint
+
+
+def test_the_archive_is_bounded_as_it_says() -> None:
+    assert (lifecycle.ARCHIVE_RECORDS, lifecycle.ARCHIVE_RECORD_BYTES) == (1024, 32_768)
+
+
 class AnyRun(stateful.RuleBasedStateMachine):
     """Any sequence of steps and operations: each lands as the table says or is refused and changes nothing."""
 
