@@ -226,7 +226,7 @@ class Dispatch:
     async def _run(self, card: Card | None) -> RunResult:
         self._stage = "run"
         if card is None:
-            return RunResult(text=f"phase 0 echo (no agent matched): {self.text}")
+            return RunResult(text=echo(self.text))
         wanted = card.manifest.settlement.priority
         priority = Priority(wanted) if self.priority is None else min(Priority(wanted), self.priority, key=_RANK.index)
         intent = Intent(self.intent_id, self.text, self.server.now_ms(), priority)
@@ -330,6 +330,11 @@ class Dispatch:
 
     def _say(self, event: str, **fields: Any) -> None:
         self.server.live.say(self.intent_id, self.caller.agent.pubkey, event, self.server.now_ms(), **fields)
+
+
+def echo(text: str) -> str:
+    """What version 1 answers where no agent is meant."""
+    return f"phase 0 echo (no agent matched): {text}"
 
 
 def _check_size(text: str) -> None:

@@ -118,8 +118,8 @@ class End:
             rows += denials.rows(took, card.id, self.caller)
         remember = functools.partial(self._remember, card, ran)
         stored, of_memory = await self.step("memory", remember, functools.partial(self._remembered, ran))
-        if card is None and stored is None and self.key is not None:
-            # By this it is known that it was done, which memory does not say of it.
+        if card is None and self.key is not None:
+            # By this it is known that it was done, also where memory does not say so, or no longer.
             receipt = await self.receipt(None)
             rows.append(accounting.receipt_row(receipt, self.intent_id))
         rows += of_memory

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import anyio
 
-from covenant.respond import aftermath
+from covenant.respond import aftermath, dispatch
 from covenant.respond.caller import Caller
 from covenant.respond.dispatch import KEY, KEY_WORD, SUBMITTER, Dispatch
 from covenant.respond.server import Handler, Server
 from covenant.runtime.packages import Card
 from covenant.wire import parts, requests, responses
-from covenant.wire.types import MemoryRecord, Priority
+from covenant.wire.types import MemoryRecord, Priority, SettlementReceipt
 from policy import errors
 
 # The names of intents that were given a key: the same caller and key make the same id on every start.
@@ -109,6 +110,8 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
                 # One look for all of them: it reads the log from there to its end.
                 failed = await _failed(server, one.caller, ids, receipt.settled_at)
             if one.intent_id not in failed:
+                if (echoed := await _echoed(one, receipt)) is not None:
+                    return echoed
                 raise errors.MemoryConflictError(
                     "the intent with this key was done, and its answer is not kept",
                     hint="use another key to have it done again",
@@ -117,6 +120,27 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
             del on_their_way[one.intent_id]
             way.set()
     raise errors.MemoryConflictError(f"the intent with this key failed {_MOST_TRIES} times", hint="use another key")
+
+
+async def _echoed(one: Dispatch, receipt: SettlementReceipt) -> responses.IntentResult | None:
+    """The answer of an intent that no agent did and that memory had no room for: it is made of the text alone, and its
+    row says of which. None where an agent did it.
+
+    Raises:
+        errors.MemoryConflictError: it was another text, or another is asked to do it.
+    """
+
+    def is_its(row: parts.AuditEvent) -> bool:
+        return bool(row.kind["type"] == "intent_dispatched" and row.kind["intent_id"] == one.intent_id)
+
+    found = await one.server.audit.scan(is_its, 1, since_ms=receipt.settled_at, issuer_pubkey=one.caller.agent.pubkey)
+    row = next((event.kind for event in found.events), None)
+    if row is None or row["matched_agent"] is not None:
+        return None
+    text = dispatch.echo(one.text)
+    if one.agent is not None or row["result_hash_hex"] != hashlib.sha256(text.encode()).hexdigest():
+        raise errors.MemoryConflictError("another intent had this idempotency key", hint="one key, one intent")
+    return responses.IntentResult(intent_id=one.intent_id, status="ok", text=text, settlement=receipt)
 
 
 async def _failed(server: Server, caller: Caller, ids: Collection[str], since_ms: int) -> set[str]:

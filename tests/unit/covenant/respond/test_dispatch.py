@@ -556,7 +556,32 @@ async def test_an_answer_whose_row_a_death_took_is_written_down_before_it_is_giv
     assert [row["intent_id"] for row in await rows(server, "intent_dispatched")] == [first.intent_id]
     assert await _submit(server, "anything", idempotency_key="k") == first
     assert len(await rows(server, "intent_dispatched")) == 1
-    assert len(await server.receipts.recent(10)) == 1
+    # Of the intent, which cost nothing, and of its record.
+    assert [one.credits_consumed for one in await server.receipts.recent(10) if one.resource == "compute"] == [0]
+    assert len(await server.receipts.recent(10)) == 2
+
+
+@pytest.mark.parametrize("why", ["kept", "full", "deleted"])
+async def test_with_a_key_an_echo_leaves_its_rows_once_however_often_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    server = await _made(tmp_path)
+    if why == "full":
+        monkeypatch.setattr(memory, "MAX_OWN", Room(records=0, bytes=0))
+    first = await _submit(server, "anything", idempotency_key="k")
+    if why == "deleted":
+        assert await server.memory.purge(None, server.now_ms() + 1) == 1
+    before = await rows(server)
+    for _ in range(3):
+        assert await _submit(server, "anything", idempotency_key="k") == first
+    assert await rows(server) == before
+    others: list[dict[str, Any]] = [{"text": "another"}, {"text": "anything", "agent": "a"}]
+    for asked in others:
+        with pytest.raises(errors.MemoryConflictError, match="another intent"):
+            await _submit(server, **asked, idempotency_key="k")
+    # Nobody else's key is it.
+    await intents_kit.granted(server, BOB, "memory.write")
+    assert (await _submit(server, "anything", caller=BOB, idempotency_key="k")).intent_id != first.intent_id
 
 
 # --- who watches ----------------------------------------------------------------------------------------------------
