@@ -5,23 +5,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from covenant.stores.mailbox import events
+from covenant.stores.mailbox.answers import Answers, Cached
 from covenant.stores.mailbox.interface import Entry, Lease, Limits, State
 from covenant.stores.mailbox.shelf import Key, Shelf
 from covenant.wire.types import A2ATask, A2ATaskResult
-
-
-class Cached(NamedTuple):
-    """An earlier answer, since when, and its bytes."""
-
-    result: A2ATaskResult
-    at_ms: int
-    size: int
 
 
 class Book(Shelf):
@@ -30,8 +22,7 @@ class Book(Shelf):
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.limits = limits
-        self.cache: dict[Key, Cached] = {}
-        self._cached_size = 0
+        self.cache = Answers()
         # Events of a file that name no task that they could be about.
         self.strays = 0
         self._turn = 0
@@ -143,13 +134,10 @@ class Book(Shelf):
 
     def _cached(self, event: events.ResultCached) -> None:
         key = Key(event.sender, event.recipient, event.what, event.key)
-        self._cache(key, Cached(event.result, event.at_ms, size_of(event.result)))
-        while (many := len(self.cache) > self.limits.cached) or self._cached_size > self.limits.cached_size:
-            has = Counter[str]()
-            for each, cached in self.cache.items():
-                has[each.sender] += 1 if many else cached.size
-            ((most, _),) = has.most_common(1)
-            self._cache(next(each for each in self.cache if each.sender == most), None)
+        self._cache(key, Cached(event.result, event.at_ms, size_of(event.result), self._next()))
+        limits = self.limits
+        while (many := len(self.cache) > limits.cached) or self.cache.size > limits.cached_size:
+            self._cache(self.cache.first_to_go(by_count=many), None)
 
     def forget(self, name: str) -> None:
         """Take a task out that is done with."""
@@ -170,14 +158,8 @@ class Book(Shelf):
 
     def _cache(self, key: Key, new: Cached | None) -> None:
         old = self.cache.get(key)
-        self._undo.append(lambda: self._restore(key, old))
-        self._restore(key, new)
-
-    def _restore(self, key: Key, one: Cached | None) -> None:
-        gone = self.cache.pop(key, None)
-        self._cached_size += (one.size if one else 0) - (gone.size if gone else 0)
-        if one is not None:
-            self.cache[key] = one
+        self._undo.append(lambda: self.cache.put(key, old))
+        self.cache.put(key, new)
 
     def _next(self) -> int:
         self._turn += 1

@@ -138,7 +138,8 @@ class Limits:
     """How long a lease is and how much the mailbox holds.
 
     What one sender has of it, tasks and their answers, is bounded as well, or one would have the room of all others:
-    ``of_sender`` tasks, ``size_of_sender`` bytes, and ``open_per_pair`` open ones for one recipient.
+    ``of_sender`` tasks, ``size_of_sender`` bytes, and ``open_per_pair`` open ones for one recipient; of each no more
+    than is free, or a few together would have all.
 
     A task whose lease ended ``max_attempts`` times without an answer is ended with an error. ``cached`` and
     ``cached_size`` bound the idempotency cache, out first the oldest of who has most of it: nobody can have an answer

@@ -307,27 +307,35 @@ def _check_room(book: Book, task: A2ATask) -> None:
     key = Key.of(task)
     cached = None if key is None else book.cache.get(key)
     size = size_of(task) + (cached.size if cached is not None else 0)
-    count, held = book.held_by(sender)
-    if count >= limits.of_sender or held + size > limits.size_of_sender:
+    count, _ = book.held_by(sender)
+    fits = _has_room(book, sender, size)
+    if not fits or not _may_have(limits.of_sender, limits.entries, count, len(book.entries), 1):
         raise errors.MailboxFullError(
-            "as many tasks of yours are kept as may", hint="take the answers; `covenant a2a compact` makes room"
+            "as many tasks of yours are kept as may, beside those of others",
+            hint="take the answers; `covenant a2a compact` makes room",
         )
-    if book.open_between(sender, recipient) >= limits.open_per_pair:
+    between, waiting = book.open_between(sender, recipient), book.open_of(recipient)
+    if not _may_have(limits.open_per_pair, limits.open_per_recipient, between, waiting, 1):
         raise errors.MailboxFullError(
-            f"as many tasks of yours wait for `{task.recipient.display}` as may", hint="let it take some"
-        )
-    full = len(book.entries) >= limits.entries or book.size + size > limits.size
-    if full or book.open_of(recipient) >= limits.open_per_recipient:
-        raise errors.MailboxFullError(
-            f"as many tasks wait for `{task.recipient.display}` as may",
-            hint="let it take some, or run `covenant a2a compact`",
+            f"as many tasks of yours wait for `{task.recipient.display}` as may, beside those of others",
+            hint="let it take some",
         )
 
 
 def _has_room(book: Book, sender: str, size: int) -> bool:
-    """Whether there is room for an answer to a task of this sender."""
-    _, held = book.held_by(sender)
-    return book.size + size <= book.limits.size and held + size <= book.limits.size_of_sender
+    """Whether there is room for so many more bytes of this sender's tasks and their answers."""
+    limits, (_, held) = book.limits, book.held_by(sender)
+    return _may_have(limits.size_of_sender, limits.size, held, book.size, size)
+
+
+def _may_have(part: int, whole: int, mine: int, everybodys: int, more: int) -> bool:
+    """Whether somebody may have more: at most a part, and never more than nobody has.
+
+    So whoever has nothing gets in as long as anything is free, and however many have all that they may, something is:
+    of ``n`` that want everything each has one in ``n + 1``, and as much is left (Choudhury and Hahne, Dynamic queue
+    length thresholds for shared-memory packet switches, 1998).
+    """
+    return mine + more <= min(part, whole - everybodys)
 
 
 def _check_task(task: A2ATask) -> None:

@@ -45,7 +45,8 @@ def result(name: str = "t1", status: Literal["ok", "error", "partial"] = "ok", t
     return A2ATaskResult(task_id=name, status=status, content=({"type": "text", "text": text},))
 
 
-LIMITS = Limits(lease_ms=1000, max_attempts=3, open_per_recipient=5, entries=20, cached=3)
+# Of what there is for all, half is there for one.
+LIMITS = Limits(lease_ms=1000, max_attempts=3, open_per_recipient=10, entries=40, cached=3)
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ async def test_the_oldest_goes_first_and_limits_hold(box: Mailbox) -> None:
 
 
 async def test_its_bytes_are_bounded(kind: Kind) -> None:
-    async with kind.open(Limits(size=2000)) as box:
+    async with kind.open(Limits(size=2750)) as box:
         for name in ("t1", "t2"):
             await box.send(task(name, intent_text="x" * 500))
         assert 0.5 < box.fullness() < 1
@@ -169,6 +170,35 @@ async def test_one_sender_does_not_have_all_the_room(kind: Kind) -> None:
         await box.take_result(EVE.pubkey)
         await box.compact()
         await box.send(task("e3", sender=EVE, recipient=EVE))
+
+
+async def test_however_many_take_all_they_can_the_next_gets_in(kind: Kind) -> None:
+    limits = Limits(
+        entries=64, of_sender=16, open_per_recipient=32, open_per_pair=16, size=40_000, size_of_sender=10_000
+    )
+    greedy = [AgentId(display=f"g{n}@local", pubkey=n * 43) for n in "1234"]
+    taken = dict.fromkeys(greedy, 0)
+
+    async def take(box: Mailbox, sender: AgentId, recipient: AgentId, text: str) -> bool:
+        try:
+            await box.send(task(f"{taken[sender]}", sender=sender, recipient=recipient, intent_text=text))
+        except errors.MailboxFullError:
+            return False
+        taken[sender] += 1
+        return True
+
+    for recipients, text in ((greedy, "x"), ([BOB], "x"), (greedy, "x" * 800)):
+        taken = dict.fromkeys(greedy, 0)
+        async with kind.open(limits) as box:
+            # Each in turn, to each, until none of them gets in anywhere.
+            while any([await take(box, one, to, text) for to in recipients for one in greedy]):
+                pass
+            # As much is left for who comes as each of them has.
+            for number in range(max(2, min(taken.values()) // 2)):
+                await box.send(task(f"{number}", intent_text=text))
+            for name in [one.task.id for one in box.open_entries()]:
+                await box.cancel(name, reason="room")
+            await box.compact()
 
 
 async def test_the_same_is_answered_again_only_where_there_is_room(kind: Kind) -> None:
@@ -210,7 +240,7 @@ async def test_nobody_has_the_answers_of_others_forgotten(kind: Kind, limits: Li
 
 
 async def test_what_a_task_is_ended_with_is_bounded_and_short_in_a_mailbox_that_is_full(kind: Kind) -> None:
-    async with kind.open(Limits(size=6000)) as box:
+    async with kind.open(Limits(size=12_000)) as box:
         for name in ("t1", "t2"):
             await box.send(task(name, intent_text="x" * 2500))
         end = partial(box.force_error, "t1", reason="r")
