@@ -1,0 +1,68 @@
+"""The files of a daemon that was killed, as whoever only reads them sees them once it has opened them again."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from policy import ledger, pending
+from policy.pending import Replay
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
+ROWS = [ledger.Row(b'{"id":"%d","timestamp_ms":%d}' % (number, number), str(number), number) for number in range(4)]
+# What was synced: two rows. What was only acknowledged: one or two more.
+BASE_CHAIN, _, BASE = ledger.extend(ledger.Head(), ROWS[:2])
+BASE_EVENTS = b"".join(row.line + b"\n" for row in ROWS[:2])
+LATER = b"later\n"
+
+
+def _found(count: int) -> Replay:
+    begun = pending.opening(ledger.signed_head(BASE, KEY), ledger.signed_head(BASE, KEY))
+    rows = ROWS[2 : 2 + count]
+    _, _, head = ledger.extend(BASE, rows)
+    found = pending.replay(begun + pending.group(ledger.signed_head(head, KEY), rows), KEY.public_key())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("written", [0, 1, 7, None])
+def test_what_was_acknowledged_is_put_behind_what_was_synced(count: int, written: int | None) -> None:
+    """However much of it reached the files."""
+    found = _found(count)
+    events, chain = BASE_EVENTS + found.events[:written], BASE_CHAIN + found.chain[:written]
+    caught = pending.caught_up(events, chain, b"", found)
+    assert caught[:2] == (BASE_EVENTS + found.events, BASE_CHAIN + found.chain)
+    # The head alone in its own slot, the other of blanks.
+    blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
+    slots = [ledger.slot(found.signed), blank]
+    assert caught[2] == b"".join(slots if count == 2 else slots[::-1])
+    assert ledger.read_head(caught[2], KEY.public_key()) == found.head
+
+
+def test_a_head_that_has_it_stays_and_so_does_what_came_behind_it() -> None:
+    found = _found(2)
+    head = b" " * (ledger.SLOT_BYTES - 1) + b"\n" + ledger.slot(found.signed)
+    events, chain = BASE_EVENTS + found.events + LATER, BASE_CHAIN + found.chain + LATER
+    assert pending.caught_up(events, chain, head, found) == (events, chain, head)
+
+
+@pytest.mark.parametrize("which", ["events", "chain"])
+@pytest.mark.parametrize("how", ["short", "other"])
+def test_files_that_hold_something_else_are_shown_as_they_are(which: str, how: str) -> None:
+    found = _found(2)
+    files = {"events": BASE_EVENTS, "chain": BASE_CHAIN}
+    files[which] = files[which][:-1] if how == "short" else files[which] + b"?"
+    assert pending.caught_up(files["events"], files["chain"], b"head", found) == (
+        files["events"],
+        files["chain"],
+        b"head",
+    )
+
+
+def test_files_that_are_to_be_replaced_are_shown_as_they_are() -> None:
+    signed = ledger.signed_head(BASE, KEY)
+    found = pending.replay(pending.opening(signed, signed, rebased=True), KEY.public_key())
+    assert found is not None
+    assert found.rebased
+    assert pending.caught_up(b"any", b"thing", b"head", found) == (b"any", b"thing", b"head")
