@@ -29,6 +29,25 @@ def test_the_intent_is_one_line_with_the_seeds_fields() -> None:
     }
 
 
+def test_an_intent_of_just_a_mebibyte_is_written_and_no_more() -> None:
+    room = (1 << 20) - len(contract.Intent("id", "", ISSUER, 5).line())
+    assert len(contract.Intent("id", "x" * room, ISSUER, 5).line()) == 1 << 20
+    with pytest.raises(errors.UsageError, match="the intent is 1048577 bytes, at most 1048576 are taken"):
+        contract.Intent("id", "x" * (room + 1), ISSUER, 5).line()
+
+
+def test_what_may_be_written_is_what_the_page_says() -> None:
+    assert (contract.RESULT_BYTES, contract.STDOUT_BYTES, contract.STDERR_BYTES) == (4 << 20, 16 << 20, 64 << 10)
+
+
+@pytest.mark.parametrize("by", ["uid990@local", "uid990"])
+def test_whoever_asks_for_somebody_else_stands_behind_the_last_via(by: str) -> None:
+    assert contract.on_behalf("ada@laptop.via.uid1", "key", by=by) == {
+        "display": "ada@laptop.via.uid1.via.uid990",
+        "pubkey": "key",
+    }
+
+
 @pytest.mark.parametrize("text", ["\ud800", "x" * (1 << 20)])
 def test_an_intent_that_cannot_be_written_is_refused(text: str) -> None:
     with pytest.raises(errors.UsageError):

@@ -127,6 +127,27 @@ def test_a_malformed_issuer_is_refused(issuer: dict[str, str]) -> None:
         line(issuer=issuer)
 
 
+@pytest.mark.parametrize("length", [1, 256])
+@pytest.mark.parametrize("key", [32, 64])
+def test_the_longest_and_the_shortest_issuer_are_taken_and_none_beyond(length: int, key: int) -> None:
+    issuer = {"display": f"{'a' * length}@{'b' * length}", "pubkey": "z" * key}
+    assert json.loads(line(issuer=issuer))["issuer"] == issuer
+    beyond = 0 if length == 1 else 257
+    for odd in (
+        {**issuer, "display": f"{'a' * beyond}@{'b' * length}"},
+        {**issuer, "display": f"{'a' * length}@{'b' * beyond}"},
+        {**issuer, "pubkey": "z" * (31 if key == 32 else 65)},
+    ):
+        with pytest.raises(errors.EventError, match="issuer"):
+            line(issuer=odd)
+
+
+@pytest.mark.parametrize("now_ms", [-1, True, 5.0, "5", None, 2**64])
+def test_a_time_is_a_number_of_milliseconds(now_ms: object) -> None:
+    with pytest.raises(errors.EventError, match="is not a number of milliseconds"):
+        line(now_ms=now_ms)
+
+
 def test_a_line_has_a_limit() -> None:
     with pytest.raises(errors.EventError, match="more than"):
         line(fields={**STATE, "reason": "x" * events.MAX_LINE_BYTES})
@@ -137,6 +158,8 @@ def test_a_line_has_a_limit() -> None:
     [
         (errors.RoleViolation("no", grant="filesystem.write", where="agent.toml:31"), 3, "filesystem.write"),
         (errors.ExpiredError("old"), 2, None),
+        (errors.NotEnforceableError("no", grant="sandbox.standby"), None, "sandbox.standby"),
+        (errors.KernelError("no", grant="resources.network"), None, "resources.network"),
         (errors.ManifestSyntaxError("bad"), 1, None),
         (errors.PackageError("symlink"), None, None),
     ],
