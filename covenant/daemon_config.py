@@ -59,6 +59,14 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRate:
+    """How often each peer may ask for what costs no credits (COVENANT_PEER_REQUESTS_*)."""
+
+    requests_per_second: int = 20
+    burst: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What was told, or version 1's defaults.
 
@@ -80,6 +88,7 @@ class Settings:
     deliver_timeout_ms: int = 10_000
     retry: Retry = Retry()
     projection: Projection = Projection()
+    peer_rate: PeerRate = PeerRate()
     unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -122,6 +131,10 @@ def read(environment: Mapping[str, str]) -> Settings:
             min_window_ms=get.number("COVENANT_BUDGET_PROJECTION_MIN_WINDOW_MS", 1000),
             min_samples=get.number("COVENANT_BUDGET_PROJECTION_MIN_SAMPLES", 3),
             preempt_grace_ms=get.number("COVENANT_BUDGET_PREEMPT_GRACE_MS", 2000),
+        ),
+        peer_rate=PeerRate(
+            requests_per_second=get.number("COVENANT_PEER_REQUESTS_PER_SECOND", 20, least=1),
+            burst=get.number("COVENANT_PEER_REQUESTS_BURST", 1000, least=1),
         ),
         unused=tuple(
             sorted(name for name in environment if name in _ELSEWHERE or name.startswith(_ELSEWHERE_PREFIXES))

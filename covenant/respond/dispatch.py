@@ -104,6 +104,7 @@ class Dispatch:
             return responses.IntentResult(intent_id=self.intent_id, status="ignored", text="")
         if self.server.floods.full(self.caller):
             self._refuse_foreseen()
+        self._admit()
         card: Card | None = None
         try:
             card = self._route()  # (2)
@@ -142,6 +143,22 @@ class Dispatch:
         if error is not None:
             self.server.floods.count(self.caller, self.server.now_ms(), error.code, error.message)
             raise error
+
+    def _admit(self) -> None:
+        """What costs credits is bounded by them; of what costs none there may be so many in a time. A task of the
+        mailbox, which has ``still``, was admitted when it was sent.
+
+        Raises:
+            errors.BusyError: there were more; that is counted.
+        """
+        if self.caller.operator or self.still is not None:
+            return
+        try:
+            card, _ = routing.find(self.server, self.text, self.agent)
+        except errors.CovenantError:
+            return  # it is refused, with its row
+        if card is None or not card.manifest.settlement.budget_credits_per_hour:
+            self.server.rates.admit(self.server, self.caller)
 
     def _of_ignored(self) -> str:
         """The text as the log keeps it: of whoever may not have it kept anywhere else, its beginning."""

@@ -20,6 +20,7 @@ from covenant.respond.feed import Feed
 from covenant.respond.floods import Floods
 from covenant.respond.live import Live
 from covenant.respond.meter import Meter
+from covenant.respond.rates import FREE, Rates
 from covenant.respond.unfinished import Unfinished
 from covenant.runtime.agents import Agents
 from covenant.runtime.running import Runners
@@ -72,11 +73,13 @@ class Server:
     live: Live = field(init=False)
     unfinished: Unfinished = field(default_factory=Unfinished)
     floods: Floods = field(default_factory=Floods)
+    rates: Rates = field(init=False)
     # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
     verifying: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
         self.live = Live(self.feed)
+        self.rates = Rates(self.settings.peer_rate)
 
     async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
         """The one answer to a request: a refusal is an answer too, and so is a fault of ours, which the log keeps."""
@@ -87,6 +90,8 @@ class Server:
 
     async def _answer(self, caller: Caller, request: requests.Request) -> responses.Response:
         try:
+            if request.kind not in FREE:
+                self.rates.admit(self, caller)
             return await self.handlers[request.kind](self, caller, request)
         except errors.CovenantError as e:
             return responses.Error.of(e)

@@ -20,6 +20,7 @@ def test_without_anything_it_has_version_1s_defaults(covenant_home: Path) -> Non
     assert settings.http_origins == ("http://localhost:3000",)
     assert settings.retry == daemon_config.Retry(False, 60_000, 300_000, 3, 1, 100)
     assert settings.projection == daemon_config.Projection(250, "none", 1000, 3, 2000)
+    assert settings.peer_rate == daemon_config.PeerRate(20, 1000)
     assert (settings.live_trace, settings.deliver_timeout_ms, settings.hermes_base_url) == (False, 10_000, None)
     assert settings.unused == ()
 
@@ -37,6 +38,8 @@ def test_booleans(covenant_home: Path, word: str) -> None:
         ("COVENANT_HTTP_PORT", "-1"),
         ("COVENANT_HTTP_PORT", "8421x"),
         ("COVENANT_HTTP_PORT", "٣"),
+        ("COVENANT_PEER_REQUESTS_PER_SECOND", "0"),
+        ("COVENANT_PEER_REQUESTS_BURST", "0"),
         ("COVENANT_HTTP_BIND_ADDR", "192.0.2.1"),
         ("COVENANT_HTTP_BIND_ADDR", "::"),
         ("COVENANT_HTTP_BIND_ADDR", "example.org"),
