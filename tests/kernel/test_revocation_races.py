@@ -215,9 +215,7 @@ def test_a_key_that_is_taken_out_ends_nothing_and_one_that_is_revoked_does(world
 
 
 def test_an_agent_that_only_its_uid_confines_ends_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No account of any machine, and outside the range of the sandboxed runs.
-    identity = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
-    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    identity = _somebody(monkeypatch)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
     answers: list[Answer] = []
@@ -238,8 +236,7 @@ def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_u
 ) -> None:
     """Whoever installed it was killed before it enforced anything: its keeper looks from the root that it was verified
     under on, and not from whichever holds when it looks first."""
-    identity = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
-    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    identity = _somebody(monkeypatch)
     monkeypatch.setattr(revocation, "_VERSION_EVERY", 1)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
@@ -260,8 +257,7 @@ def test_a_root_that_comes_just_after_the_last_question_ends_one_that_only_its_u
 def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed_over_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
-    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    identity = _somebody(monkeypatch)
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "memory_mb": 256, "cpu_ms": 60_000}
     package = world.sign(world.package({"main.py": SLEEPS}, **fields))
     answers: list[Answer] = []
@@ -281,6 +277,14 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
         thread.join(60)
     _revoked(answers[0], "stolen")
     until(lambda: not _of_uid(identity.uid))
+
+
+def _somebody(monkeypatch: pytest.MonkeyPatch) -> trusted_local.Identity:
+    """No account of any machine, outside the range of the sandboxed runs, and nobody else's who tests at this time."""
+    uid = 2_000_000_000 + os.getpid()
+    identity = trusted_local.Identity("nobody-in-particular", uid, uid)
+    monkeypatch.setattr(trusted_local, "identify", lambda name, config: identity)
+    return identity
 
 
 def _of_uid(uid: int) -> list[int]:
