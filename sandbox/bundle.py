@@ -235,9 +235,11 @@ def mark_revoked(path: Path, reason: str, *, like: Path | None = None) -> None:
 def revoked_of(path: Path) -> str | None:
     """Why a run is being ended, None when nobody has marked it."""
     try:
-        return (path / _REVOKED).read_text() or "revoked"
+        fd = os.open(f"{path}/{_REVOKED}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    with open(fd) as file:
+        return file.read() or "revoked"
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ class Instance(lifecycle.Run):
     ) -> None:
         """(4) of a run is put off: what is about to be made is written down, and nothing of it is a start."""
         self._rows.to(State.ISOLATED, "standby: made ahead of its intent")
-        self._not_enforced = not_enforced
+        self._policy_digest, self._not_enforced = policy_digest, not_enforced
 
     # --- (2) ------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Instance(lifecycle.Run):
                     trusted,
                     manifest,
                     deadline,
-                    policy_digest=self._decision.policy_digest,
+                    policy_digest=self._policy_digest,
                     not_enforced=self._not_enforced,
                 )
                 self._rows.to(State.RUNNING, "it is given its intent")
