@@ -26,6 +26,7 @@ from sandbox.registry import Entry
 from sandbox.request import Request
 from sandbox.serve import client, holder
 from sandbox.state import State
+from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
 from tests.kernel.serving import Served, covenant, open_place
@@ -482,6 +483,29 @@ def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> 
                 "manifest_rejected",
                 "run_started",
             ]
+        assert leftovers(world) == []
+
+
+def test_instances_with_a_network_each_have_their_own_in_one_holder(tmp_path: Path, warm: Path) -> None:
+    with internet.made() as net:
+        world = internet.configured(internet.NetworkedWorld(tmp_path, warm=warm), net)
+        code = HEAD + internet.probes(["tcp('api.example.com', 80, 10)", "tcp('9.9.9.9', 80)"]) + TAIL
+        grants = internet.entries(("api.example.com", "[80]", "tcp"))
+        package = _package(world, "reaches", code, standby=2, network="full", more=grants)
+        host = f"--net=/proc/{os.getpid()}/fd/{net.spaces['host']}"
+        settings = {"uplink": "eth0", "resolvers": [internet.RESOLVER], "attest_seconds": 1}
+        with Served(world, before=["nsenter", host], **settings) as one:
+            first = one.run(package)
+            ready = _await(one, "reaches", 2)
+            assert len({entry.keeper for entry in ready}) == 1
+            answers = [first, *(one.run(package) for _ in ready)]
+            for answer in answers:
+                assert answer.result is not None, (answer.error, one.log())
+                assert json.loads(answer.result.text) == ["connected", "ECONNREFUSED"]
+            assert answers[1].run_id in {entry.run_id for entry in ready}
+            assert not [row for row in world.rows() if row["kind"]["type"] == "drift"]
+            one.stop()
+            assert net.leftovers() == []
         assert leftovers(world) == []
 
 
