@@ -57,7 +57,7 @@ class DurableMemory:
         self._searcher = searcher
         self._connections = connections
         self._cache = Cache(self._load, searcher.thread)
-        self._writer = Writer(writer, self._cache, self._label, self._guarded)
+        self._writer = Writer(writer, self._cache, searcher.committed, self._label, self._guarded)
         self._closed = False
 
     @classmethod
@@ -218,6 +218,7 @@ class DurableMemory:
         """Every vector of this space, for the cache. The index of words is looked at on the way."""
         if await anyio.to_thread.run_sync(loading.astray, self._path):
             async with self._writer.exclusive() as under_way:
+                under_way.reindexed = True
                 await schema.mend_index(under_way.db)
         with self._guarded():
             async with contextlib.aclosing(loading.vectors(self._path, self._label)) as found:

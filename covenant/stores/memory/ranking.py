@@ -34,13 +34,16 @@ def words(text: str) -> list[str]:
 
 
 def telling(holders: Mapping[str, int]) -> list[str]:
-    """The words to rank by, of those that stand in so many records each: none that is common, and the rarest first."""
-    kept, room = [], MOST_RANKED
+    """The words to rank by, of those that stand in so many records each: none that is common, and the rarest first.
+
+    In the order of the query: sums of weights are then the same whatever else is known of the words.
+    """
+    kept, room = set(), MOST_RANKED
     for term, count in sorted(holders.items(), key=lambda one: one[1]):
         if 0 < count <= min(COMMON, room):
-            kept.append(term)
+            kept.add(term)
             room -= count
-    return kept
+    return [term for term in holders if term in kept]
 
 
 def match_expression(terms: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from covenant.stores.memory import ranking, rows, sqlite, vectors
 from covenant.stores.memory.interface import Hit
@@ -27,6 +27,8 @@ _SPARE: Final = 8
 _OWNED: Final = "+f.rowid IN (SELECT rowid FROM memories WHERE owner_pubkey = ?)"
 # Of how many words it is kept in how many records they stand.
 _MOST_COUNTED: Final = 4096
+# Words are counted so far beyond what makes them common that as many changes need no other count.
+_BEYOND: Final = 256
 
 
 # When each record was made that has the words, best first; None where there are no words.
@@ -62,6 +64,10 @@ class Searcher:
     def close(self) -> None:
         """Let go of the file once nobody searches."""
         self._open.close()
+
+    def committed(self, rows: int) -> None:
+        """Take note of a commit of ours, which wrote or deleted so many rows and touched the words of no others."""
+        self._words.committed(rows)
 
     def begin(self, asked: Asked) -> Words:
         """Ask for the words."""
@@ -107,18 +113,40 @@ class Searcher:
         return hits
 
 
+class _Count(NamedTuple):
+    """In how many records a word stood, and how many rows had been written then. Each since may have made it one more
+    or one less."""
+
+    number: int
+    at: int
+
+    def says(self, now: int) -> bool:
+        """Whether a word is common is known from it."""
+        since = now - self.at
+        return not since or self.number > ranking.COMMON + since or 0 < self.number <= ranking.COMMON - since
+
+
 class WordIndex:
     """The index of words, over a connection of its own that one thread uses."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        # In how many records of an owner each word stands, as of a version of the database: a commit makes another.
-        self._holders: dict[tuple[str | None, str], int] = {}
-        self._version = -1
+        # In how many records of an owner each word stands, as far as it makes a difference.
+        self._holders: dict[tuple[str | None, str], _Count] = {}
+        # How many commits were ours, and how many rows they wrote: the loop puts another pair there, in one step.
+        self._ours = (0, 0)
+        # As of when it was looked what is counted: the number that each commit changes, and our commits.
+        self._seen = (-1, -1)
+
+    def committed(self, rows: int) -> None:
+        """Take note of a commit of ours, and of how many rows it wrote or deleted."""
+        commits, before = self._ours
+        self._ours = (commits + 1, before + rows)
 
     def best(self, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
         """When what has the words was made, best first."""
-        telling = ranking.telling(self._counted(terms, asked.owner))
+        now = self._count_all(terms, asked.owner)
+        telling = ranking.telling({term: self._at_most(asked.owner, term, now) for term in terms})
         expression = ranking.match_expression(telling)
         if not expression:
             return {}
@@ -134,23 +162,37 @@ class WordIndex:
 
     def _is_common(self, term: str) -> bool:
         """Whether it stands in many records, whosever they are. It was counted."""
-        return self._holders[None, term] > ranking.COMMON
+        return self._holders[None, term].number > ranking.COMMON
 
-    def _counted(self, terms: Sequence[str], owner: str | None) -> dict[str, int]:
-        """In how many records each stands, counted as far as makes a difference.
+    def _at_most(self, owner: str | None, term: str, now: int) -> int:
+        """In how many records it can stand by now. It was counted."""
+        number, at = self._holders[owner, term]
+        return number + now - at
 
-        Of one owner only its own records count: whoever searches must not learn how many others have a word.
+    def _count_all(self, terms: Sequence[str], owner: str | None) -> int:
+        """Have them counted, as far as makes a difference; as of how many rows that we wrote.
+
+        Of one owner only its own records count: whoever searches must not learn how many others have a word. A count
+        is kept while what was written since cannot have changed what it says: one of an owner's words takes longer
+        than all the rest of a search.
         """
-        # INVARIANT: the version is older than what is counted under it, never newer.
+        # INVARIANT: what we wrote is looked at first: what is committed from here on is taken for somebody else's.
+        commits, now = self._ours
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version or len(self._holders) > _MOST_COUNTED:
-            self._holders, self._version = {}, version
+        if (version != self._seen[0] and commits == self._seen[1]) or len(self._holders) > _MOST_COUNTED:
+            self._holders = {}
+        self._seen = (version, commits)
         # How to look for an owner's depends on how many there are in all.
         for whose in dict.fromkeys((None, owner)):
-            self._count([term for term in terms if (whose, term) not in self._holders], whose)
-        return {term: self._holders[owner, term] for term in terms}
+            known = [term for term in terms if (whose, term) in self._holders and self._holders[whose, term].says(now)]
+            self._count([term for term in terms if term not in known], whose, now)
+            rare = [term for term in terms if self._holders[whose, term].number <= ranking.COMMON]
+            if sum(self._at_most(whose, term, now) for term in rare) > ranking.MOST_RANKED:
+                # Which of them are ranked by is a matter of one more or less.
+                self._count([term for term in rare if self._holders[whose, term].at != now], whose, now)
+        return now
 
-    def _count(self, terms: Sequence[str], owner: str | None) -> None:
+    def _count(self, terms: Sequence[str], owner: str | None, now: int) -> None:
         statements: list[str] = []
         values: list[object] = []
         for term in terms:
@@ -163,10 +205,11 @@ class WordIndex:
                 held = f"{held} AND {_OWNED}" if self._is_common(term) else one_by_one
                 values.append(owner)
             statements.append(f"SELECT count(*) FROM (SELECT 1 FROM {held} LIMIT ?)")  # noqa: S608
-            values.append(ranking.COMMON + 1)
+            values.append(ranking.COMMON + _BEYOND + 1)
         if statements:
             found = self._db.execute(" UNION ALL ".join(statements), values).fetchall()
-            self._holders.update({(owner, term): int(row[0]) for term, row in zip(terms, found, strict=True)})
+            counts = (_Count(int(row[0]), now) for row in found)
+            self._holders.update(zip(((owner, term) for term in terms), counts, strict=True))
 
 
 def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:

@@ -27,11 +27,15 @@ _EMBEDDING: Final = rows.COLUMNS.index("embedding")
 
 
 class Transaction:
-    """What is under way, all of it or nothing. The cache learns of ``changes`` when it is committed."""
+    """What is under way, all of it or nothing. The cache learns of ``changes`` when it is committed.
+
+    ``reindexed``: words of other rows than those of the changes were written as well.
+    """
 
     def __init__(self, db: aiosqlite.Connection, label: str | None) -> None:
         self.db = db
         self.changes: list[Change] = []
+        self.reindexed = False
         self._label = label
 
     async def write(self, record: MemoryRecord, row: Sequence[Any]) -> None:
@@ -78,18 +82,21 @@ class _Waiting:
 
 
 class Writer:
-    """Takes its turns by a lock. ``guarded`` says whether the store is open, and names what goes wrong."""
+    """Takes its turns by a lock. ``guarded`` says whether the store is open, and names what goes wrong; ``committed``
+    is told how many rows each commit wrote or deleted."""
 
     def __init__(
         self,
         db: aiosqlite.Connection,
         cache: Cache,
+        committed: Callable[[int], None],
         label: str | None,
         guarded: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self.turn = anyio.Lock()
         self._db = db
         self._cache = cache
+        self._committed = committed
         self._label = label
         self._guarded = guarded
         self._queue: list[_Waiting] = []
@@ -169,10 +176,14 @@ class Writer:
             await self._db.execute("BEGIN IMMEDIATE")
             try:
                 await self._db.execute(f"SAVEPOINT {savepoint}")
+                before = self._db.total_changes
                 yield under_way
                 await self._db.execute(f"RELEASE {savepoint}")
                 await self._db.execute("COMMIT")
                 self._cache.add(under_way.changes)
+                # One that wrote nothing is none, and one that made the index anew says more than its changes.
+                if self._db.total_changes != before and not under_way.reindexed:
+                    self._committed(sum(not isinstance(change, Moved) for change in under_way.changes))
             except BaseException:
                 self._tallies.forget()
                 if self._db.in_transaction:
