@@ -113,8 +113,11 @@ class Dispatch:
             await self._look_again(card)
             ran = await self._run(card)  # (5)
         except errors.CovenantError as e:
-            with ends.writing():
+            with ends.writing() as scope:
                 await self._end.kept(functools.partial(self._failed, card, e))
+            if scope.cancelled_caught:
+                # As with the answer of one that was done: what is told is written down.
+                raise errors.StoreError("what became of the intent could not be written in time") from e
             raise self._told(card, e) from e
         except BaseException as e:
             # Whatever it is, the run was ended with us.

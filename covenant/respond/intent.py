@@ -107,6 +107,9 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
             if receipt is None:
                 return await one.go()
             if one.intent_id not in failed:
+                if one.still is None:
+                    # To look costs time, and no credits.
+                    server.rates.admit(server, one.caller)
                 # One look for all of them: it reads the log from there to its end.
                 failed = await _failed(server, one.caller, ids, receipt.settled_at)
             if one.intent_id not in failed:

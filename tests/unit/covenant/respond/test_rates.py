@@ -9,10 +9,12 @@ import pytest
 
 from covenant.daemon_config import PeerRate
 from covenant.providers.tools import native
-from covenant.respond import intent, rates
+from covenant.respond import intent, memory, rates
 from covenant.respond.caller import Caller
 from covenant.respond.rates import FREE, Rates
 from covenant.respond.server import Server
+from covenant.stores.audit.interface import Scan
+from covenant.stores.memory.interface import Room
 from covenant.wire import requests, responses
 from covenant.wire.types import Priority
 from policy import errors
@@ -96,6 +98,24 @@ async def test_an_intent_takes_of_it_only_where_it_costs_nothing(tmp_path: Path,
     assert await rows(server) == before
     assert await ask("paid", priority=Priority.LOW) is None
     assert len(acts.asked) == 14
+
+
+async def test_to_look_through_the_log_for_a_key_is_bounded_as_well(
+    tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MAX_OWN", Room(records=0, bytes=0))
+    server = await _made(tmp_path, seconds)
+    asked, looks = requests.SubmitIntent(text="x", idempotency_key="k"), list[int]()
+    whole = server.audit.scan
+
+    async def scan(*given: Any, **more: Any) -> Scan:
+        looks.append(1)
+        return await whole(*given, **more)
+
+    server.audit.scan = scan  # type: ignore[method-assign]
+    said = [_code(await server.respond(ALICE, asked)) for _ in range(20)]
+    assert said == [None] * 5 + ["too_many_requests"] * 15
+    assert len(looks) <= 2 * 4
 
 
 async def test_the_operator_is_not_bounded(tmp_path: Path, seconds: Seconds) -> None:
