@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from policy import errors
 from policy.compile import oci, plan
 from sandbox import bundle as bundles
 from sandbox import closure, rootfs
@@ -147,7 +148,10 @@ class _Probe:
                 covered=covered,
             )
             began = time.monotonic()
-            child = stack.enter_context(process.spawn(launch, process.Patience(self._deadline, kill=leaf.kill)))
+            try:
+                child = stack.enter_context(process.spawn(launch, process.Patience(self._deadline, kill=leaf.kill)))
+            except errors.StartTimeoutError:
+                return Outcome(None, b"", time.monotonic() - began)
             # Whatever happens next, the whole leaf dies before the child is waited for.
             stack.callback(leaf.kill)
             output = _read(child, began + self._deadline)

@@ -129,6 +129,19 @@ def test_a_broken_runsc_is_named_in_bounded_time(
     assert not report.enforceable
 
 
+def test_one_that_stands_before_it_is_executed_hangs_no_doctor(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody stops every cgroup as soon as it is made."""
+    enter = cgroupfs.Leaf.__enter__
+
+    def stopped(self: cgroupfs.Leaf) -> cgroupfs.Leaf:
+        leaf = enter(self)
+        leaf.freeze()
+        return leaf
+
+    monkeypatch.setattr(cgroupfs.Leaf, "__enter__", stopped)
+    assert "runsc hangs" in runsc_probe.alive(config, config.runsc, deadline_seconds=0.2).fault
+
+
 def test_a_runsc_that_ignores_the_filter_is_found_out(config: Config, tmp_path: Path) -> None:
     """A wrapper that drops --oci-seccomp: everything starts, and nothing is denied."""
     fake = tmp_path / "runsc"
