@@ -43,6 +43,8 @@ ENDED, FULL = b"e", b"f"
 NAME: Final = "covenant-holder"
 # What one that is dispatched waits for at most for each turn of one that is made meanwhile (seconds).
 _SWITCH_SECONDS: Final = 0.0002
+# How often it is collected where nothing ends.
+_COLLECT_SECONDS: Final = 60.0
 # Of a thread's stack; the interpreter's own calls take none of it.
 _STACK_BYTES: Final = 1 << 20
 # When the process has so much more memory than when it began, and so much more for each that lives, it takes no more.
@@ -70,8 +72,14 @@ class Holder:
             poll = select.poll()
             for fd in (told, self.sock.fileno()):
                 poll.register(fd, select.POLLIN)
-            while all(fd != told for fd, _ in poll.poll()) and (raw := _receive(self.sock)):
-                self._make(*ASK.unpack(raw))
+            while True:
+                ready = [fd for fd, _ in poll.poll(_COLLECT_SECONDS * 1000)]
+                if not ready:
+                    gc.collect()  # a look by the clock leaves a circle now and then, and may be all that happens
+                elif told in ready or not (raw := _receive(self.sock)):
+                    break
+                else:
+                    self._make(*ASK.unpack(raw))
             for one in list(self._threads):
                 one.join()
 

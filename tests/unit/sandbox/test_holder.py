@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -181,3 +182,27 @@ def test_one_that_has_grown_says_that_it_makes_no_more(monkeypatch: pytest.Monke
     with held(until_told) as one:
         one.ask(1)
         assert [one.hear(), one.hear()] == [(1, READY + RUN_ID), (1, FULL)]
+
+
+def test_what_waits_for_long_is_collected_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder, "_COLLECT_SECONDS", 0.01)
+
+    class Circle:
+        def __init__(self, tell: Callable[[bytes], None]) -> None:
+            self.itself, self.tell = self, tell
+
+        def __del__(self) -> None:
+            self.tell(TAKEN)
+
+    def work(tell: Callable[[bytes], None], told: int) -> None:
+        gc.disable()
+
+        def ready(word: bytes) -> None:
+            tell(word)
+            Circle(tell)
+
+        until_told(ready, told)
+
+    with held(work) as one:
+        one.ask(1)
+        assert [one.hear(), one.hear()] == [(1, READY + RUN_ID), (1, TAKEN)]
