@@ -63,13 +63,12 @@ def fused(
 
     ``by_words`` says when each was made, in the order of that ranking; ``scores`` are their cosines.
     """
-    known = {**scores, **{near.id: near.score for near in by_cosine}}
-    created = {**by_words, **{near.id: near.created_at for near in by_cosine}}
-    worth: dict[str, float] = {}
-    for ranking in ([near.id for near in by_cosine], by_words):
-        for rank, record_id in enumerate(ranking, 1):
-            worth[record_id] = worth.get(record_id, 0.0) + 1 / (_RRF + rank)
+    # What follows a product runs in a cold cache: each is looked at once, and compared as it lies there.
+    found = {
+        near.id: (-1 / (_RRF + rank), -near.score, -near.created_at, near.id) for rank, near in enumerate(by_cosine, 1)
+    }
+    for rank, (record_id, created_at) in enumerate(by_words.items(), 1):
+        worth, score, time, _ = found.get(record_id) or (0.0, -scores.get(record_id, 0.0), -created_at, record_id)
+        found[record_id] = (worth - 1 / (_RRF + rank), score, time, record_id)
     floor = (min_relevance or 0.0) - RESOLUTION
-    kept = [i for i in worth if not min_relevance or known.get(i, 0.0) >= floor]
-    kept.sort(key=lambda i: (-worth[i], -known.get(i, 0.0), -created[i], i))
-    return [(i, known.get(i, 0.0)) for i in kept]
+    return [(one[3], -one[1]) for one in sorted(found.values()) if not min_relevance or -one[1] >= floor]
