@@ -57,7 +57,7 @@ class Keeper:
             os.close(self.pidfd)
 
 
-def fork(work: Callable[[], None], *, keep: Collection[int] = ()) -> Keeper:
+def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
     """Fork a process that does ``work`` and ends: with 0, or with 1 when it raised.
 
     It has a session of its own, and signals as ``surroundings.own`` says (SIGTERM raises KeyboardInterrupt in
@@ -98,7 +98,7 @@ def wait(pidfd: int, seconds: float) -> bool:
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
-def _child(work: Callable[[], None], keep: Collection[int]) -> NoReturn:
+def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
     status = 1
     try:
         # What is shared stays shared: a collection would write to every object that the caller made.

@@ -16,6 +16,8 @@ from typing import Self
 from policy import errors
 from sandbox.kernel import libc
 
+_guarded = False
+
 
 class Locked:
     """``size`` bytes of zeros. Use as a context manager: leaving overwrites them.
@@ -76,5 +78,12 @@ def guard_process() -> None:
 
     For good: what it held may lie in memory that was given back.
     """
+    global _guarded  # noqa: PLW0603 - of the process, as what the kernel is told
+    _guarded = True
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
+
+
+def is_guarded() -> bool:
+    """Whether this process has, or had, a secret in its memory."""
+    return _guarded

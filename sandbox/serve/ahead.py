@@ -1,28 +1,36 @@
-"""One keeper forked ahead of its connection, so that nobody waits for a fork.
+"""Keepers that wait for a connection, so that nobody waits for a fork: one that has served nobody yet, and for a while
+those that have.
 
-It holds nothing of anybody: what a keeper is that was forked for a connection, it is from the moment it is given one,
-over a socket that the main loop alone has the other end of. It says there when it is ready (sandbox.serve.warm), is
-given one connection, serves it and ends; another is forked when that request has ended, or works for a second.
+One that has served nobody holds nothing of anybody: what a keeper is that was forked for a connection, it is from the
+moment it is given one, over a socket that the main loop alone has the other end of. It says there when it is ready
+(sandbox.serve.warm), is given one connection and serves it; another is forked when that request has ended, or works
+for a second.
 
-What it shares with the main loop is as old as its fork. Of all that only the configuration ever changes there, and
-whoever waits with an older one is let go (``drop``); state, log and trust root are opened by each keeper for itself,
-when it has a request. Where none is ready, or it was killed, a keeper is forked as ever: nothing rests on it.
+One that has served goes on only if it can show that nothing is left of the request (``_is_as_before``); else it ends.
+It says so, which is the end of the request, and is given connections of the same uid and never of another: what
+its memory still has of the first is near nobody else's. After so many, or when it grew, it ends all the same.
+
+What they share with the main loop is as old as their fork. Of all that only the configuration ever changes there, and
+whoever has an older one is let go (``drop``); state, log and trust root are opened by each keeper for itself and for
+each request. Where none is ready, or it was killed, a keeper is forked as ever: nothing rests on them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from policy import errors
 from sandbox.kernel import libc
-from sandbox.serve import connection, warm
+from sandbox.serve import bearings, connection, warm
+from sandbox.serve.bearings import Bearings
 from sandbox.serve.connection import Opening
 from sandbox.serve.conversation import Caller
 from sandbox.serve.pool import Loop
@@ -32,29 +40,55 @@ from sandbox.supervisor import Supervisor
 WAITS, WORKS = "covenant-ahead", "covenant-keeper"
 # After one was given a connection, or ended by itself: then another is forked, if no request has ended before.
 AGAIN_SECONDS: Final = 1.0
+# Of those that have served: so many wait for each uid, so many for all, and for so long.
+MOST_OF_ONE: Final = 2
+MOST: Final = 8
+IDLE_SECONDS: Final = 10.0
+# One serves so often, and not once more when it has grown by so much.
+TIMES: Final = 32
+GROWTH_BYTES: Final = 48 << 20
 # Who asks (pid, uid, gid), and until when the request must be whole; the connection comes along (SCM_RIGHTS, unix(7)).
 _CALLER = struct.Struct("=3id")
 _INT = struct.Struct("i")
+_READY, _GO = b"r", b"g"
 
 
-@dataclass
+@dataclass(eq=False)
 class _One:
-    """One that was forked. ``ended`` is who is told of its end once it has a connection."""
+    """One that was forked. ``ended`` is who is told of the end of what it serves, None while it waits; ``uid`` whose it
+    is from its first connection on; ``since`` when it began to wait for another."""
 
     sock: socket.socket
     ended: Callable[[int], None] | None = None
+    uid: int = -1
+    since: float = 0.0
 
-    def is_ready(self) -> bool:
-        """Whether it has said so; no of one that is not there any more, of which the loop is told."""
+    def says(self) -> bytes:
+        """What it has said; nothing of one that is not there any more, of which the loop is told."""
         try:
-            return bool(self.sock.recv(1, socket.MSG_DONTWAIT))
+            return self.sock.recv(1, socket.MSG_DONTWAIT)
         except OSError:
-            return False
+            return b""
+
+    def give(self, opening: Opening) -> bool:
+        """Whether it has the connection now, which then is closed here."""
+        caller = opening.caller
+        try:
+            raw = _CALLER.pack(caller.pid, caller.uid, caller.gid, opening.until)
+            socket.send_fds(self.sock, [raw], [opening.sock.fileno()], socket.MSG_DONTWAIT)
+        except OSError:
+            return False  # it was killed, of which the loop is told
+        # INVARIANT: before it is told to go on, for which it waits. Whoever closes a connection last may have to wait
+        # for what was sent over it and nobody took, and that is never this process.
+        opening.sock.close()
+        with contextlib.suppress(OSError):
+            self.sock.send(_GO, socket.MSG_DONTWAIT)
+        return True
 
 
 @dataclass
 class Ahead:
-    """The main loop's side: at most one that waits."""
+    """The main loop's side: at most one that has served nobody, and those that have, by whose they are."""
 
     supervisor: Supervisor
     loop: Loop
@@ -62,13 +96,20 @@ class Ahead:
     host_network: int
     _one: _One | None = None
     _due: float = 0.0
+    _serve: set[_One] = field(default_factory=set)
+    # The one that waits the longest first.
+    _idle: list[_One] = field(default_factory=list)
 
     def due(self) -> float | None:
-        """When to call ``tick`` (time.monotonic); None while one waits."""
-        return self._due if self._one is None else None
+        """When to call ``tick`` (time.monotonic); None where nothing is to be done."""
+        dues = [self._due] if self._one is None else []
+        dues += [self._idle[0].since + IDLE_SECONDS] if self._idle else []
+        return min(dues, default=None)
 
     def tick(self, now: float) -> None:
-        """Fork one, where none waits and it is time."""
+        """Let go of who has waited for too long; fork one, where none waits that has served nobody and it is time."""
+        while self._idle and now >= self._idle[0].since + IDLE_SECONDS:
+            self._close(self._idle[0])
         if self._one is not None or now < self._due:
             return
         self._due = now + AGAIN_SECONDS
@@ -90,53 +131,107 @@ class Ahead:
         self._due = min(self._due, time.monotonic())
 
     def take(self, opening: Opening, ended: Callable[[int], None]) -> bool:
-        """Whether one has the connection now: then it is closed here, and ``ended`` is told its exit status."""
-        one = self._one
-        if one is None or not one.is_ready():
+        """Whether one has the connection now: then it is closed here, and ``ended`` is told how the request ended: with
+        0, or as its keeper did."""
+        uid = opening.caller.uid
+        # The last that came to wait first: what it touched last is the nearest, and the others may end in time.
+        for one in [one for one in reversed(self._idle) if one.uid == uid]:
+            self._idle.remove(one)
+            if one.give(opening):
+                one.ended = ended
+                self._serve.add(one)
+                return True
+            self._close(one)
+        fresh = self._one
+        if fresh is None or not fresh.says():
             return False
         self._one = None
         self._due = time.monotonic() + AGAIN_SECONDS
-        caller = opening.caller
-        with one.sock:
-            try:
-                raw = _CALLER.pack(caller.pid, caller.uid, caller.gid, opening.until)
-                socket.send_fds(one.sock, [raw], [opening.sock.fileno()], socket.MSG_DONTWAIT)
-            except OSError:
-                return False  # it was killed, of which the loop is told
-            # INVARIANT: before our side ends, for which it waits. Whoever closes a connection last may have to wait for
-            # what was sent over it and nobody took, and that is never this process.
-            opening.sock.close()
-        one.ended = ended
+        if not fresh.give(opening):
+            fresh.sock.close()
+            return False
+        fresh.ended, fresh.uid = ended, uid
+        self._serve.add(fresh)
+        self.loop.listen(fresh.sock.fileno(), functools.partial(self._said, fresh))
         return True
 
     def drop(self) -> None:
-        """Let go of whoever waits: it sees the end of our side, and ends."""
+        """Let go of all: who waits sees the end of our side, and ends; so does who serves, when that is over."""
         if self._one is not None:
             self._one.sock.close()
             self._one = None
+        for one in (*self._idle, *self._serve):
+            self._close(one)
+
+    def _said(self, one: _One) -> None:
+        """One that has served says that it can serve again, or has ended."""
+        if one.sock.fileno() < 0:
+            return  # let go since the loop heard of it
+        said, ended = one.says(), one.ended
+        if said != _READY or ended is None:
+            self._close(one)
+            return
+        self._serve.discard(one)
+        one.ended, one.since = None, time.monotonic()
+        self._idle.append(one)
+        mine = [other for other in self._idle if other.uid == one.uid]
+        if len(mine) > MOST_OF_ONE:
+            self._close(mine[0])
+        elif len(self._idle) > MOST:
+            self._close(self._idle[0])
+        ended(0)
+
+    def _close(self, one: _One) -> None:
+        """Of one that was given a connection: nothing more is heard of it but its end."""
+        self._serve.discard(one)
+        if one in self._idle:
+            self._idle.remove(one)
+        self.loop.forget(one.sock.fileno())
+        one.sock.close()
 
     def _ended(self, one: _One, status: int) -> None:
+        if one is self._one:
+            # Nobody's: it held nothing that would have to be taken away.
+            one.sock.close()
+            self._one = None
+            return
+        if one.sock.fileno() >= 0 and one.uid >= 0:
+            self._said(one)  # what it said before it ended counts
+        if one.sock.fileno() >= 0 and one.uid >= 0:
+            self._close(one)
         if one.ended is not None:
             one.ended(status)
-        elif one is self._one:
-            # Nobody's: it held nothing that would have to be taken away.
-            self.drop()
 
 
 def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> None:
     """In the keeper."""
     warm.again(supervisor)
+    connection.enter_host_network(supervisor, host_network)
+    # What a request leaves to be collected is looked for among what came after this.
+    gc.freeze()
     with socket.socket(fileno=fd) as sock:
-        with contextlib.suppress(OSError):  # the main loop let go of us, or ended
-            sock.send(b"r")
-        libc.set_name(WAITS)
-        opening = _receive(sock, alive, host_network)
-    if opening is not None:
-        libc.set_name(WORKS)
-        connection.serve(opening, supervisor)
+        before, grown = Bearings.take(), bearings.resident_bytes() + GROWTH_BYTES
+        for _ in range(TIMES):
+            with contextlib.suppress(OSError):  # the main loop let go of us, or ended
+                sock.send(_READY)
+            libc.set_name(WAITS)
+            opening = _receive(sock, alive)
+            if opening is None:
+                return
+            libc.set_name(WORKS)
+            clean = connection.serve(opening, supervisor)
+            del opening
+            if not (clean and _is_as_before(before, grown)):
+                return
 
 
-def _receive(sock: socket.socket, alive: int, host_network: int) -> Opening | None:
+def _is_as_before(before: Bearings, grown: int) -> bool:
+    """Whether nothing is left of a request that came to its end."""
+    gc.collect()
+    return before.free and Bearings.take() == before and bearings.resident_bytes() <= grown
+
+
+def _receive(sock: socket.socket, alive: int) -> Opening | None:
     """The connection, None when the main loop let go of us, or ended."""
     try:
         raw, messages, _, _ = sock.recvmsg(_CALLER.size, socket.CMSG_SPACE(_INT.size), socket.MSG_CMSG_CLOEXEC)
@@ -149,5 +244,6 @@ def _receive(sock: socket.socket, alive: int, host_network: int) -> Opening | No
     (fd,) = _INT.unpack(content)
     given = socket.socket(fileno=fd)
     given.setblocking(False)
-    sock.recv(1)  # its end: the main loop has closed the connection
-    return Opening(given, Caller(pid, uid, gid), until, alive, host_network)
+    sock.recv(1)  # the main loop has closed the connection, or with it its side
+    # INVARIANT: we are in the network where requests are served; a descriptor of it is not there any more.
+    return Opening(given, Caller(pid, uid, gid), until, alive, -1)

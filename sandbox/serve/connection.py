@@ -30,8 +30,8 @@ class Opening:
         return tuple(fd for fd in given if fd >= 0)
 
 
-def serve(opening: Opening, supervisor: Supervisor) -> None:
-    """In the keeper: one request, one answer.
+def serve(opening: Opening, supervisor: Supervisor) -> bool:
+    """In the keeper: one request, one answer. Whether it came to such an end that nothing should be left of it.
 
     Raises:
         Exception: a fault of ours, after the client was told that there is one.
@@ -44,6 +44,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
         if asked is not None:
             talk.caller = talk.caller.with_groups(opening.sock)
             handlers.HANDLERS[asked.kind](talk, asked)
+            return talk.again and talk.told
     except errors.CovenantError as e:
         # What a request would have taken of memory is its author's matter, and not the machine's.
         told = e if isinstance(e, errors.RequestError) else errors.exhausted(e) or e
@@ -55,12 +56,14 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
     except KeyboardInterrupt:
         talk.answer(errors.KilledError("the supervisor ended").to_json())
     finally:
+        supervisor.below = {}
         for fd in talk.fds:
             os.close(fd)
         with contextlib.suppress(OSError):
             # What the client still has to read is not thrown away with what it sent and nobody read.
             opening.sock.shutdown(socket.SHUT_WR)
         opening.sock.close()
+    return False
 
 
 def recover(supervisor: Supervisor, host_network: int) -> None:

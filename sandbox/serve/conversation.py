@@ -90,13 +90,15 @@ class Caller:
 @dataclass
 class Conversation:
     """What a handler is given. ``fds`` came with the request, and are closed with the connection; ``alive`` is
-    readable once the supervisor is gone, -1 where there is none."""
+    readable once the supervisor is gone, -1 where there is none. ``again`` is set by a handler that has come to the end
+    that most come to, after which the keeper may serve another (sandbox.serve.ahead)."""
 
     sock: socket.socket
     caller: Caller
     supervisor: Supervisor
     alive: int = -1
     fds: list[int] = field(default_factory=list)
+    again: bool = False
     _opened: Supervisor | None = field(default=None, repr=False)
     _gone: bool = field(default=False, repr=False)
 
@@ -165,6 +167,11 @@ class Conversation:
         if self.alive >= 0 and self.supervisor.config.on_supervisor_exit == "end":
             return {self.alive: _supervisor_ended}
         return {}
+
+    @property
+    def told(self) -> bool:
+        """Whether whoever asked was there until the last word, as far as is known."""
+        return not self._gone
 
     def left(self) -> bool:
         """Whether whoever asked has gone, or said something more, which is the same."""

@@ -37,6 +37,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
             stack.push(functools.partial(_retell, talk, own, retelling))
         answer = _run(talk, asked, own, directory, retelling)
     talk.answer(document(answer))
+    talk.again = _is_plain(asked, answer)
 
 
 def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: int, retelling: Retelling) -> Answer:
@@ -65,6 +66,12 @@ def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: in
             **_for_whom(asked.on_behalf_of, issuer),
         )
         return own.run(request, watches=talk.watches(detach=asked.detach))
+
+
+def _is_plain(asked: protocol.Run, answer: Answer) -> bool:
+    """Whether the run was one as most are: under linux-gvisor (no other has a policy), and waited for."""
+    confined = answer.policy_digest is not None and asked.user is None
+    return confined and not asked.detach and answer.error is None
 
 
 def check_seen(package: Package, digest: str | None) -> None:

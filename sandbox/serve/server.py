@@ -281,7 +281,7 @@ class Server:
 
     # --- keepers ----------------------------------------------------------------------------------
 
-    def _fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+    def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         child = keeper.fork(work, keep=keep)
         self._keepers[child.pidfd] = (child, ended)
         self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))

@@ -124,21 +124,21 @@ class Served:
             return client.run(sock, directory, text, **request)
 
     def children(self) -> list[int]:
-        """Its keepers, and what else it has to reap, but for the one that waits for a connection."""
+        """Its keepers, and what else it has to reap, but for those that wait for a connection."""
         return [pid for pid in children_of(self.pid) if not _waits(pid)]
 
     def waiting(self) -> list[int]:
-        """The keeper that waits for a connection; none for a moment while the next is made."""
+        """The keepers that wait for a connection: one that has served nobody, those that have."""
         return [pid for pid in children_of(self.pid) if _waits(pid)]
 
     def descriptors(self) -> int:
-        """How many its main process has open."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        """How many its main process has open, but for the two that it has of each keeper that waits."""
+        return len(os.listdir(f"/proc/{self.pid}/fd")) - 2 * len(self.waiting())
 
     def quiet(self) -> None:
-        """Wait until no keeper is left but the one that waits for a connection, which is there then."""
+        """Wait until no keeper is left but those that wait for a connection, of which there is one then."""
         until = time.monotonic() + 60
-        while [_waits(pid) for pid in children_of(self.pid)] != [True]:
+        while {_waits(pid) for pid in children_of(self.pid)} != {True}:
             assert time.monotonic() < until, [_command(pid) for pid in children_of(self.pid)]
             time.sleep(0.02)
 

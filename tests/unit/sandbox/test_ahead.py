@@ -2,68 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
-from policy import errors
 from sandbox import keeper
-from sandbox.keeper import Keeper
 from sandbox.serve import ahead, connection, warm
 from sandbox.serve.ahead import Ahead
 from sandbox.serve.connection import Opening
-from sandbox.serve.conversation import Caller
-
-PATIENCE = 60.0
-
-
-class Loop:
-    """Forks as the main loop does, and is asked by the test for each end."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Keeper, Callable[[int], None]]] = []
-        self.fails = False
-
-    def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
-        if self.fails:
-            raise errors.KernelError("fork: no memory")
-        self.made.append((keeper.fork(work, keep=keep), ended))
-
-    def listen(self, fd: int, act: Callable[[], None]) -> None:
-        raise AssertionError
-
-    def forget(self, fd: int) -> None:
-        raise AssertionError
-
-    def recover(self) -> None:
-        raise AssertionError
-
-    def ends(self, index: int) -> int:
-        """Wait until this one has ended, and tell."""
-        child, ended = self.made[index]
-        assert keeper.wait(child.pidfd, PATIENCE)
-        status = child.reap()
-        assert status is not None
-        ended(status)
-        return status
+from tests.unit.sandbox.ahead_loop import PATIENCE, Loop, opened, ready
 
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    for child, _ in made.made:
-        child.signal(signal.SIGKILL)
-        child.reap()
-        child.close()
+    with Loop().running() as made:
+        yield made
 
 
 @pytest.fixture
@@ -88,24 +48,6 @@ def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
     one = Ahead(cast("Any", "the supervisor"), loop, alive, -1)
     yield one
     one.drop()
-
-
-def ready(one: Ahead) -> Ahead:
-    """One that has said that it is ready, or has ended."""
-    assert one._one is not None
-    poll = select.poll()
-    poll.register(one._one.sock, select.POLLIN)
-    assert poll.poll(PATIENCE * 1000)
-    return one
-
-
-@contextlib.contextmanager
-def opened(alive: int) -> Iterator[tuple[socket.socket, Opening]]:
-    """A client, and its connection as the main loop has it."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE)
-    with ours, theirs:
-        yield ours, Opening(theirs, Caller(7, 8, 9), 12.5, alive, -1)
 
 
 def test_it_is_given_a_connection_and_whoever_asked_and_ends(waiting: Ahead, loop: Loop, alive: int) -> None:
@@ -171,7 +113,7 @@ def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
     waiting.tick(0.0)
     assert waiting._one is not None
     ready(waiting)
-    assert waiting._one.is_ready()
+    assert waiting._one.says()
     with opened(alive) as (client, opening):
         raw = ahead._CALLER.pack(7, 8, 9, 12.5)
         socket.send_fds(waiting._one.sock, [raw], [opening.sock.fileno()])
@@ -241,8 +183,8 @@ def test_it_has_none_of_the_caller_s_descriptors_but_what_it_needs(
         waiting.tick(0.0)
     with opened(alive) as (client, opening):
         assert ready(waiting).take(opening, lambda status: None)
-        # 0 to 2, the pipe, the connection, and the directory that is being read.
-        assert client.recv(64) == b"6 True"
+        # 0 to 2, the pipe, the connection, our way to it, and the directory that is being read.
+        assert client.recv(64) == b"7 True"
 
 
 def _numbers(alive: int) -> bytes:

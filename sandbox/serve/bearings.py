@@ -1,0 +1,96 @@
+"""What the process of a keeper is, as the kernel says it: taken before and after a request, to show that the request
+has left nothing in it.
+
+Whatever a request leaves in a process that ends, the kernel takes away. One that goes on must be shown to have none of
+it: no descriptor more (and with it no lock), no child, no thread, the same namespaces, rights, limits and handlers.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sandbox.kernel import locked
+
+# Of proc_pid_status(5): who it is, what it may, what it ignores or catches, who looks into it.
+_LINES: Final = frozenset(
+    (
+        *("Umask", "TracerPid", "Uid", "Gid", "Groups", "Threads", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs"),
+        *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Seccomp", "Seccomp_filters"),
+    )
+)
+_SELF: Final = Path("/proc/self")
+_CLOCKS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_SIGNALS: Final = range(1, signal.SIGSYS + 1)
+_PAGE: Final = resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True)
+class Bearings:
+    """What a request could have changed, and the next must find as it was. ``free`` says that it has no child, no clock
+    that runs, and never had a secret in its memory."""
+
+    status: tuple[str, ...]
+    descriptors: frozenset[tuple[str, str]]
+    spaces: frozenset[tuple[str, str]]
+    places: tuple[str, str]
+    limits: str
+    cgroups: str
+    oom: str
+    priority: tuple[int, int]
+    handlers: tuple[object, ...]
+    environment: frozenset[tuple[str, str]]
+    free: bool
+
+    @classmethod
+    def take(cls) -> Bearings:
+        """Those of this process, now.
+
+        Raises:
+            OSError: the kernel does not say.
+        """
+        lines = (_SELF / "status").read_text().splitlines()
+        return cls(
+            status=tuple(line for line in lines if line.partition(":")[0] in _LINES),
+            descriptors=_links("fd"),
+            spaces=_links("ns"),
+            places=(os.readlink(_SELF / "cwd"), os.readlink(_SELF / "root")),
+            limits=(_SELF / "limits").read_text(),
+            cgroups=(_SELF / "cgroup").read_text(),
+            oom=(_SELF / "oom_score_adj").read_text(),
+            priority=(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+            handlers=tuple(signal.getsignal(number) for number in _SIGNALS),
+            environment=frozenset(os.environ.items()),
+            free=not _has_children()
+            and not locked.is_guarded()
+            and not any(signal.getitimer(clock)[0] for clock in _CLOCKS),
+        )
+
+
+def resident_bytes() -> int:
+    """The memory of this process that is there, what it shares with others among it."""
+    return int((_SELF / "statm").read_text().split()[1]) * _PAGE
+
+
+def _links(name: str) -> frozenset[tuple[str, str]]:
+    """The entries of a directory of links; that of the directory itself, which is being read, is gone by then."""
+    found = set()
+    for entry in os.listdir(_SELF / name):
+        try:
+            found.add((entry, os.readlink(_SELF / name / entry)))
+        except FileNotFoundError:
+            continue
+    return frozenset(found)
+
+
+def _has_children() -> bool:
+    """Whether any is there, one that has ended and was not waited for among them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""What the tests of keepers that wait have in common: a main loop that the test turns by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+from policy import errors
+from sandbox import keeper
+from sandbox.keeper import Keeper
+from sandbox.serve.ahead import Ahead
+from sandbox.serve.connection import Opening
+from sandbox.serve.conversation import Caller
+
+PATIENCE = 60.0
+
+
+class Loop:
+    """Forks as the main loop does, and is asked by the test for each end."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Keeper, Callable[[int], None]]] = []
+        self.heard: dict[int, Callable[[], None]] = {}
+        self.fails = False
+
+    def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+        if self.fails:
+            raise errors.KernelError("fork: no memory")
+        self.made.append((keeper.fork(work, keep=keep), ended))
+
+    def listen(self, fd: int, act: Callable[[], None]) -> None:
+        assert fd not in self.heard
+        self.heard[fd] = act
+
+    def forget(self, fd: int) -> None:
+        del self.heard[fd]
+
+    def recover(self) -> None:
+        raise AssertionError
+
+    def hears(self) -> None:
+        """Wait until a keeper says something to the main loop, or is gone, and tell."""
+        ready, _, _ = select.select(list(self.heard), (), (), PATIENCE)
+        assert ready
+        for fd in ready:
+            self.heard[fd]()
+
+    def ends(self, index: int) -> int:
+        """Wait until this one has ended, and tell."""
+        child, ended = self.made[index]
+        assert keeper.wait(child.pidfd, PATIENCE)
+        status = child.reap()
+        assert status is not None
+        ended(status)
+        return status
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Loop]:
+        """Whoever is left is killed when the block ends."""
+        try:
+            yield self
+        finally:
+            for child, _ in self.made:
+                child.signal(signal.SIGKILL)
+                child.reap()
+                child.close()
+
+
+def ready(one: Ahead) -> Ahead:
+    """One that has said that it is ready, or has ended."""
+    assert one._one is not None
+    poll = select.poll()
+    poll.register(one._one.sock, select.POLLIN)
+    assert poll.poll(PATIENCE * 1000)
+    return one
+
+
+@contextlib.contextmanager
+def opened(alive: int, uid: int = 8) -> Iterator[tuple[socket.socket, Opening]]:
+    """A client, and its connection as the main loop has it."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    with ours, theirs:
+        yield ours, Opening(theirs, Caller(7, uid, 9), 12.5, alive, -1)
