@@ -92,7 +92,8 @@ def gauges(served: Served) -> dict[str, int]:
     runs = served.world.state / "runs"
     while time.monotonic() < until and any(path.is_dir() for path in runs.iterdir()):
         time.sleep(0.01)
-    processes = [served.pid, *served.children()]
+    # Keepers that wait for their next request are bounded, and count.
+    processes = [served.pid, *served.children(), *served.waiting()]
     memory = sum(_pss(pid) for pid in processes)
     mounts = set(cgroupfs.Hierarchies.read().mounts.values())
     ids = {row["kind"].get("run_id") for row in served.world.rows()[-40:]} - {None}

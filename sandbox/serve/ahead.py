@@ -211,6 +211,7 @@ def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> Non
     gc.freeze()
     with socket.socket(fileno=fd) as sock:
         before, grown = Bearings.take(), bearings.resident_bytes() + GROWTH_BYTES
+        uids: set[int] = set()
         for _ in range(TIMES):
             with contextlib.suppress(OSError):  # the main loop let go of us, or ended
                 sock.send(_READY)
@@ -219,6 +220,9 @@ def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> Non
             if opening is None:
                 return
             libc.set_name(WORKS)
+            uids.add(opening.caller.uid)
+            if len(uids) > 1:
+                raise errors.InternalError("a keeper was given the connection of another user")
             clean = connection.serve(opening, supervisor)
             del opening
             if not (clean and _is_as_before(before, grown)):

@@ -88,6 +88,18 @@ def test_the_same_uid_is_served_again_by_the_same_process_and_another_uid_never(
     assert told == [0] * 8  # an end that is nobody's is told to nobody
 
 
+def test_one_that_is_given_another_s_connection_ends_and_does_not_serve_it(waiting: Ahead, loop: Loop) -> None:
+    told: list[int] = []
+    asked(waiting, told)
+    loop.hears()
+    waiting._idle[0].uid = 9  # as no main loop does
+    with opened(waiting.alive, 9) as (client, opening):
+        assert waiting.take(opening, told.append)
+        assert client.recv(64) == b""
+    assert loop.ends(0) == 1
+    assert told == [0, 1]
+
+
 def test_who_has_not_served_well_ends(waiting: Ahead, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     serves(monkeypatch, well=False)
     told: list[int] = []
