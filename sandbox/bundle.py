@@ -108,11 +108,20 @@ class RunDirectory:
         return out
 
 
+def expect_relabel(path: Path) -> None:
+    """Make the file that ``relabel`` fills, while nobody waits: a new one may wait for the disk's journal."""
+    os.close(_open_new(f"{path}/.{_LABEL}"))
+
+
+def _open_new(place: str) -> int:
+    return os.open(place, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+
+
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
     """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
     raises when it may not be beside the others under the new one: it keeps that one then."""
     new = f"{path}/.{_LABEL}"
-    with open(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+    with open(_open_new(new), "wb", buffering=0) as file:
         file.write(json.dumps(dict(label)).encode())
     with gate(path.parent):
         claim()

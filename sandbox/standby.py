@@ -136,6 +136,7 @@ class Instance(lifecycle.Run):
             errors.KernelError, errors.NotEnforceableError: it cannot be stopped.
         """
         started.leaf.freeze()
+        bundle.expect_relabel(started.directory)
         listener = self._listening.enter_context(standby_wire.listening(started.directory, self._request.package))
         self._looked = time.monotonic()
         self._tell(READY + self.run_id.encode())
