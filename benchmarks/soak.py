@@ -102,7 +102,7 @@ def gauges(served: Served) -> dict[str, int]:
     spaces = {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in processes for kind in ("net", "mnt", "user")}
     return {
         "memory_kib": memory,
-        "descriptors": served.descriptors(),
+        "descriptors": served.descriptors() - 2 * len(served.waiting()),
         "processes": len(processes),
         "namespaces": len(spaces),
         "cgroups": sum((mount / BASE / str(one)).exists() for mount in mounts for one in ids),

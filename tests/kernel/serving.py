@@ -132,8 +132,8 @@ class Served:
         return [pid for pid in children_of(self.pid) if _waits(pid)]
 
     def descriptors(self) -> int:
-        """How many its main process has open, but for the two that it has of each keeper that waits."""
-        return len(os.listdir(f"/proc/{self.pid}/fd")) - 2 * len(self.waiting())
+        """How many its main process has open, two of them for each keeper that waits."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def quiet(self) -> None:
         """Wait until no keeper is left but those that wait for a connection, of which there is one then."""
@@ -141,6 +141,18 @@ class Served:
         while {_waits(pid) for pid in children_of(self.pid)} != {True}:
             assert time.monotonic() < until, [_command(pid) for pid in children_of(self.pid)]
             time.sleep(0.02)
+
+    def alone(self) -> int:
+        """The keeper that waits and has served nobody, once it is the only one: those that have are let go (SIGHUP)."""
+        self.quiet()
+        before = children_of(self.pid)
+        os.kill(self.pid, signal.SIGHUP)
+        until = time.monotonic() + 60
+        # One that has ended is among its children until it was reaped, and closed by then.
+        while len(found := children_of(self.pid)) != 1 or found[0] in before or not _waits(found[0]):
+            assert time.monotonic() < until, [_command(pid) for pid in found]
+            time.sleep(0.02)
+        return found[0]
 
 
 @contextlib.contextmanager

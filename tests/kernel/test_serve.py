@@ -299,21 +299,9 @@ def test_a_killed_keeper_takes_its_sandbox_along_and_leaves_nothing(served: Serv
     assert served.run(hello).error is None
 
 
-def _the_one_that_waits(served: Served) -> int:
-    """One that has served nobody: whoever has lets go at a SIGHUP."""
-    served.quiet()
-    before = served.waiting()
-    os.kill(served.pid, signal.SIGHUP)
-    for pid in before:
-        _until_gone(pid)
-    served.quiet()
-    (one,) = served.waiting()
-    return one
-
-
 def test_a_keeper_that_has_served_serves_again_and_another_waits_beside_it(served: Served, hello: Path) -> None:
     def serves_again() -> int:
-        one = _the_one_that_waits(served)
+        one = served.alone()
         for _ in range(2):
             assert served.run(hello).error is None
             served.quiet()
@@ -326,13 +314,13 @@ def test_a_keeper_that_has_served_serves_again_and_another_waits_beside_it(serve
     _until_gone(one)
     assert served.run(hello).error is None
     served.quiet()
-    assert one not in served.waiting()
+    eventually(lambda: one not in served.waiting())
     assert leftovers(served.world) == []
 
 
 def test_a_keeper_whose_run_failed_serves_nobody_else(served: Served) -> None:
     fails = served.world.sign(served.world.package({"main.py": "raise SystemExit(3)\n"}, name="fails", id="fails"))
-    one = _the_one_that_waits(served)
+    one = served.alone()
     assert served.run(fails).error is not None
     _until_gone(one)
     served.quiet()

@@ -72,10 +72,10 @@ def unharmed(served: Served) -> Iterator[None]:
     """Afterwards the supervisor has as many descriptors as before, no keeper, and serves."""
     with served.connected() as sock:  # it listens before it has opened all that it serves with
         client.ask(sock, "ps")
-    served.quiet()
+    served.alone()
     before, pid = served.descriptors(), served.pid
     yield
-    served.quiet()
+    served.alone()
     until = time.monotonic() + 10
     while served.descriptors() != before:
         assert time.monotonic() < until, sorted(os.listdir(f"/proc/{pid}/fd"))

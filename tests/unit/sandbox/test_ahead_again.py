@@ -36,6 +36,7 @@ def waiting(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
     serves(monkeypatch)
     monkeypatch.setattr(warm, "again", lambda supervisor: None)
     monkeypatch.setattr(locked, "_guarded", False)  # another test of this process may have been
+    monkeypatch.setattr(ahead, "IDLE_SECONDS", 86_400.0)  # however slow this machine is
     read, write = os.pipe2(os.O_CLOEXEC)
     one = Ahead(cast("Any", "the supervisor"), loop, read, -1)
     yield one
