@@ -197,7 +197,7 @@ def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = Non
                     _keep(mark)
                     return sock.dup()
         where = candidates[0] if candidates else ""
-        marked = mark is not None and os.path.lexists(mark)
+        marked = mark is not None and _is_there(mark)
         if named or reached or marked or _any_is_there(candidates):
             raise errors.NoSupervisorError(
                 f"no supervisor listens at `{where}` now, or not for this user",
@@ -217,11 +217,12 @@ def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = Non
 
 def _keep(mark: Path | None) -> None:
     """Make the file that says that there was a supervisor. What cannot be made is known while this process lives."""
-    if mark is None or mark.exists():
+    if mark is None:
         return
     try:
-        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        durable.sync_directory(mark.parent)
+        if not os.path.lexists(mark):
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            durable.sync_directory(mark.parent)
     except OSError as e:
         _LOG.warning("that a supervisor was reached is not kept in `%s`: %s", mark, e)
 
@@ -230,15 +231,18 @@ def _any_is_there(candidates: Sequence[str]) -> bool:
     """Whether a supervisor is set up at one of the places: its socket is there, though nobody listens, or may not be
     looked at; or the state of the machine's own is."""
     machine = [places.SYSTEM_STATE] if places.SYSTEM_SOCKET in candidates else []
-    for path in (*candidates, *machine):
-        try:
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            return True  # what may not be looked at is another's
+    return any(_is_there(path) for path in (*candidates, *machine))
+
+
+def _is_there(path: str | Path) -> bool:
+    """Whether anything has this name; what may not be looked at, or cannot be, is taken to be there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
         return True
-    return False
+    return True
 
 
 @contextlib.contextmanager

@@ -345,7 +345,10 @@ async def test_only_where_the_machine_has_none_nobody_was_asked(tmp_path: Path, 
         await _asking(double.path).check(card)
 
 
-@pytest.mark.parametrize("how", ["named", "reached", "marked", "left its socket", "another's", "of the machine"])
+@pytest.mark.parametrize(
+    "how",
+    ["named", "reached", "marked", "mark unseen", "mark astray", "left its socket", "another's", "of the machine"],
+)
 async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
     how: str, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,11 +376,13 @@ async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
     elif how == "left its socket":
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(place))
-    elif how == "another's":
-        real = os.lstat
+    elif how == "mark astray":
+        mark.symlink_to(tmp_path / "none")
+    elif how in {"another's", "mark unseen"}:
+        real, unseen = os.lstat, str(place if how == "another's" else mark)
 
         def lstat(path: Any, **more: Any) -> os.stat_result:
-            if path == str(place):
+            if str(path) == unseen:
                 raise PermissionError(errno.EACCES, "no", path)
             return real(path, **more)
 
@@ -387,7 +392,7 @@ async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
     with pytest.raises(errors.NoSupervisorError) as raised:
         await one.check(card)
     assert "ask again" in raised.value.hint
-    assert (str(mark) in raised.value.hint) == (how == "marked")
+    assert (str(mark) in raised.value.hint) == (how in {"marked", "mark unseen", "mark astray"})
     verified: list[Card] = []
     with pytest.raises(errors.NoSupervisorError):
         await signatures.ask_or_verify(card, ask=one.check, verify=verified.append)
