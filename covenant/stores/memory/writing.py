@@ -133,6 +133,11 @@ class Writer:
             except errors.MemoryStoreError as e:
                 for one in group:
                     one.error = errors.MemoryStoreError(e.message, hint=e.hint, where=e.where)
+            except BaseException as e:
+                # Whatever it was, nothing of it is there: whoever waits beside us hears that too.
+                for one in group:
+                    one.error = errors.MemoryStoreError(f"memory cannot be written: {type(e).__name__}")
+                raise
             finally:
                 for one in group:
                     one.done = True

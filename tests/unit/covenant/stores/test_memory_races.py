@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.stores.memory import searching
+from covenant.stores.memory import searching, writing
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.memory.interface import CompactionPolicy
 from covenant.wire.types import MemoryRecord, Tier
+from policy import errors
 from tests.memory_kit import ALICE, BOB, name, record
 
 pytestmark = pytest.mark.anyio
@@ -106,4 +107,32 @@ async def test_what_is_moved_between_the_product_and_the_reading_is_not_shown(
     assert sorted(await found()) == [3, 4]
     assert await found() == [4]
     assert changes == []
+    await store.close()
+
+
+async def test_a_fault_in_one_s_hands_is_told_to_all_who_were_written_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await DurableMemory.open(tmp_path / "memory.db", space="test")
+    said: list[str] = []
+
+    async def breaks(*given: Any) -> None:
+        raise MemoryError
+
+    async def puts(number: int) -> None:
+        try:
+            await store.put(record(number, "fox"))
+        except (MemoryError, errors.MemoryStoreError) as e:
+            said.append(type(e).__name__)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(writing.Transaction, "write", breaks)
+        async with anyio.create_task_group() as group, store._writer.turn:
+            for number in (1, 2, 3):
+                group.start_soon(puts, number)
+            await anyio.wait_all_tasks_blocked()
+    assert sorted(said) == ["MemoryError", "MemoryStoreError", "MemoryStoreError"]
+    assert await store.recent(None, 9) == []
+    await store.put(record(4, "fox"))
+    assert [one.id for one in await store.recent(None, 9)] == [name(4)]
     await store.close()
