@@ -147,7 +147,11 @@ class Floods:
                     "code": window.code,
                     "message": window.message,
                 }
-                await server.audit.append("refusals_summed", row)
+                # Whole: cut off in the middle nobody would know whether it is told, and it would be told again.
+                with anyio.move_on_after(_WRITING_SECONDS, shield=True) as scope:
+                    await server.audit.append("refusals_summed", row)
+                if scope.cancelled_caught:
+                    raise errors.StoreError("how often a peer was refused could not be written in time")
                 # What was counted meanwhile is in the next.
                 window.unwritten -= counted
                 window.codes -= codes

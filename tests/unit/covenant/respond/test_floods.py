@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from covenant.respond import accounting, authority, floods, intent, memory
@@ -265,3 +266,32 @@ async def test_what_is_counted_while_a_number_is_written_is_in_the_next(tmp_path
     for _ in range(2):
         await server.floods.sum_up(server, all_=True)
     assert [row["codes"] for row in await rows(server, "refusals_summed")] == [{"first": 1}, {"second": 1}]
+
+
+async def test_a_number_that_is_written_while_the_daemon_ends_is_told_once(tmp_path: Path, seconds: Seconds) -> None:
+    server = await _made(tmp_path, seconds)
+    server.floods.count(ALICE, 1, "c", "m")
+    whole, taken, goes_on = server.audit.append, anyio.Event(), anyio.Event()
+
+    async def slow(*given: Any, **more: Any) -> str:
+        written = await whole(*given, **more)
+        taken.set()
+        await goes_on.wait()
+        return written
+
+    server.audit.append = slow  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group:
+
+        async def sums_up() -> None:
+            try:
+                await server.floods.sum_up(server, all_=True)
+                await anyio.lowlevel.checkpoint()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await server.floods.sum_up(server, all_=True)
+
+        group.start_soon(sums_up)
+        await taken.wait()
+        group.cancel_scope.cancel()
+        goes_on.set()
+    assert [row["count"] for row in await rows(server, "refusals_summed")] == [1]
