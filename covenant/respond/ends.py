@@ -259,6 +259,8 @@ class End:
         since_ms = next((one.at_ms for one in self._open()), None)
         if since_ms is None:
             return None
+        # What a disk that hangs was given is not to be seen yet, and comes all the same.
+        await self.server.audit.caught_up()
         return bool(await aftermath.told(self.server, {self.intent_id: since_ms})) or None
 
     async def _is_closed(self) -> bool | None:

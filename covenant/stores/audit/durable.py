@@ -45,7 +45,12 @@ class _Cut:
     before_ms: int
 
 
-_Item = tuple[_New, ...] | _Cut
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """Nothing to write: whoever waits for it waits for its turn."""
+
+
+_Item = tuple[_New, ...] | _Cut | _Nothing
 _Answer = list[ledger.Row] | interface.Purged
 
 
@@ -129,6 +134,10 @@ class DurableAudit:
         written = await self._turns.submit(tuple(self._new(one.kind, one.fields, one.issuer) for one in entries))
         assert isinstance(written, list)
         return [row.event_id for row in written]
+
+    async def caught_up(self) -> None:
+        """As the interface says."""
+        await self._turns.submit(_Nothing())
 
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
@@ -239,12 +248,12 @@ class DurableAudit:
         answers: list[_Answer | Exception] = []
         together: list[tuple[_New, ...]] = []
         for item in items:
-            if isinstance(item, _Cut):
-                answers += self._write_rows(together)
-                together = []
-                answers.append(self._cut(item.before_ms))
-            else:
+            if isinstance(item, tuple):
                 together.append(item)
+                continue
+            answers += self._write_rows(together)
+            together = []
+            answers.append(self._cut(item.before_ms) if isinstance(item, _Cut) else [])
         return answers + self._write_rows(together)
 
     def _write_rows(self, items: Sequence[tuple[_New, ...]]) -> list[_Answer | Exception]:

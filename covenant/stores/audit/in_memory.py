@@ -72,6 +72,9 @@ class InMemoryAudit:
                     listener(event)
         return [row.event_id for row in written]
 
+    async def caught_up(self) -> None:
+        """As the interface says: nothing waits here."""
+
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
     ) -> list[parts.AuditEvent]:

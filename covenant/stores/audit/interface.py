@@ -83,6 +83,15 @@ class AuditLog(Protocol):
     async def append_all(self, entries: Sequence[Entry]) -> list[str]:
         """As ``append`` for several rows, one behind the other: after a crash all of them are there or none."""
 
+    async def caught_up(self) -> None:
+        """Wait until everything that was asked to be written before is in the log, or was refused.
+
+        Whoever was cut off in the middle of ``append`` knows only then by a look whether its rows are there.
+
+        Raises:
+            errors.StoreError: the disk failed; nobody knows until the log is opened again.
+        """
+
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
     ) -> list[parts.AuditEvent]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from covenant.stores.budget.interface import Reservation
 from covenant.wire import requests
 from covenant.wire.types import BudgetPauseCheckpoint
 from policy import errors
+from policy.ledger import Row
 from tests import runtime_kit, server_kit
 from tests.intents_kit import ALICE
 from tests.runtime_kit import USED, Acts
@@ -449,3 +451,54 @@ async def test_a_reservation_is_whole_or_not_at_all_whoever_goes_away(home: Path
         server.budget.try_debit = whole  # type: ignore[method-assign]
         assert (server.budget.unsettled(), server.budget.tokens(accounting.budget_of("a"))) == ((), 9)
         assert (await intent.submit_intent(server, ALICE, asked)).text == "a: words"
+
+
+async def test_rows_that_a_hung_disk_takes_late_are_not_written_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are on their way when the time is over, and no look finds them: only behind them is known what is there."""
+    runtime_kit.package(home, "a", budget=9)
+    acts = Acts()
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await _ready(server, acts)
+        log: Any = server.audit
+        whole, hangs, goes_on = log._files.append, threading.Event(), threading.Event()
+        scopes: list[anyio.CancelScope] = []
+
+        def append(written: Sequence[Row]) -> None:
+            if any(b'"intent_dispatched"' in row.line for row in written):
+                hangs.set()
+                assert goes_on.wait(60)
+            whole(written)
+
+        def writing() -> anyio.CancelScope:
+            scopes.append(anyio.CancelScope(shield=True))
+            return scopes[-1]
+
+        async def submits() -> None:
+            with pytest.raises(errors.StoreError):
+                await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="words", agent="a"))
+
+        async def until(look: Callable[[], object]) -> None:
+            while not look():  # noqa: ASYNC110 - what a thread did
+                await anyio.sleep(0.002)
+
+        log._files.append = append
+        monkeypatch.setattr(ends, "writing", writing)
+        try:
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(submits)
+                    await until(hangs.is_set)
+                    scopes[-1].cancel()
+                    await until(lambda: len(server.unfinished))
+                    group.start_soon(server.unfinished.write)
+                    await until(lambda: log._turns._queue)
+                    goes_on.set()
+        finally:
+            goes_on.set()
+        assert await _ends(server) == {acts.asked[0].id: ["intent_dispatched"]}
+        kinds = [row.kind["type"] for row in await server.audit.recent(100)]
+        assert (kinds.count("run_usage"), kinds.count("receipt_written")) == (1, 2)
+        assert (server.budget.unsettled(), len(server.unfinished)) == ((), 0)
