@@ -23,6 +23,8 @@ from policy import errors
 _KEYED: Final = uuid.UUID("6f0c3c2e-5f4b-5d0a-9a54-1c1f6e0f7a11")
 # So often may a key be tried again after its intent failed.
 _MOST_TRIES: Final = 16
+# Of so many it is kept that nothing of their ends is missing.
+_MOST_WHOLE: Final = 16_384
 
 
 async def submit_intent(
@@ -105,7 +107,9 @@ async def _once(one: Dispatch, key: str) -> responses.IntentResult:
                 return await _again(one, record)
             receipt = await server.receipts.get(one.intent_id)
             if receipt is None:
-                return await one.go()
+                result = await one.go()
+                _note_whole(server, one.intent_id)
+                return result
             if one.intent_id not in failed:
                 if one.still is None:
                     # To look costs time, and no credits.
@@ -163,18 +167,30 @@ async def _failed(server: Server, caller: Caller, ids: Collection[str], since_ms
     return failed - done
 
 
+def _note_whole(server: Server, intent_id: str) -> None:
+    if len(server.whole) >= _MOST_WHOLE:
+        del server.whole[next(iter(server.whole))]
+    server.whole[intent_id] = None
+
+
 async def _again(one: Dispatch, record: MemoryRecord) -> responses.IntentResult:
     known = record.metadata if isinstance(record.metadata, dict) else {}
     if known.get("intent_text") != one.text or one.agent not in {None, known.get("agent_id")}:
         raise errors.MemoryConflictError("another intent had this idempotency key", hint="one key, one intent")
-    with anyio.CancelScope(shield=True):
-        await aftermath.finish(one.server, record)
+    server = one.server
+    if record.id not in server.whole:
+        if one.still is None:
+            # To look whether its end is whole reads the log from there, and costs whoever asks no credits.
+            server.rates.admit(server, one.caller)
+        with anyio.CancelScope(shield=True):
+            await aftermath.finish(server, record)
+        _note_whole(server, record.id)
     return responses.IntentResult(
         intent_id=record.id,
         status=str(known.get("status", "ok")),
         text=record.text,
         sources=tuple(known.get("sources", ())),
-        settlement=await one.server.receipts.get(record.id),
+        settlement=await server.receipts.get(record.id),
         agent_id=known.get("agent_id"),
         run_id=known.get("run_id"),
         policy_digest=known.get("policy_digest"),

@@ -74,6 +74,8 @@ class Server:
     unfinished: Unfinished = field(default_factory=Unfinished)
     floods: Floods = field(default_factory=Floods)
     rates: Rates = field(init=False)
+    # Intents under a key of which it is known that nothing of their ends is missing (respond.intent).
+    whole: dict[str, None] = field(default_factory=dict)
     # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
     verifying: anyio.Lock = field(default_factory=anyio.Lock)
 

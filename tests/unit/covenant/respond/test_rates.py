@@ -118,6 +118,37 @@ async def test_to_look_through_the_log_for_a_key_is_bounded_as_well(
     assert len(looks) <= 2 * 4
 
 
+async def test_an_answer_that_is_kept_is_looked_after_once(
+    tmp_path: Path, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intent, "_MOST_WHOLE", 2)
+    server = await _made(tmp_path, seconds)
+    looks, whole = list[int](), server.audit.scan
+
+    async def scan(*given: Any, **more: Any) -> Scan:
+        looks.append(1)
+        return await whole(*given, **more)
+
+    async def ask(key: str) -> str | None:
+        return _code(await server.respond(ALICE, requests.SubmitIntent(text="x", idempotency_key=key)))
+
+    server.audit.scan = scan  # type: ignore[method-assign]
+    assert [await ask("k") for _ in range(50)] == [None] * 50
+    assert looks == []
+    # Of one that nobody here knows any more it is looked, as after a start, and that is bounded.
+    assert [await ask(key) for key in ("l", "m")] == [None] * 2
+    server.whole.clear()
+    seconds.now += 3600.0
+    assert [await ask("k") for _ in range(50)] == [None] * 50
+    assert len(looks) == 1
+    said = []
+    for _ in range(20):
+        server.whole.clear()
+        said.append(await ask("k"))
+    assert said == [None] * 4 + ["too_many_requests"] * 16
+    assert (len(looks), len(server.whole)) == (5, 0)
+
+
 async def test_the_operator_is_not_bounded(tmp_path: Path, seconds: Seconds) -> None:
     server = await _made(tmp_path, seconds)
     operator = Caller(agent=server.identity.agent, operator=True, token_prefix="oooooo", transport="ipc")
