@@ -102,11 +102,7 @@ class Files:
                 if e.errno not in _FULL:
                     raise
                 self._take_back()
-                raise errors.StoreFullError(
-                    f"the audit log could not take {len(rows)} rows: {e.strerror}",
-                    hint="make room on the disk and repeat",
-                    where=str(self.at.home / "audit"),
-                ) from e
+                raise self._full(f"the audit log could not take {len(rows)} rows", e) from e
             _write(self._head_fd, shown, 0)
             self.head, self._before = head, before
             self._end += len(record)
@@ -246,9 +242,17 @@ class Files:
         record = pending.opening(self._signed(self._before), self._signed(self.head))
         size = os.fstat(self._pending).st_size
         if size != PENDING_BYTES:
-            os.ftruncate(self._pending, 0)
-            _write(self._pending, record + bytes(PENDING_BYTES - len(record)), 0)
-            os.fsync(self._pending)
+            # INVARIANT: no row stands behind an opening that is not there: where this fails, the next begins here.
+            self._end = PENDING_BYTES
+            try:
+                os.ftruncate(self._pending, 0)
+                _write(self._pending, record + bytes(PENDING_BYTES - len(record)), 0)
+                os.fsync(self._pending)
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                # The files need nothing of it, and nothing else was begun.
+                raise self._full("the audit log has no room for the rows that come", e) from e
         else:
             # The byte behind it ends what an earlier use left there.
             _write(self._pending, record + b"\0", 0)
@@ -343,6 +347,12 @@ class Files:
             yield
         finally:
             fcntl.flock(self.events, fcntl.LOCK_UN)
+
+    def _full(self, message: str, error: OSError) -> errors.StoreFullError:
+        where = str(self.at.home / "audit")
+        return errors.StoreFullError(
+            f"{message}: {error.strerror}", hint="make room on the disk and repeat", where=where
+        )
 
     def _broken(self, message: str) -> NoReturn:
         raise errors.LedgerError(message, hint=_HINT, where=str(self.at.home / "audit"))

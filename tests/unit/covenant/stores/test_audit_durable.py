@@ -492,6 +492,36 @@ async def test_a_full_disk_refuses_the_row_and_later_takes_it(home: Path, monkey
     assert offline(home).valid
 
 
+async def test_a_disk_that_is_full_when_pending_begins_anew_loses_nothing_and_ends_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PENDING_BYTES", 8192)
+    log = await opened(home)
+    # Longer than the room of `pending`, which is made anew before the next.
+    kept = [await log.append("authentication_failed", failed("x" * 20_000))]
+    whole = files._write
+
+    def full(fd: int, data: bytes, offset: int) -> None:
+        if fd == log._files._pending and offset == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(fd, data, offset)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "_write", full)
+        for _ in range(2):
+            with pytest.raises(errors.StoreFullError):
+                await log.append("authentication_failed", failed("small"))
+    kept.append(await log.append("authentication_failed", failed("small")))
+    # As a kill leaves it, and as a clean end does.
+    copy = snapshot(home, tmp_path / "copy")
+    await log.close()
+    for place in (copy, home):
+        again = await opened(place)
+        assert [row.id for row in await again.recent(9)] == kept[::-1]
+        await again.close()
+        assert offline(place).valid
+
+
 async def test_a_failed_sync_ends_the_log_and_what_was_acknowledged_is_there(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
