@@ -11,7 +11,7 @@ more with all but one frozen, as suspended runs and standby instances are. An in
 tests have; needs root, and leaves nothing. Whoever receives is a process of its own: threads of one interpreter take
 turns, and the one that revokes waited for thirty that read.
 
-.venv/bin/python benchmarks/revocation.py [trials] [runs]
+.venv/bin/python benchmarks/revocation.py [trials] [runs] [running | frozen]
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
 WAIT_SECONDS, LEAVING_SECONDS = 90.0, 20.0
 # A tree that runs, and not one that just begins: what is still written down of its start takes turns with our rows.
 SETTLE_SECONDS = 1.0
+# What of the tree runs when it is ended, by the word of the command line.
+STATES = {"running": "all running", "frozen": "all but one frozen"}
 
 
 # --- the world: takes what agents send ------------------------------------------------------------------
@@ -260,6 +262,7 @@ def main() -> None:
     """Print the median and the worst of each."""
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 32
+    asked = [one for one in STATES if one in sys.argv[3:]] or list(STATES)
     with tempfile.TemporaryDirectory() as directory, internet.made() as net, world_apart(net) as sink:
         world = internet.configured(
             NetworkedWorld(Path(directory)), net, attest_seconds=3600, start_deadline_seconds=300
@@ -268,10 +271,10 @@ def main() -> None:
         assert warm.error is None, warm.error
         figures: dict[str, list[Trial]] = {}
         for _ in range(trials):
-            for idle in (False, True):
+            for state in asked:
                 for name, way in (("revoked", revoke), ("kill -9", kill)):
-                    words = f"{name}, {'all but one frozen' if idle else 'all running'}"
-                    figures.setdefault(words, []).append(trial(net, world, count, sink, way, idle))
+                    made = trial(net, world, count, sink, way, state == "frozen")
+                    figures.setdefault(f"{name}, {STATES[state]}", []).append(made)
     print(f"{count} runs with a network, {trials} trials; ms from the call, median and worst")
     for name, made in figures.items():
         columns = []
@@ -279,7 +282,7 @@ def main() -> None:
             times = [getattr(one, what) * 1000 for one in made]
             columns.append(f"{what} {statistics.median(times):7.1f} {max(times):7.1f}")
         print(f"{name:32} {'   '.join(columns)}")
-    for words in ("all running", "all but one frozen"):
+    for words in map(STATES.__getitem__, asked):
         ours, raw = ([one.gone for one in figures[f"{name}, {words}"]] for name in ("revoked", "kill -9"))
         ratios = statistics.median(ours) / statistics.median(raw), max(ours) / max(raw)
         print(f"revoked / kill -9, {words}: gone, median {ratios[0]:.2f}, worst {ratios[1]:.2f}")

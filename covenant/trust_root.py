@@ -11,6 +11,7 @@ A change of authority is in the supervisor's log before it holds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -249,23 +250,49 @@ def install(
     changes: Sequence[str],
     now_ms: int,
 ) -> revocation.Enforced:
-    """Have ``root`` follow ``present`` in the state: the log first, then the root, then the end of what it revokes.
+    """Have ``root``, which ``present.successor`` gave, follow it in the state.
+
+    (1) those that rest on what it revokes are stopped and marked: agents that run keep the processors from the disk
+    (2) the log, then the root
+    (3) the row that names those runs, and their end, whatever became of (2)
 
     Raises:
-        errors.TrustError: it cannot follow, or not be written.
-        errors.LedgerError: the log takes no line; nothing was changed.
+        errors.TrustError: another holds than ``present``, or it cannot be written.
+        errors.LedgerError: the log takes no line; the root is not changed.
     """
+
+    # Another home may share the state, so the line is written under its lock: what it says then happens.
+    def put() -> None:
+        try:
+            state.replace_root(
+                root.raw, now_ms, before=lambda made: _log(state, home, present, made, signers, changes, now_ms)
+            )
+        except OSError as e:
+            raise errors.StateError(f"the record of versions cannot be written: {e.strerror}") from e
+
     # What is revoked may use every processor, and whatever else of the step fails, it does not run on.
     with revocation.urgent():
-        # Another home may share the state, so the line is written under its lock: what it says then happens.
-        state.replace_root(
-            root.raw, now_ms, before=lambda made: _log(state, home, present, made, signers, changes, now_ms)
-        )
-        return enforce(state, home, root, operator=signers[0] if signers else None)
+        # What cannot follow the root that holds stops nobody.
+        state.still_holds(present.version)
+        enforced = enforce(state, home, root, operator=signers[0] if signers else None, install=put)
+    if enforced.refused is None:
+        return enforced
+    if state.root_version() == root.version:  # it lies there and holds, whatever could not be written after it
+        failed = (*enforced.failed, f"version {root.version} holds, but {enforced.refused.message}")
+        return dataclasses.replace(enforced, failed=failed, refused=None)
+    raise _ended_all_the_same(enforced.refused, enforced)
 
 
-def enforce(state: State, home: Path, root: TrustRoot, *, operator: str | None = None) -> revocation.Enforced:
-    """End the live runs of this state that rest on what ``root`` revokes; a log that takes no line keeps none alive."""
+def enforce(
+    state: State,
+    home: Path,
+    root: TrustRoot,
+    *,
+    operator: str | None = None,
+    install: Callable[[], object] | None = None,
+) -> revocation.Enforced:
+    """End the live runs of this state that rest on what ``root`` revokes; a log that takes no line keeps none alive.
+    ``install`` is for one that does not hold yet (``revocation.enforce``)."""
     with contextlib.ExitStack() as stack:
 
         def write(fields: Mapping[str, Any]) -> None:
@@ -273,7 +300,20 @@ def enforce(state: State, home: Path, root: TrustRoot, *, operator: str | None =
             row = {"operator": operator, **fields}
             ledger.append("runs_revoked", row, issuer=identity.issuer(home), now_ms=int(time.time() * 1000))
 
-        return revocation.enforce(state.path / "runs", root, write=write)
+        return revocation.enforce(state.path / "runs", root, write=write, install=install)
+
+
+def _ended_all_the_same(refused: errors.CovenantError, enforced: revocation.Enforced) -> errors.CovenantError:
+    """Why a version was not installed, and whom it ended: a full disk is no agent's friend, but a package that is
+    started now is still allowed."""
+    runs = ", ".join(one.run_id for one in enforced.ended)
+    failed = "".join(f"; not done: {one}" for one in enforced.failed)
+    return type(refused)(
+        f"{refused.message}; the version does not hold, and what it revokes may start again; the runs "
+        f"that rested on it were ended all the same: {runs}{failed}",
+        hint=refused.hint or "mend it, then repeat the command",
+        where=refused.where,
+    )
 
 
 def _ledger(state: State) -> Ledger:

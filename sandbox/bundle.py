@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -249,6 +250,25 @@ def revoked_of(path: Path) -> str | None:
         return None
     with open(fd) as file:
         return file.read() or "revoked"
+
+
+def told(path: Path) -> None:
+    """Note at a run's mark that a durable row names the run: the mark can be read only, from now on. A change of mode
+    needs no room on the disk, and holds for all that were marked with it.
+
+    Raises:
+        OSError: it is not marked, or it is gone.
+    """
+    if not is_told(path):
+        os.chmod(path / _REVOKED, 0o400)
+
+
+def is_told(path: Path) -> bool:
+    """Whether ``told`` was called for the run, or for one that was marked with it."""
+    try:
+        return not os.lstat(path / _REVOKED).st_mode & stat.S_IWUSR
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @contextlib.contextmanager

@@ -1,16 +1,19 @@
 """Revocation that reaches the kernel: what is revoked while it runs is stopped, cut off and ended, and all below it.
 
-Whoever installs a trust root that revokes calls ``enforce`` next, in the same command. It asks no keeper: it acts on
-cgroups and links itself, and the keepers of the runs find a mark in their directories and write the last rows.
+Whoever installs a trust root that revokes has ``enforce`` do it. It asks no keeper: it acts on cgroups and links
+itself, and the keepers of the runs find a mark in their directories and write the last rows.
 
+    what is stopped first              rests on a root that is verified and not installed yet: agents that run keep the
+                                       processors from whoever writes to the disk, which took seconds
     a label is shown behind the gate   by a keeper that saw there which root holds, and no mark above (``refuse``)
-    marks are set behind the gate      on every label that can be seen: whoever comes later finds the root or the mark
+    marks are set behind the gate      on every label that can be seen, and again once the root is there: whoever comes
+                                       later finds the root or the mark
     a cgroup is made before the mark   is looked for: whoever joins it later stands, and is killed
     a cgroup is made after the mark    by a keeper that looks for the mark next, and starts nothing
     what stands is let go on           behind the gate, by a keeper that saw no mark there (``going_on``)
 
 Each keeper looks at its mark and at the root's version as well (``Watch``), so that a command that was killed between
-the root and its enforcement leaves nothing running that the root revokes.
+two of its steps leaves nothing running that it marked, or that a root which is installed revokes.
 """
 
 from __future__ import annotations
@@ -69,63 +72,141 @@ Write = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """What an enforcement came to: the runs that it ended, and in words what of it could not be done."""
+    """What an enforcement came to: the runs that it ended, and in words what of it could not be done.
+
+    ``refused`` is why the root could not be installed; those that rest on what it revokes were ended all the same.
+    """
 
     ended: tuple[Ended, ...] = ()
     failed: tuple[str, ...] = ()
+    refused: errors.CovenantError | None = None
 
 
 NOTHING = Enforced()
 
 
-def enforce(runs: Path, root: TrustRoot, *, write: Write, own: Path | None = None) -> Enforced:
+def enforce(
+    runs: Path,
+    root: TrustRoot,
+    *,
+    write: Write,
+    own: Path | None = None,
+    install: Callable[[], object] | None = None,
+) -> Enforced:
     """End every live run below ``runs`` that rests on what ``root`` revokes, each with everything below it.
 
     (1) behind the gate: which runs rest on it, and which are below those
-    (2) one durable row that names them
-    (3) all of them stopped, their gates too: what stands sends nothing
-    (4) a mark in the directory of each, so that its keeper starts nothing more and says why it ended; and what came
-        between (3) and the mark stopped as well
-    (5) all their networks cut, while
-    (6) all of them are killed, and waited for; until here their keepers wait for us (``give_way``)
-    (7) those whose keepers were about to start them: until each keeper has found its mark
+    (2) all of them stopped: what stands sends nothing, and leaves the processors to the disk
+    (3) a mark in the directory of each, so that its keeper starts nothing more and says why it ended; then their gates
+        stopped, and what came between (2) and the mark: what somebody stopped who was killed before the mark is what
+        `resume` lets go on, which knows nothing of gates
+    (4) ``install``, where the root does not hold yet, and (1) to (3) once more, for what was shown before it did
+    (5) one durable row that names them
+    (6) all their networks cut, while
+    (7) all of them are killed, and waited for; until here their keepers wait for us (``give_way``)
+    (8) those whose keepers were about to start them: until each keeper has found its mark
 
-    ``own`` is the run of the keeper that does it, which cannot wait for itself in (7).
+    ``own`` is the run of the keeper that does it, which cannot wait for itself in (8). Whoever gives ``install`` has
+    verified that ``root`` may follow the one that holds.
 
-    A row or a mark that cannot be written, a link that cannot be cut, a gate that somebody does not let go of keep
-    nobody alive: they are in ``failed``.
+    A root that cannot be installed, a row or a mark that cannot be written, a link that cannot be cut, a gate that
+    somebody does not let go of keep nobody alive: they are in ``failed``.
+
+    Raises:
+        errors.CovenantError: what ``install`` raised, when nothing rests on what the root revokes.
     """
-    failed: list[str] = []
-    if not runs.is_dir():
-        return NOTHING
-    with contextlib.ExitStack() as ending_them:
-        with _gate(runs, failed):
-            entries = registry.seen(runs)
-            hit = _hit(entries, root)  # (1)
-            chosen = sorted((one for one in entries if one.run_id in hit), key=lambda one: one.depth)
-            if not chosen:
-                return NOTHING
-            # Another may be at it, or was killed over it: it is written once, and done as often as it is asked for.
-            fresh = [one for one in chosen if bundle.revoked_of(one.path) is None]
-            if fresh:
-                fields = {"version": root.version, "runs": [hit[one.run_id].row() for one in fresh]}
-                _try(failed, "the log", lambda: write(fields))  # (2)
-            ending_them.enter_context(first(runs))
-            hierarchies = cgroupfs.Hierarchies.read()
-            leaves = _all_leaves(hierarchies, chosen, failed)
-            ending.stop(leaf for both in leaves.values() for leaf in both)  # (3)
-            _mark(fresh, hit, failed)  # (4)
-        late = [one for one in chosen if not _is_up(leaves[one.run_id])]
-        for run_id, both in _all_leaves(hierarchies, late, failed).items():
-            leaves[run_id] = both
-            ending.stop(both)
-        cut = _Aside(functools.partial(cutting.cut, _links(chosen, failed)))  # (5)
-        every = [leaf for both in leaves.values() for leaf in both]
-        _try(failed, "processes", lambda: ending.kill(every))  # (6)
-        _try(failed, "networks", lambda: failed.extend(cut.result()))
-    starting = [one for one in late if one.path != own]
-    _try(failed, "runs about to start", lambda: _outwait(starting, hierarchies))  # (7)
-    return Enforced(tuple(hit[one.run_id] for one in chosen), tuple(failed))
+    refused = None
+    with contextlib.ExitStack() as stack:
+        sweep = _Sweep(runs, root, stack)
+        if install is not None:
+            sweep.catch()
+            try:
+                install()
+            except errors.CovenantError as e:
+                if not sweep.caught:
+                    raise
+                refused = e
+        sweep.catch(write)
+        if not sweep.caught:
+            return NOTHING
+        sweep.end()
+    sweep.outwait(own)
+    return sweep.enforced(refused)
+
+
+class _Sweep:
+    """One enforcement on its way. What it holds so that keepers wait is let go of with ``stack``."""
+
+    def __init__(self, runs: Path, root: TrustRoot, stack: contextlib.ExitStack) -> None:
+        self._runs, self._root, self._stack = runs, root, stack
+        self._hierarchies: cgroupfs.Hierarchies | None = None
+        self._hit: dict[str, Ended] = {}
+        self._leaves: dict[str, list[cgroupfs.Leaf]] = {}
+        self._late: list[registry.Entry] = []
+        self._failed: list[str] = []
+        # Parents first.
+        self.caught: list[registry.Entry] = []
+
+    def catch(self, write: Write | None = None) -> None:
+        """(1) to (3) of ``enforce``, for those that were not caught before; and (5) with ``write``."""
+        if not self._runs.is_dir():
+            return
+        with _gate(self._runs, self._failed):
+            entries = registry.seen(self._runs)
+            hit = _hit(entries, self._root)
+            known = {one.run_id for one in self.caught}
+            found = [one for one in entries if one.run_id in hit and one.run_id not in known]
+            if found:
+                self._stop({run_id: one for run_id, one in hit.items() if run_id not in known}, found)
+            if write is not None and self.caught:
+                self._tell(write)
+
+    def _stop(self, hit: Mapping[str, Ended], found: list[registry.Entry]) -> None:
+        if self._hierarchies is None:
+            self._hierarchies = cgroupfs.Hierarchies.read()
+            self._stack.enter_context(first(self._runs))
+        self._hit.update(hit)
+        leaves = _all_leaves(self._hierarchies, found, self._failed)
+        ending.stop(leaf for both in leaves.values() for leaf in both[:1])  # (2)
+        # INVARIANT: nothing is done between the stop and the mark.
+        _mark([one for one in found if bundle.revoked_of(one.path) is None], hit, self._failed)  # (3)
+        ending.stop(leaf for both in leaves.values() for leaf in both[1:])
+        late = [one for one in found if not _is_up(leaves[one.run_id])]
+        leaves.update(_all_leaves(self._hierarchies, late, self._failed))
+        ending.stop(leaf for one in late for leaf in leaves[one.run_id])
+        self._leaves.update(leaves)
+        self._late += late
+        self.caught = sorted((*self.caught, *found), key=lambda one: one.depth)
+
+    def _tell(self, write: Write) -> None:
+        """Another may be at it, or was killed over it: each is named once, and ended as often as it is asked for."""
+        untold = [one for one in self.caught if not bundle.is_told(one.path)]
+        if not untold:
+            return
+        fields = {"version": self._root.version, "runs": [self._hit[one.run_id].row() for one in untold]}
+        if _try(self._failed, "the log", lambda: write(fields)):
+            for one in untold:
+                with contextlib.suppress(OSError):  # it has no mark, or has ended meanwhile
+                    bundle.told(one.path)
+
+    def end(self) -> None:
+        """(6) and (7)."""
+        cut = _Aside(functools.partial(cutting.cut, _links(self.caught, self._failed)))
+        every = [leaf for one in self.caught for leaf in self._leaves[one.run_id]]
+        _try(self._failed, "processes", lambda: ending.kill(every))
+        _try(self._failed, "networks", lambda: self._failed.extend(cut.result()))
+
+    def outwait(self, own: Path | None) -> None:
+        """(8)."""
+        assert self._hierarchies is not None
+        starting, hierarchies = [one for one in self._late if one.path != own], self._hierarchies
+        _try(self._failed, "runs about to start", lambda: _outwait(starting, hierarchies))
+
+    def enforced(self, refused: errors.CovenantError | None) -> Enforced:
+        """What it came to; what failed twice is said once."""
+        return Enforced(
+            tuple(self._hit[one.run_id] for one in self.caught), tuple(dict.fromkeys(self._failed)), refused
+        )
 
 
 def refuse(state: State, root_version: int | None, ancestors: Collection[Path], line: str = "") -> None:

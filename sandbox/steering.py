@@ -146,6 +146,7 @@ class Steering:
 
     def _resume(self, request: Mapping[str, Any]) -> control.Reply:
         _only(request, "by", "reason")
+        self._found_standing()
         self._may("resume")
         assert self._leaf is not None
         assert self._directory is not None
@@ -157,6 +158,16 @@ class Steering:
                 self._rows.to(State.SUSPENDED, f"it could not be thawed: {e.message}")
                 raise
         return control.Reply({"state": str(self._rows.state)})
+
+    def _found_standing(self) -> None:
+        """Whoever stops it to take it back writes nothing down before its mark, and may be killed over it."""
+        standing = False
+        if self._rows.state is State.RUNNING and self._leaf is not None and self._leaf.freezable:
+            with contextlib.suppress(errors.KernelError):  # it has just ended
+                standing = self._leaf.frozen()
+        if standing:
+            self._rows.to(State.SUSPENDED, "somebody else has stopped it")
+            self._suspended_at = time.monotonic()
 
     def _kill(self, request: Mapping[str, Any]) -> control.Reply:
         """``code`` is that of another cause of the run's end than somebody's wish; ``grace_ms`` is what the agent has

@@ -196,21 +196,25 @@ def test_one_that_cannot_be_looked_at_is_told_of_and_keeps_nobody_else_alive(
         assert any(one.startswith(said[what]) for one in done.failed), done.failed
 
 
-def test_the_row_comes_first_then_all_stand_then_they_are_marked_and_cut_and_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
+def _never(fields: object) -> None:
+    pytest.fail("a row is written")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What an enforcement does, in its order; nothing of it reaches the kernel."""
+    done: list[str] = []
     mark = bundle.mark_revoked
 
     def noted(what: str) -> Callable[..., list[str]]:
         def note(*arguments: object) -> list[str]:
-            asked.append(what)
+            done.append(what)
             return []
 
         return note
 
     def mark_it(path: Path, reason: str, **like: Any) -> None:
-        asked.append("mark")
+        done.append("mark")
         mark(path, reason, **like)
 
     monkeypatch.setattr(ending, "stop", noted("stop"))
@@ -218,11 +222,100 @@ def test_the_row_comes_first_then_all_stand_then_they_are_marked_and_cut_and_kil
     monkeypatch.setattr(cutting, "cut", noted("cut"))
     monkeypatch.setattr(bundle, "mark_revoked", mark_it)
     monkeypatch.setattr(revocation, "_outwait", lambda entries, hierarchies: None)
+    return done
+
+
+# Agents, their marks, their gates; and what was made before its mark was set, which is looked for after it.
+STOPPED = ["stop", "mark", "mark", "stop", "stop"]
+
+
+def test_all_stand_then_they_are_marked_then_the_row_then_they_are_cut_and_killed(
+    tmp_path: Path, asked: list[str]
+) -> None:
     with live(tmp_path, "one", (1,)), live(tmp_path, "two", (1,)):
         revocation.enforce(tmp_path, REVOKES_1, write=lambda fields: asked.append("row"))
-    # Twice stopped: what was made before its mark was set is looked for after it.
-    assert asked[:6] == ["row", "stop", "mark", "mark", "stop", "stop"]
+    assert asked[:6] == [*STOPPED, "row"]
     assert sorted(asked[6:]) == ["cut", "kill"]
+
+
+def test_all_stand_before_the_root_is_written_and_so_does_what_was_shown_meanwhile(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    rows: list[Mapping[str, Any]] = []
+
+    def write(fields: Mapping[str, Any]) -> None:
+        asked.append("row")
+        rows.append(fields)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(live(tmp_path, "one", (1,)))
+        stack.enter_context(live(tmp_path, "two", (1,)))
+
+        def install() -> None:
+            asked.append("root")
+            assert durable.held(tmp_path / ".ending")  # no keeper takes its turn at the log
+            stack.enter_context(live(tmp_path, "between", (1,)))
+
+        done = revocation.enforce(tmp_path, REVOKES_1, write=write, install=install)
+    assert asked[:11] == [*STOPPED, "root", "stop", "mark", "stop", "stop", "row"]
+    assert sorted(asked[11:]) == ["cut", "kill"]
+    assert [one.run_id for one in done.ended] == ["one", "two", "between"]
+    assert rows == [{"version": 1, "runs": [one.row() for one in done.ended]}]
+    assert (done.refused, done.failed) == (None, ())
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_root_that_cannot_be_installed_ends_them_all_the_same(tmp_path: Path) -> None:
+    def install() -> None:
+        raise errors.TrustError("the disk is full")
+
+    with live(tmp_path, "other", (2,)):
+        with pytest.raises(errors.TrustError, match="the disk is full"):
+            revocation.enforce(tmp_path, REVOKES_1, write=_never, install=install)
+        with pytest.raises(errors.TrustError, match="the disk is full"):
+            revocation.enforce(tmp_path / "none", REVOKES_1, write=_never, install=install)
+        rows: list[Mapping[str, Any]] = []
+        with live(tmp_path, "one", (1,)) as path:
+            done = revocation.enforce(tmp_path, REVOKES_1, write=rows.append, install=install)
+            assert bundle.revoked_of(path) == REASON
+    assert [one.run_id for one in done.ended] == ["one"]
+    assert isinstance(done.refused, errors.TrustError)
+    assert rows == [{"version": 1, "runs": [done.ended[0].row()]}]
+
+
+@pytest.mark.usefixtures("asked")
+def test_those_whom_no_row_names_yet_are_named_by_whoever_comes_next(tmp_path: Path) -> None:
+    """A mark does not say that there is a row: whoever set it was killed, or its log was full."""
+
+    class KilledError(BaseException):
+        pass
+
+    def killed() -> None:
+        raise KilledError
+
+    def full(fields: object) -> None:
+        raise errors.LedgerError("the log is full")
+
+    with live(tmp_path, "one", (1,)) as one, live(tmp_path, "two", (1,)):
+        with pytest.raises(KilledError):
+            revocation.enforce(tmp_path, REVOKES_1, write=_never, install=killed)
+        assert bundle.revoked_of(one) == REASON
+        assert revocation.enforce(tmp_path, REVOKES_1, write=full).failed == ("the log: the log is full",)
+        with live(tmp_path, "later", (1,)):
+            done, rows = enforced(tmp_path)
+            assert rows == [{"version": 1, "runs": [one.row() for one in done.ended]}]
+            assert {one.run_id for one in done.ended} == {"one", "two", "later"}
+            assert enforced(tmp_path) == (done, [])
+
+
+@pytest.mark.usefixtures("asked")
+def test_one_that_went_by_itself_meanwhile_is_named_as_well(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(live(tmp_path, "gone", (1,)))
+        rows: list[Mapping[str, Any]] = []
+        done = revocation.enforce(tmp_path, REVOKES_1, write=rows.append, install=stack.close)
+    assert [one["run_id"] for one in rows[0]["runs"]] == ["gone"]
+    assert [one.run_id for one in done.ended] == ["gone"]
 
 
 def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_late(

@@ -48,6 +48,7 @@ class Freezer:
 
     def __init__(self, log: Log) -> None:
         self._log, self.freezable, self.broken = log, True, False
+        self.standing = False
 
     def freeze(self, *, going_on: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         try:
@@ -59,6 +60,11 @@ class Freezer:
 
     def thaw(self) -> None:
         self._act("thaw")
+
+    def frozen(self) -> bool:
+        if self.broken:
+            raise errors.KernelError("it is gone")
+        return self.standing
 
     def _act(self, name: str) -> None:
         if self.broken:
@@ -123,6 +129,19 @@ def test_each_is_written_down_before_it_is_done() -> None:
     # The exchange ends it now; its end is in the log already.
     one.channel.ending(reply.end)
     assert len(one.log.said) == 5
+
+
+def test_what_somebody_stopped_who_wrote_nothing_down_can_be_let_go_on() -> None:
+    """Whoever took it back was killed between the stop and the mark."""
+    one = World()
+    one.freezer.standing = True
+    assert one.ask("resume", by="uid7@local").answer == {"state": "Running"}
+    assert one.log.said == ["Suspended: somebody else has stopped it", "Running: asked by uid7@local", "thaw"]
+    one.freezer.standing = False
+    for one.freezer.broken in (False, True):
+        with pytest.raises(errors.WrongStateError):
+            one.ask("resume")
+    assert len(one.log.said) == 3
 
 
 def test_what_is_being_revoked_is_not_let_go_on() -> None:
