@@ -273,8 +273,8 @@ def main() -> None:
         for _ in range(trials):
             for state in asked:
                 for name, way in (("revoked", revoke), ("kill -9", kill)):
-                    made = trial(net, world, count, sink, way, state == "frozen")
-                    figures.setdefault(f"{name}, {STATES[state]}", []).append(made)
+                    one = trial(net, world, count, sink, way, state == "frozen")
+                    figures.setdefault(f"{name}, {STATES[state]}", []).append(one)
     print(f"{count} runs with a network, {trials} trials; ms from the call, median and worst")
     for name, made in figures.items():
         columns = []

@@ -46,7 +46,7 @@ _STARTING_SECONDS = 15.0
 _GATE_SECONDS = 2.0
 # In the directory of all runs: held by whoever ends some of them; and how long a keeper lets that one go first.
 _ENDING = ".ending"
-_GIVE_WAY_SECONDS, _GIVE_WAY_LOOK_SECONDS = 2.0, 0.05
+_GIVE_WAY_SECONDS, _GIVE_WAY_LOOK_SECONDS = 10.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
