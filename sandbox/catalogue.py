@@ -12,12 +12,12 @@ import errno
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from policy import errors
+from policy.manifest import syntax
 from policy.manifest.agent import AGENT_ID
 from policy.package import Package
 from sandbox import package as packages
@@ -27,6 +27,8 @@ from sandbox.kernel import libc
 MANIFEST = "agent.toml"
 # Directories that hold more are no catalogue of agents, and a manifest is no longer than that.
 MOST_ENTRIES, MANIFEST_BYTES = 4096, 256 * 1024
+# So much is parsed to find one id, a second or two of work: whose directory it is has no say in how long root reads.
+PARSED_BYTES = 4 * 1024 * 1024
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -87,14 +89,25 @@ def _in(directory: int, agent_id: str) -> Found | None:
             if entry.is_dir(follow_symlinks=False):
                 names.append(entry.name)
     # Most packages are called by their agent's id; a manifest decides, and no name.
-    holders = []
+    holders: list[str] = []
+    left = PARSED_BYTES
     for name in sorted(names):
         with _opened(directory, name) as fd:
-            if fd is not None and _id(fd) == agent_id:
-                holders.append(name)
-    if len(holders) > 1:
-        shown = " and ".join(f"`{name}`" for name in holders[:2])
-        raise errors.PackageError(f"agent `{agent_id}` has two packages, {shown}", hint="take one of them away")
+            raw = b"" if fd is None else _manifest(fd)
+        # An id is ASCII: one that a manifest spells with escapes is not what anybody asked for.
+        if agent_id.encode() not in raw:
+            continue
+        left -= len(raw)
+        if left < 0:
+            raise errors.PackageError(
+                f"the manifests beside each other that name agent `{agent_id}` have more than {PARSED_BYTES} bytes",
+                hint="put its package where fewer others lie",
+            )
+        if _id(raw, name) == agent_id:
+            holders.append(name)
+        if len(holders) > 1:
+            shown = " and ".join(f"`{one}`" for one in holders)
+            raise errors.PackageError(f"agent `{agent_id}` has two packages, {shown}", hint="take one of them away")
     if not holders:
         return None
     with _opened(directory, holders[0]) as fd:
@@ -118,16 +131,23 @@ def _opened(directory: int, name: str) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _id(package: int) -> str | None:
-    """The agent id in a directory's manifest; None where there is none that can be read. It is parsed again, and
-    strictly, when the package is verified."""
+def _manifest(package: int) -> bytes:
+    """The bytes of a directory's manifest; none where there is none that can be read."""
     try:
         fd = libc.openat2(MANIFEST, _FILE, dir_fd=package, resolve=_RESOLVE)
         with os.fdopen(fd, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None
-            agent = tomllib.loads(stream.read(MANIFEST_BYTES).decode()).get("agent")
-    except (OSError, ValueError, RecursionError):
+            raw = stream.read(MANIFEST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        return b""
+    return raw if len(raw) <= MANIFEST_BYTES else b""
+
+
+def _id(raw: bytes, name: str) -> str | None:
+    """The agent id in a manifest that nobody has verified yet, which is bounded as one that was: tomllib alone is
+    quadratic in the parts of a key. None where there is none."""
+    try:
+        agent = syntax.load(raw, name)[1].get("agent")
+    except errors.ManifestSyntaxError:
         return None
     found = agent.get("id") if isinstance(agent, dict) else None
     return found if isinstance(found, str) else None

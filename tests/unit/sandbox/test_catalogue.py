@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,3 +99,40 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(errors.HostError):
         catalogue.find("wanted", (tmp_path / "open",), None)
+
+
+def test_a_manifest_that_nobody_signed_takes_no_time_of_whoever_looks(tmp_path: Path) -> None:
+    """A quarter of a MiB that is one key of dots takes tomllib a minute and a half of the supervisor's time."""
+    held = package(tmp_path, "wanted", name="zz")
+    dots = package(tmp_path, "wanted", name="dots") / "agent.toml"
+    long = b'[agent]\nid = "wanted"\na' + b".a" * (catalogue.MANIFEST_BYTES // 2 - 20) + b" = 1\n"
+    dots.write_bytes(long)
+    before = time.process_time()
+    with opened(tmp_path) as beside:
+        assert catalogue.find("wanted", (), beside).name == str(held)
+    assert time.process_time() - before < 10
+
+
+def test_only_so_much_is_parsed_for_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "PARSED_BYTES", 2000)
+    for number in range(20):
+        other = package(tmp_path, f"other-{number}")
+        (other / "agent.toml").write_text(f'[agent]\nid = "other-{number}"\n# {"x" * 500}\n')
+    package(tmp_path, "wanted")
+    with opened(tmp_path) as beside:
+        assert catalogue.find("wanted", (), beside).name.endswith("/wanted")  # of those that do not name it, nothing
+        for number in range(4):
+            (tmp_path / f"other-{number}" / "agent.toml").write_text(f"# wanted {'x' * 500}\n")
+        with pytest.raises(errors.PackageError, match="have more than 2000 bytes"):
+            catalogue.find("wanted", (), beside)
+
+
+def test_a_manifest_that_is_too_long_is_none(tmp_path: Path) -> None:
+    path = package(tmp_path, "wanted") / "agent.toml"
+    manifest = path.read_bytes()
+    path.write_bytes(manifest + b"#" * (catalogue.MANIFEST_BYTES - len(manifest)))
+    with opened(tmp_path) as beside:
+        assert catalogue.find("wanted", (), beside).name == str(path.parent)
+        path.write_bytes(manifest + b"#" * (catalogue.MANIFEST_BYTES - len(manifest) + 1))
+        with pytest.raises(errors.PackageError, match="no package"):
+            catalogue.find("wanted", (), beside)
