@@ -153,11 +153,13 @@ def _clean(value: object) -> object:
 
 
 def _by_age(directory: int, names: list[str]) -> list[str]:
-    aged = []
+    aged, now_ns = [], time.time_ns()
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # another has just let it go
-            aged.append((os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns, name))
-    return [name for _, name in sorted(aged)]
+            changed_ns = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns
+            # What is of a time to come was written before the clock was put back, so before all that is not.
+            aged.append((changed_ns <= now_ns, changed_ns, name))
+    return [name for *_, name in sorted(aged)]
 
 
 def _collect(directory: int, names: list[str]) -> None:

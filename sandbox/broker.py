@@ -89,6 +89,7 @@ class Broker:
         self._rate = Tokens(PER_SECOND, BURST, clock())
         self._malformed = self._open = self._unread = 0
         self._in, self._out = bytearray(), deque[memoryview]()
+        self._looked = 0  # up to here no line ends in it
         # Beside each line that waits: the memory that it lies in, where it holds a secret.
         self._held = deque[Locked | None]()
         self._others: dict[int, Callable[[], None]] = {}
@@ -207,7 +208,7 @@ class Broker:
         for _ in range(_LINES):
             if not self._alive or self._unread > _UNREAD_BYTES:
                 break
-            end = self._in.find(b"\n")
+            end = self._end()
             if end < 0:
                 if len(self._in) > LINE_BYTES:
                     self._say({"id": None, "error": _error("line_too_long", f"a line is over {LINE_BYTES} bytes")})
@@ -219,8 +220,16 @@ class Broker:
                 self._rate.take(self._clock())  # a long line is as many requests as it takes the time of
             line = bytes(self._in[:end])
             del self._in[: end + 1]
+            self._looked = 0
             self._one(line)
         self._watch_own()
+
+    def _end(self) -> int:
+        """Where the first line ends, below 0 where none does. No byte is looked at twice: of a long line that comes
+        byte by byte each may be read alone."""
+        end = self._in.find(b"\n", self._looked)
+        self._looked = len(self._in) if end < 0 else end
+        return end
 
     def _one(self, line: bytes) -> None:
         try:
@@ -288,7 +297,7 @@ class Broker:
         """Listen unless requests wait here already, and say when there is room for what waits to be read there."""
         if not self._alive:
             return
-        wanted = 0 if b"\n" in self._in or self._unread > _UNREAD_BYTES else select.EPOLLIN
+        wanted = 0 if self._end() >= 0 or self._unread > _UNREAD_BYTES else select.EPOLLIN
         wanted |= select.EPOLLOUT if self._out else 0
         if wanted != self._mask:
             self._mask = wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_the_oldest_make_room_and_never_the_latest(state: Path, monkeypatch: pyt
         assert archive.read(state, record(number).run_id) is not None
     kept = archive.ids(state)
     assert kept == [record(number).run_id for number in range(19, 19 - len(kept), -1)]
+
+
+def test_a_clock_that_is_put_back_makes_no_record_the_oldest(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the record of each run that ends goes at once, for as long as the clock has to catch up."""
+    monkeypatch.setattr(lifecycle, "ARCHIVE_RECORDS", 5)
+    monkeypatch.setattr(archive, "_SLACK", 0)
+    in_a_year = int(time.time()) + 365 * 86_400
+    for number in range(5):
+        archive.store(state, record(number))
+        os.utime(state / "archive" / f"{record(number).run_id}.json", (in_a_year, in_a_year + number))
+    archive.store(state, record(5))
+    assert archive.ids(state) == [record(number).run_id for number in (5, 4, 3, 2, 1)]
 
 
 @pytest.mark.parametrize(

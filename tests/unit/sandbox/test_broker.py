@@ -147,6 +147,33 @@ def test_a_line_without_an_end_ends_the_conversation(agent: Agent) -> None:
     assert agent.over()
 
 
+class Searched(bytearray):
+    """What came in, and how many bytes of it were looked through."""
+
+    bytes = 0
+
+    def find(self, what: Any, start: Any = 0, end: Any = None) -> int:
+        found = super().find(what, start)
+        self.bytes += (len(self) if found < 0 else found + 1) - start
+        return found
+
+    def __contains__(self, what: object) -> bool:
+        raise AssertionError("looked through from its start")
+
+
+def test_a_long_line_that_comes_byte_by_byte_is_looked_through_once(agent: Agent) -> None:
+    searched = Searched()
+    agent.made._in = searched
+    line = b'{"id":1,"kind":"echo","text":"' + b"x" * 2000 + b'"}'
+    for byte in line + b"\n":
+        agent.write(bytes([byte]))
+    assert agent.heard() == [{"id": 1, "ok": {"text": "x" * 2000}}]
+    assert searched.bytes <= 4 * len(line)
+    agent.write(b'{"id":2,"kind":"echo"}\n{"id":3,"kind":"echo"}\n{"id":4,')
+    agent.write(b'"kind":"echo"}\n')
+    assert [one["id"] for one in agent.heard()] == [2, 3, 4]
+
+
 def test_who_asks_too_fast_waits(agent: Agent) -> None:
     """The burst, and then so many a second; nothing is lost, and what waits fills nothing of ours."""
     line = b'{"id":1,"kind":"echo"}\n'
