@@ -274,7 +274,16 @@ class Ledger:
         # reads and goes on from while the disk does not have it (pwritev2(2), RWF_DSYNC).
         free = ledger.SLOT_BYTES - self._slot
         for slot, offset, flags in zip(slots, (free, self._slot), (os.RWF_DSYNC, 0), strict=False):
-            if os.pwritev(self._head_fd, [slot], offset, flags) != len(slot):
+            try:
+                written = os.pwritev(self._head_fd, [slot], offset, flags)
+            except OSError:
+                # What the disk refused is still read from memory: the next writer would go on from it, and overwrite
+                # the one slot that the disk has.
+                if offset == free:
+                    with contextlib.suppress(OSError):
+                        os.pwritev(self._head_fd, [self._raw[free : free + ledger.SLOT_BYTES]], free, os.RWF_DSYNC)
+                raise
+            if written != len(slot):
                 raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
         self._slot = free
 

@@ -3,6 +3,7 @@ its size. Nothing that was acknowledged is, and what was not is never signed."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -138,6 +139,44 @@ def test_the_head_is_written_when_both_files_are_on_the_disk(state: Path, monkey
     for durable, now in disk.points:
         if now[2] != disk.points[0][0][2]:
             assert durable[:2] == disk.files()[:2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_nobody_goes_on_from_a_head_that_the_disk_has_refused(
+    state: Path, monkeypatch: pytest.MonkeyPatch, count: int, again: bool
+) -> None:
+    """The kernel keeps in memory what it could not write, and tells the error once. ``again`` has the disk refuse the
+    slot of before as well, when it is put back: what it has then nobody knows, and the log still opens."""
+    with opened(state) as log:
+        made = [one for _ in range(3) for one in write(log, 1)]
+    durable = (state / "audit-head" / "head.json").read_bytes()
+    real = os.pwritev
+    refused: list[int] = []
+
+    def failing(fd: int, pieces: list[bytes], offset: int, flags: int) -> int:
+        real(fd, pieces, offset, flags)
+        if not refused or again:
+            refused.append(offset)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return len(pieces[0])
+
+    with monkeypatch.context() as patch, opened(state) as log:
+        patch.setattr(os, "pwritev", failing)
+        with pytest.raises(errors.LedgerError, match="could not be written"):
+            write(log, count)
+    assert (state / "audit-head" / "head.json").read_bytes() == durable
+    with opened(state) as log:
+        assert log.count == len(made)
+        made += write(log, 1)
+    events, chain, head = (
+        path.read_bytes()
+        for path in (state / "audit" / store.EVENTS, state / "audit" / store.CHAIN, state / "audit-head" / "head.json")
+    )
+    assert [json.loads(line)["id"] for line in events.splitlines()] == made
+    assert audit.verify(
+        events, chain, head, ledger.read_public_key((state / "audit-head/ledger.pub").read_bytes())
+    ).valid
 
 
 def test_zeros_of_a_power_cut_hide_no_second_write_before_them(state: Path) -> None:
