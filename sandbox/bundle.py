@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.compile.artefacts import Artefacts
+from sandbox import durable
 
 POLICY = "policy"
 # In the label of a run that is a self-test: no agent ran in it.
@@ -279,7 +280,7 @@ def gate(runs: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        durable.let_go(fd)
 
 
 def _open_lock(path: Path) -> int:

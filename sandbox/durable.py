@@ -201,15 +201,15 @@ def held(path: Path | str) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(fd)
+        let_go(fd)
     return False
 
 
 def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> bool:
     """Have the lock of an open file for us alone; False when another held it for so many seconds.
 
-    It is let go with the last descriptor of the open file (flock(2)). The kernel's own wait has no end, and an alarm
-    that would give it one belongs to the whole process.
+    It is let go with the last descriptor of the open file (flock(2)), or by ``let_go``. The kernel's own wait has no
+    end, and an alarm that would give it one belongs to the whole process.
     """
     until = time.monotonic() + seconds
     while True:
@@ -221,6 +221,15 @@ def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> boo
             time.sleep(poll_seconds)
         else:
             return True
+
+
+def let_go(fd: int) -> None:
+    """Let go of the lock of an open file, and close it: now, and not when the last that was forked meanwhile executes.
+    Among threads (sandbox.serve.holder) somebody else's child may have a copy, and takes its time to join a cgroup."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -240,7 +249,7 @@ def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> 
             raise error(f"`{where}` is held by another process", where=where)
         yield
     finally:
-        os.close(fd)
+        let_go(fd)
 
 
 def sync_directory(path: Path) -> None:

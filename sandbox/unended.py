@@ -47,7 +47,7 @@ class Mark:
     def leave(self) -> None:
         """Nobody here writes it any more, as if this process had ended: whoever comes next does."""
         if self._fd >= 0:
-            os.close(self._fd)
+            durable.let_go(self._fd)
             self._fd = -1
 
 
@@ -152,7 +152,7 @@ def _held(path: Path) -> bool:
     try:
         return not bundle.free(fd)
     finally:
-        os.close(fd)
+        durable.let_go(fd)
 
 
 @contextlib.contextmanager
@@ -163,4 +163,4 @@ def _gate(place: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        durable.let_go(fd)

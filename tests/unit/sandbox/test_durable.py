@@ -1,14 +1,18 @@
-"""Which file a name is now, told without a look at its times."""
+"""Which file a name is now, told without a look at its times; and a lock that is let go."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox import durable
+from policy import errors
+from sandbox import bundle, durable
+from sandbox.kernel import libc
 
 
 @pytest.fixture
@@ -60,3 +64,54 @@ def test_another_file_under_the_name_is_another(tmp_path: Path, folder: int) -> 
 def test_a_name_that_nothing_has_is_told_as_missing(folder: int) -> None:
     with pytest.raises(FileNotFoundError, match="statx"):
         durable.which(folder, "rows")
+
+
+@pytest.mark.parametrize("what", ["gate", "directory", "look"])
+def test_a_lock_is_let_go_though_whoever_was_forked_meanwhile_has_a_copy_of_it(tmp_path: Path, what: str) -> None:
+    """In a process with threads another's child has it until it executes, and may stand on its way there."""
+    tmp_path.chmod(0o700)
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    (tmp_path / "lock").touch(mode=0o600)
+    children = []
+
+    def forks() -> None:
+        if not (pid := os.fork()):
+            libc.set_parent_death_signal(signal.SIGKILL)
+            while True:
+                signal.pause()
+        children.append(pid)
+
+    def again(place: str) -> bool:
+        with open(tmp_path / place) as file:
+            return durable.take(file.fileno(), 0.0)
+
+    try:
+        if what == "gate":
+            with bundle.gate(tmp_path):
+                forks()
+                assert not again(".gate")
+            assert again(".gate")
+        elif what == "directory":
+            with durable.locked(directory, where="here", error=errors.StateError):
+                forks()
+                assert not again("lock")
+            assert again("lock")
+        else:
+            real = fcntl.flock
+
+            def flock(fd: int, how: int) -> None:
+                real(fd, how)
+                if how & fcntl.LOCK_SH:
+                    forks()
+                    assert not again("lock")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(fcntl, "flock", flock)
+                assert not durable.held(tmp_path / "lock")
+            assert again("lock")
+        assert len(children) == 1
+    finally:
+        os.close(directory)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
