@@ -7,6 +7,7 @@ control (decisions.md, "Environment and binaries").
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -106,6 +107,11 @@ class Config(pydantic.BaseModel):
     agents: tuple[Path, ...] = ()
     overcommit: float = pydantic.Field(default=1.0, gt=0, le=100)
     state: Path = Path("/var/lib/covenant")
+
+    @property
+    def digest(self) -> str:
+        """What two processes that go by the same settings have in common."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @pydantic.field_validator("runsc", "nft", "python3", "node", "socket", "state", mode="before")
     @classmethod

@@ -71,6 +71,7 @@ class Instance(lifecycle.Run):
         self._made_of = _Files.of_state(means.state).joined(_Files.of_config(means.config))
         super().__init__(means, request, now_ms=int(time.time() * 1000))
         self._alive, self._tell = alive, tell
+        self._settings = means.config.digest
         self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
         self._asker: socket.socket | None = None
         self._since = time.monotonic()
@@ -163,10 +164,12 @@ class Instance(lifecycle.Run):
         if came is None:
             return None
         connection, message = came
-        self._stack.callback(connection.close)
-        result = self._heard(started, connection, message)
-        if result is None:
-            connection.close()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            result = self._heard(started, connection, message)
+            if result is not None:
+                # Whoever is sent elsewhere leaves nothing: so many may come in a day.
+                self._stack.push(stack.pop_all())
         return result
 
     def _heard(
@@ -178,6 +181,11 @@ class Instance(lifecycle.Run):
             request = standby_wire.ordered(message, self._request.package)
             if request is None:
                 standby_wire.send(connection, {"cold": "another package"})
+                return None
+            if message["settings"] != self._settings:
+                # The supervisor has read them anew since this process began, or whoever asks began before it did. Which
+                # of the two is old the pool knows, and ends it.
+                standby_wire.send(connection, {"cold": "another configuration"})
                 return None
             return self._dispatch(started, request, connection)
         except (GoneError, KeyError) as e:

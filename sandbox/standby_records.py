@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policy.package import Package
@@ -50,7 +50,10 @@ def want(state: Path, package: Package, *, agent_id: str, count: int, package_na
     """Keep so many of this package from now on, in the place of whatever was kept of the agent id."""
     record = Wanted(agent_id, count, package.digest, package.envelope or b"", package_name)
     place = _place(state, agent_id)
-    if _read(place) != record:
+    found = _read(place)
+    # Where it lies is for whoever asks to choose, and an instance is told it with its intent: a copy of somebody's own
+    # in another place ends none of those that there are.
+    if found is None or replace(found, package_name=package_name) != record:
         memo.write(
             place,
             {

@@ -91,10 +91,12 @@ def told_to_go(connection: socket.socket, run_id: str) -> bool:
         return False
 
 
-def order(request: Request) -> dict[str, Any]:
-    """A request as the instance is asked it. It has the package; the digests say which one is meant."""
+def order(request: Request, settings: str) -> dict[str, Any]:
+    """A request as the instance is asked it. It has the package; the digests say which one is meant. ``settings`` is
+    the digest of the configuration under which it is asked (``Config.digest``)."""
     return {
         "op": "run",
+        "settings": settings,
         "package": request.package.digest,
         "envelope": _digest(request.package),
         "text": request.text,
@@ -128,8 +130,9 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
 # --- the asking end -----------------------------------------------------------------------------------------------
 
 
-def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer | None:
-    """Have an instance answer, if one is ready for this very package; None where a run is to be started cold.
+def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings: str) -> Answer | None:
+    """Have an instance answer, if one is ready for this very package and configuration (``order``); None where a run is
+    to be started cold.
 
     ``watches`` are whoever may end it (channel.Channel.watches).
 
@@ -139,7 +142,7 @@ def dispatch(runs: Path, request: Request, watches: gateway.Watches) -> Answer |
     for connection in _ready(runs, request.package):
         with connection:
             try:
-                send(connection, order(request))
+                send(connection, order(request, settings))
                 offered = receive(connection)
                 run_id = offered.get("offer")
                 if run_id is None:
@@ -186,14 +189,22 @@ def end(runs: Path, run_id: str, reason: str) -> bool:
 def giving_way(runs: Path) -> Iterator[int]:
     """End one idle instance after the other, the largest first, each when the next is asked for: what it may have taken
     of this machine's memory, in MiB. One that got an intent meanwhile goes on, and is none of them."""
-    idle = [one for one in registry.live(runs) if bundle.STANDBY in one.label and _sockets(one.path)]
-    for one in sorted(idle, key=lambda one: -one.host_memory_mb):
+    for one in sorted(_idle(runs), key=lambda one: -one.host_memory_mb):
         end(runs, one.run_id, "a run needs what it holds")
         until = time.monotonic() + _TAKE_SECONDS
         while one.path.exists() and time.monotonic() < until:
             time.sleep(0.005)
         if not one.path.exists():
             yield one.host_memory_mb
+
+
+def idle_mb(runs: Path) -> int:
+    """What ``giving_way`` would bring at most, in MiB."""
+    return sum(one.host_memory_mb for one in _idle(runs))
+
+
+def _idle(runs: Path) -> list[registry.Entry]:
+    return [one for one in registry.live(runs) if bundle.STANDBY in one.label and _sockets(one.path)]
 
 
 def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer | None:

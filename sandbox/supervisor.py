@@ -152,16 +152,20 @@ class Supervisor:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
         """
         if self.keeps_standby and not request.dev and request.user is None:
-            ready = standby_wire.dispatch(self.path / "runs", request, watches or {})
+            ready = standby_wire.dispatch(self.path / "runs", request, watches or {}, settings=self.config.digest)
             if ready is not None:
                 return ready
-        idle = standby_wire.giving_way(self.path / "runs") if self.keeps_standby else iter(())
+        idle = standby_wire.giving_way(self.path / "runs")
         while True:
             try:
                 return self._run_cold(request, watches)
             except errors.ResourceViolation as e:
                 # Whoever only waits gives way to whoever is asked: as few as make up for what is missing.
-                freed, missing = 0, e.details.get("missing_mb", 1)
+                freed, missing = 0, e.details.get("missing_mb", 0)
+                # What they hold would not be enough, or is not what is missing: nobody's is ended for nothing, or
+                # whoever may ask could end all of them, as often as they like.
+                if not self.keeps_standby or not 0 < missing <= standby_wire.idle_mb(self.path / "runs"):
+                    raise
                 while freed < missing and (held := next(idle, 0)):
                     freed += held
                 if not freed:

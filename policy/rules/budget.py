@@ -83,6 +83,7 @@ def resource_availability(case: Case) -> None:
                 grant=f"resources.{name}",
                 hint="ask for less, or free some",
                 where=case.where(f"resources.{name}"),
+                **({"missing_mb": wanted - available} if name == "memory_mb" else {}),
             )
 
 

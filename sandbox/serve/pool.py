@@ -34,6 +34,9 @@ from sandbox.supervisor import Supervisor
 TICK_SECONDS = 5.0
 # An instance that was ready for so long before it ended was no failure to make one.
 _LASTED_SECONDS = 60.0
+# One that is not ready after so long takes its time, and not the processors': others are made meanwhile, or a package
+# whose agent is slow to come to its stdin would have all the making for as long as it is asked for.
+_SLOW_SECONDS = 10.0
 # As many instances one holder has at once, and has had in all when another is forked in its place.
 AT_ONCE, IN_ALL = 32, 512
 # What one of them says at once, at most.
@@ -144,7 +147,7 @@ class Pool:
         self.look()
         self._let_go()
         there = [
-            standby.Instance(number, one.key, one.since, bool(one.run_id))
+            standby.Instance(number, one.key, one.since, bool(one.run_id) or now - one.since >= _SLOW_SECONDS)
             for number, one in self._made.items()
             if not one.taken and not one.asked_to_end
         ]
@@ -152,7 +155,7 @@ class Pool:
         counts = {key: one.count for key, one in self._wanted.items()}
         step = standby.plan(counts, there, self.machine(), waiting=waiting)
         for number in step.end:
-            self._end(self._made[number])
+            self._end(self._made[number], "the pool has no room for it")
         if step.make is not None:
             self._make(self._wanted[step.make], now)
         soonest = min((one.until for one in self._failures.values() if one.until > now), default=self._due)
@@ -166,10 +169,15 @@ class Pool:
     # --- holders ----------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        """Of each that nothing is wanted of any more, or that has had its part, or knows of another configuration."""
+        """Of each that nothing is wanted of any more, or that has had its part, or knows of another configuration; of
+        the last also what it has: it was made after the file was written and before the supervisor was told of it."""
+        config = self.supervisor.config
         for one in self._holders:
-            if one.key not in self._wanted or one.made >= IN_ALL or one.config is not self.supervisor.config:
+            if one.key not in self._wanted or one.made >= IN_ALL or one.config != config:
                 one.close()
+        for made in self._made.values():
+            if made.holder.config != config and not made.taken and not made.asked_to_end:
+                self._end(made, "another configuration holds")
 
     def _holder(self, wanted: Wanted) -> _Holder:
         """One with room for another.
@@ -266,11 +274,11 @@ class Pool:
             one.holder.close()
         self._due = 0.0
 
-    def _end(self, one: _Made) -> None:
+    def _end(self, one: _Made, why: str) -> None:
         """Ask it; one that was given an intent at the same moment goes on. What is being made ends when it is ready."""
         if one.run_id:
             runs = self.supervisor.path / "runs"
-            one.asked_to_end = standby_wire.end(runs, one.run_id, "the pool has no room for it")
+            one.asked_to_end = standby_wire.end(runs, one.run_id, why)
 
     def _ended(self, number: int) -> None:
         one = self._made.pop(number)

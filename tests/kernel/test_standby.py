@@ -250,7 +250,7 @@ def test_a_root_that_comes_while_it_is_asked_is_seen_before_the_start_is_written
     root = next_root(world, manifest_of(world, "0" * 64))
     (connection,) = standby_wire._ready(world.state / "runs", request.package)
     with connection, State(world.state) as state:
-        standby_wire.send(connection, standby_wire.order(request))
+        standby_wire.send(connection, standby_wire.order(request, configuration.load(served.world.state).digest))
         assert standby_wire.receive(connection)["offer"] == instance.run_id
         state.replace_root(root, int(time.time() * 1000))
         standby_wire.send(connection, {"go": instance.run_id})
@@ -406,7 +406,7 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
     for says in (None, {"go": "another"}, {"nonsense": 1}):
         (connection,) = standby_wire._ready(runs, request.package)
         with connection:
-            standby_wire.send(connection, standby_wire.order(request))
+            standby_wire.send(connection, standby_wire.order(request, configuration.load(served.world.state).digest))
             assert standby_wire.receive(connection)["offer"] == instance.run_id
             if says is not None:
                 standby_wire.send(connection, says)

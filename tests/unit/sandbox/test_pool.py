@@ -241,11 +241,51 @@ def test_a_holder_that_makes_no_more_is_told_and_another_takes_over(
     elif why == "it had its part":
         monkeypatch.setattr("sandbox.serve.pool.IN_ALL", 1)
     else:
-        pool.supervisor.config = Config()
+        pool.supervisor.config = Config(grace_seconds=7)
     pool.tick(now)
     assert [having for _, having in loop.made] == [0, 1]
     assert not loop.wanted(0)
     assert loop.wanted(1)
+
+
+def test_what_was_made_under_the_configuration_before_ends_and_what_works_goes_on(pool: Pool, loop: Loop) -> None:
+    """It was made after the file was written and before the supervisor read it: to itself it is as new as the file."""
+    for index in range(2):
+        pool.tick(0.0)
+        loop.say(index, _ready(index))
+    loop.say(0, TAKEN)
+    pool.tick(0.0)  # the one in its place is being made
+    pool.supervisor.config = Config()
+    pool.tick(1e9)
+    assert ended == []  # read again, and the same
+    pool.supervisor.config = Config(grace_seconds=7)
+    pool.tick(2e9)
+    assert ended == [f"{1:036d}"]
+    loop.say(2, _ready(2))
+    pool.tick(2e9)
+    assert ended == [f"{1:036d}", f"{2:036d}"]
+    pool.tick(3e9)
+    assert len(ended) == 2
+    assert not loop.wanted(0)
+    assert loop.wanted(1)
+
+
+def test_one_that_is_slow_to_wait_does_not_keep_the_others_from_being_made(
+    pool: Pool, loop: Loop, tmp_path: Path
+) -> None:
+    _want(tmp_path, "b", 1)
+    pool.look()
+    pool.tick(0.0)
+    pool.tick(9.9)
+    assert len(loop.made) == 1
+    pool.tick(20.0)
+    assert [having for _, having in loop.made] == [0, 1]  # of the other package, which has none
+    pool.tick(29.0)
+    assert len(loop.made) == 2  # one at a time, still
+    # The control: one that is ready in time has the next made at once.
+    loop.say(1, _ready(1))
+    pool.tick(29.0)
+    assert len(loop.made) == 3
 
 
 def test_a_holder_takes_so_many_at_once_and_more_when_some_have_ended(

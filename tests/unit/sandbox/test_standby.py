@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from policy import errors
 from sandbox import bundle, standby, standby_wire
+from sandbox.channel import Given
 from sandbox.config import Config
 from sandbox.request import Request
 from sandbox.state import State
@@ -58,7 +61,7 @@ def test_a_root_that_came_since_the_look_at_it_sends_the_intent_elsewhere(
 def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Behind the gate it lost its label already: nobody would see it, or what it holds."""
     one: Any = object.__new__(standby.Instance)
-    one.run_id, one.intent_id, one._mark = "run", "intent", (1, 2, 3)
+    one.run_id, one.intent_id, one._mark, one._settings = "run", "intent", (1, 2, 3), "s"
     one._rows = SimpleNamespace(started=False)
     one._decision = SimpleNamespace(manifest=None)
     one._request = request = Request(kit.signed(1), "text", {"display": "d", "pubkey": "p"})
@@ -77,7 +80,7 @@ def test_one_that_is_of_no_use_ends_though_whoever_asked_is_gone(monkeypatch: py
     monkeypatch.setattr(one, "_changed", changed, raising=False)
     monkeypatch.setattr(one, "_verify_again", refused, raising=False)
     with ours, theirs:
-        said = one._heard(None, theirs, standby_wire.order(request))
+        said = one._heard(None, theirs, standby_wire.order(request, "s"))
     assert isinstance(said, errors.KilledError)
     assert said.message.startswith("standby: ")
 
@@ -98,6 +101,7 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
     made = Request(kit.signed(1), "-", {"display": "standby@local", "pubkey": "p"})
     one.run_id, one.intent_id, one._mark, one._line, one._request = "run", "intent", (1, 2, 3), b"line", made
     one._rows, one._decision, one._place = SimpleNamespace(started=False), SimpleNamespace(manifest=None), Place()
+    one._settings = "s"
 
     def refused() -> None:
         raise errors.BusyError("as many live as may")
@@ -115,8 +119,75 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
         for end in (ours, theirs):
             end.settimeout(30)
         standby_wire.send(ours, {"go": "run"})
-        assert one._heard(started, theirs, {**standby_wire.order(made), "text": "another", "intent_id": "i"}) is None
+        assert (
+            one._heard(started, theirs, {**standby_wire.order(made, "s"), "text": "another", "intent_id": "i"}) is None
+        )
         assert standby_wire.receive(ours)["offer"] == "run"
         assert standby_wire.receive(ours) == {"cold": "as many live as may"}
         assert bundle.label_of(directory.path) == {bundle.STANDBY: "yes"}
     assert (one._request, one._line, one.intent_id) == (made, b"line", "intent")
+
+
+def _waiting(**held: Any) -> Any:
+    """An instance that waits, as far as those see it who come and are sent elsewhere."""
+    one: Any = object.__new__(standby.Instance)
+    one.run_id, one._rows, one._settings = "run", SimpleNamespace(started=False), "s"
+    one._request = Request(kit.signed(1), "-", {"display": "standby@local", "pubkey": "p"})
+    one._stack, one._asker = contextlib.ExitStack(), None
+    for name, value in held.items():
+        setattr(one, name, value)
+    return one
+
+
+def test_one_that_was_made_under_another_configuration_is_given_no_intent_and_tells_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file that was written before it was made, and read by the supervisor after, is no change that it could see."""
+    one = _waiting()
+    given = Given(b"line", cast("Any", None))
+    monkeypatch.setattr(one, "_dispatch", lambda started, request, connection: given, raising=False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(30)
+        assert one._heard(None, theirs, standby_wire.order(one._request, "another")) is None
+        assert standby_wire.receive(ours) == {"cold": "another configuration"}
+        # It is not known here which of the two is old, so that it goes on waiting; the control is one that fits.
+        assert one._heard(None, theirs, standby_wire.order(one._request, "s")) is given
+
+
+def test_whoever_is_sent_elsewhere_leaves_nothing_with_an_instance_that_may_wait_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _waiting()
+    tmp_path.chmod(0o700)
+    given = Given(b"line", cast("Any", None))
+    monkeypatch.setattr(one, "_dispatch", lambda started, request, connection: given, raising=False)
+    with standby_wire.listening(tmp_path, one._request.package) as listener:
+
+        def asks(settings: str) -> tuple[socket.socket, object]:
+            (name,) = standby_wire._sockets(tmp_path)
+            connection = standby_wire._connected(tmp_path, name)
+            standby_wire.send(connection, standby_wire.order(one._request, settings))
+            return connection, one.asked(None, listener)
+
+        def held() -> int:
+            gc.collect()
+            return sum(isinstance(each, socket.socket) for each in gc.get_objects())
+
+        before = held()
+        for _ in range(8):
+            said = asks("another")
+            with said[0]:
+                assert said[1] is None
+                assert standby_wire.receive(said[0]) == {"cold": "another configuration"}
+            del said
+        assert held() == before
+        # The control: of whoever has it now the connection stays, until it is closed with the instance.
+        connection, taken = asks("s")
+        with connection:
+            assert taken is given
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+            one._stack.close()
+            assert connection.recv(1) == b""

@@ -14,9 +14,11 @@ import pytest
 
 from policy import contract, denials, errors
 from policy.package import Package
-from sandbox import standby_records, standby_wire
+from sandbox import bundle, standby_records, standby_wire
+from sandbox.config import Config
 from sandbox.request import Answer, Request
 from sandbox.standby_wire import GoneError
+from sandbox.supervisor import Supervisor
 
 PACKAGE = Package({"agent.toml": b"[agent]"}, b"an envelope")
 ISSUER = {"display": "operator@local", "pubkey": "1" * 44}
@@ -77,7 +79,7 @@ def _answers(connection: socket.socket, message: dict[str, Any]) -> bool:
 def test_an_answer_comes_back_as_it_was_given(runs: Path) -> None:
     instance = Instance(runs, _answers)
     assert standby_wire.ready(runs, PACKAGE) == 1
-    assert standby_wire.dispatch(runs, _request(), {}) == ANSWER
+    assert standby_wire.dispatch(runs, _request(), {}, settings="s") == ANSWER
     instance.join(10)
     assert standby_wire.ordered(instance.seen[0], PACKAGE) == _request()
     assert standby_wire.ready(runs, PACKAGE) == 0
@@ -91,18 +93,18 @@ def test_an_error_comes_back_as_the_error_that_it_was(runs: Path) -> None:
 
     Instance(runs, fails)
     with pytest.raises(errors.KernelError, match="no memory"):
-        standby_wire.dispatch(runs, _request(), {})
+        standby_wire.dispatch(runs, _request(), {}, settings="s")
 
 
 @pytest.mark.parametrize("other", [PACKAGE.with_envelope(b"another"), PACKAGE.with_envelope(None)])
 def test_nobody_is_found_for_another_envelope(runs: Path, other: Package) -> None:
     instance = Instance(runs, _answers)
-    assert standby_wire.dispatch(runs, _request(other), {}) is None
+    assert standby_wire.dispatch(runs, _request(other), {}, settings="s") is None
     assert instance.seen == []
 
 
 def test_an_order_is_for_exactly_one_package() -> None:
-    order = standby_wire.order(_request())
+    order = standby_wire.order(_request(), "s")
     assert standby_wire.ordered(order, PACKAGE) is not None
     assert standby_wire.ordered(order, Package({"agent.toml": b"[other]"}, b"an envelope")) is None
     assert standby_wire.ordered(order, PACKAGE.with_envelope(b"other")) is None
@@ -115,7 +117,7 @@ def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs
 
     Instance(runs, sent_away, "a")
     Instance(runs, lambda connection, message: True, "b")  # it dies with the order in its hand
-    assert standby_wire.dispatch(runs, _request(), {}) is None
+    assert standby_wire.dispatch(runs, _request(), {}, settings="s") is None
 
     def cannot(connection: socket.socket, message: dict[str, Any]) -> bool:
         _offers(connection)
@@ -123,7 +125,7 @@ def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs
         return True
 
     Instance(runs, cannot, "d")  # it says itself that nothing was begun
-    assert standby_wire.dispatch(runs, _request(), {}) is None
+    assert standby_wire.dispatch(runs, _request(), {}, settings="s") is None
 
     def dies(connection: socket.socket, message: dict[str, Any]) -> bool:
         _offers(connection)
@@ -132,7 +134,7 @@ def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs
     Instance(runs, dies, "c")
     # What was begun for us is not begun again elsewhere.
     with pytest.raises(errors.KeeperError):
-        standby_wire.dispatch(runs, _request(), {})
+        standby_wire.dispatch(runs, _request(), {}, settings="s")
 
 
 def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
@@ -144,9 +146,10 @@ def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
         return True
 
     left = os.eventfd(1, os.EFD_CLOEXEC)
+    watches = {left: lambda: errors.KilledError("left")}
     try:
         Instance(runs, until_left)
-        assert standby_wire.dispatch(runs, _request(), {left: lambda: errors.KilledError("left")}) == ANSWER
+        assert standby_wire.dispatch(runs, _request(), watches, settings="s") == ANSWER
     finally:
         os.close(left)
 
@@ -203,3 +206,62 @@ def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs:
             one.close()
         while standby_wire.end(runs, "r", "too many") is False:
             standby_wire.accept(listener)
+
+
+def test_a_copy_of_the_package_in_another_place_changes_no_record(tmp_path: Path) -> None:
+    """Whoever may ask could end the instances of all, as often as they run a copy of their own."""
+
+    def wants(place: str, count: int = 2) -> tuple[int, list[str]]:
+        standby_records.want(tmp_path, PACKAGE, agent_id="a", count=count, package_name=place)
+        (record,) = (tmp_path / "standby").glob("*.json")
+        return record.stat().st_ino, [one.key for one in standby_records.wanted(tmp_path)]
+
+    first = wants("/p")
+    assert wants("uid1000@local:/home/x/copy") == first
+    # The control: what is another in any other way takes its place.
+    assert wants("/p", count=3)[0] != first[0]
+
+
+def _run_refused(state: Path, missing_mb: int | None) -> None:
+    """A cold run that rule 6 refuses for so much."""
+    one: Any = object.__new__(Supervisor)
+    one.path, one.config, one.keeps_standby = state, Config(), True
+    details: dict[str, Any] = {} if missing_mb is None else {"missing_mb": missing_mb}
+
+    def refused(request: Request, watches: object) -> Answer:
+        if standby_wire.idle_mb(state / "runs"):
+            raise errors.ResourceViolation("memory_mb needs more", grant="resources.memory_mb", **details)
+        return ANSWER
+
+    one._run_cold = refused
+    assert one.run(_request(PACKAGE.with_envelope(b"another"))) == ANSWER
+
+
+@pytest.mark.parametrize(("missing_mb", "ends"), [(100, True), (101, False), (None, False)])
+def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missing_mb: int | None, ends: bool) -> None:
+    """A caller could ask for more than there is, again and again, and each time all that waits for others would end."""
+    label = {bundle.STANDBY: "yes", "host_memory_mb": "100"}
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(bundle.RunDirectory(runs / "r", label))
+        listener = stack.enter_context(standby_wire.listening(directory.path, PACKAGE))
+        seen: list[dict[str, Any]] = []
+
+        def waits() -> None:
+            listener.setblocking(True)
+            while (came := standby_wire.accept(listener)) is None:
+                pass
+            with came[0]:
+                seen.append(came[1])
+                stack.close()
+
+        if ends:
+            thread = threading.Thread(target=waits)
+            thread.start()
+            _run_refused(runs.parent, missing_mb)
+            thread.join()
+            assert [one["op"] for one in seen] == ["end"]
+        else:
+            with pytest.raises(errors.ResourceViolation):
+                _run_refused(runs.parent, missing_mb)
+            assert standby_wire.accept(listener) is None  # nobody has come
+            assert standby_wire.idle_mb(runs) == 100

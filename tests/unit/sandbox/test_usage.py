@@ -103,7 +103,7 @@ def test_an_instance_is_told_the_intent_s_name_and_priority_and_for_whom_it_is()
     whom = {"display": "ada@laptop", "pubkey": "2"}
     issuer, reads = {"display": "uid7@local", "pubkey": "1"}, contract.on_behalf(**whom, by="uid7@local")
     request = Request(package, "hi", issuer, intent_id="i", priority="low", behalf=whom, told=reads)
-    told = standby_wire.ordered(standby_wire.order(request), package)
+    told = standby_wire.ordered(standby_wire.order(request, "s"), package)
     assert told is not None
     assert (told.intent_id, told.priority, told.issuer, told.behalf) == ("i", "low", issuer, whom)
     assert told.reads == reads == {"display": "ada@laptop.via.uid7", "pubkey": "2"}
