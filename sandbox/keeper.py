@@ -23,6 +23,7 @@ from policy import errors
 from sandbox import surroundings
 from sandbox.kernel import libc, signals
 
+_threaded = False
 # What Python ignores, as it does for its own writes: EPIPE and EFBIG are errors there, and end nobody.
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -57,6 +58,12 @@ class Keeper:
             os.close(self.pidfd)
 
 
+def has_threads() -> None:
+    """This process is about to have threads that work, for good: nothing is forked here that goes on as Python."""
+    global _threaded  # noqa: PLW0603 - of the process, as its threads are
+    _threaded = True
+
+
 def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
     """Fork a process that does ``work`` and ends: with 0, or with 1 when it raised.
 
@@ -70,7 +77,10 @@ def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
 
     Raises:
         errors.KernelError: there is no process or no descriptor left.
+        errors.InternalError: this process said that it has threads (``has_threads``).
     """
+    if _threaded:
+        raise errors.InternalError("a process with threads was to fork one that goes on as it")
     # As in kernel.process: no handler of the caller's may run in the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

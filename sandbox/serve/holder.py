@@ -28,7 +28,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Final
 
-from sandbox import surroundings
+from sandbox import keeper, surroundings
 from sandbox.kernel import libc
 from sandbox.serve import connection
 from sandbox.standby import READY
@@ -130,7 +130,8 @@ def keep(supervisor: Supervisor, wanted: Wanted, fd: int, alive: int, host_netwo
 
 
 def _prepare() -> None:
-    # INVARIANT: before the first thread. A fork among threads is what this module is written for.
+    # INVARIANT: before the first thread. A fork among threads is what this module is written for; it executes at once.
+    keeper.has_threads()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
     sys.setswitchinterval(_SWITCH_SECONDS)
     threading.stack_size(_STACK_BYTES)
