@@ -17,6 +17,7 @@ from policy import errors
 from sandbox.kernel import libc
 
 _guarded = False
+_held = False
 
 
 class Locked:
@@ -29,6 +30,8 @@ class Locked:
     """
 
     def __init__(self, size: int) -> None:
+        global _held  # noqa: PLW0603 - of the process, as what is said of it
+        _held = True
         self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
             libc.mlock(self._address(), len(self._map))
@@ -86,4 +89,4 @@ def guard_process() -> None:
 
 def is_guarded() -> bool:
     """Whether this process has, or had, a secret in its memory."""
-    return _guarded
+    return _guarded or _held

@@ -81,8 +81,12 @@ class _One:
         # INVARIANT: before it is told to go on, for which it waits. Whoever closes a connection last may have to wait
         # for what was sent over it and nobody took, and that is never this process.
         opening.sock.close()
-        with contextlib.suppress(OSError):
+        try:
             self.sock.send(_GO, socket.MSG_DONTWAIT)
+        except OSError:
+            # Without a word of ours it would wait for good, and with it whoever asked: the end of our side is one.
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
         return True
 
 

@@ -7,22 +7,34 @@ it: no descriptor more (and with it no lock), no child, no thread, the same name
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import locale
 import os
 import resource
 import signal
+import socket
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sandbox.kernel import locked
+from sandbox.kernel import libc, locked
 
-# Of proc_pid_status(5): who it is, what it may, what it ignores or catches, who looks into it.
+# Of proc_pid_status(5): who it is, what it may, what it ignores or catches or is still to be told, who looks into it,
+# where it may run, what it keeps from the disk.
 _LINES: Final = frozenset(
     (
-        *("Umask", "TracerPid", "Uid", "Gid", "Groups", "Threads", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs"),
-        *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Seccomp", "Seccomp_filters"),
+        *("Umask", "TracerPid", "Uid", "Gid", "Groups", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"),
+        *("NoNewPrivs", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Seccomp", "Seccomp_filters"),
+        *("Cpus_allowed", "Mems_allowed", "VmLck"),
     )
 )
+# Those of prctl(2) that answer with a number, and those that write one. Not PR_GET_DUMPABLE: a caller's package is read
+# with their rights, which takes it away for good (credentials(7)), and nothing here rests on it.
+_SAID: Final = (libc.PR_GET_KEEPCAPS, libc.PR_GET_SECUREBITS, libc.PR_GET_TIMERSLACK, libc.PR_GET_THP_DISABLE)
+_WRITTEN: Final = (libc.PR_GET_PDEATHSIG, libc.PR_GET_CHILD_SUBREAPER)
 _SELF: Final = Path("/proc/self")
 _CLOCKS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SIGNALS: Final = range(1, signal.SIGSYS + 1)
@@ -35,13 +47,15 @@ class Bearings:
     that runs, and never had a secret in its memory."""
 
     status: tuple[str, ...]
-    descriptors: frozenset[tuple[str, str]]
+    descriptors: frozenset[tuple[str, str, tuple[str, ...]]]
     spaces: frozenset[tuple[str, str]]
     places: tuple[str, str]
     limits: str
     cgroups: str
     oom: str
-    priority: tuple[int, int]
+    priority: tuple[int, ...]
+    switches: tuple[int, ...]
+    interpreter: tuple[object, ...]
     handlers: tuple[object, ...]
     environment: frozenset[tuple[str, str]]
     free: bool
@@ -56,13 +70,21 @@ class Bearings:
         lines = (_SELF / "status").read_text().splitlines()
         return cls(
             status=tuple(line for line in lines if line.partition(":")[0] in _LINES),
-            descriptors=_links("fd"),
+            descriptors=frozenset((number, file, _opened(number)) for number, file in _links("fd")),
             spaces=_links("ns"),
             places=(os.readlink(_SELF / "cwd"), os.readlink(_SELF / "root")),
             limits=(_SELF / "limits").read_text(),
             cgroups=(_SELF / "cgroup").read_text(),
             oom=(_SELF / "oom_score_adj").read_text(),
-            priority=(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+            priority=(
+                os.getpriority(os.PRIO_PROCESS, 0),
+                os.sched_getscheduler(0),
+                os.sched_getparam(0).sched_priority,
+                os.getpgrp(),
+                os.getsid(0),
+            ),
+            switches=(*(libc.prctl(which) for which in _SAID), *(_written(which) for which in _WRITTEN)),
+            interpreter=_interpreter(),
             handlers=tuple(signal.getsignal(number) for number in _SIGNALS),
             environment=frozenset(os.environ.items()),
             free=not _has_children()
@@ -76,6 +98,27 @@ def resident_bytes() -> int:
     return int((_SELF / "statm").read_text().split()[1]) * _PAGE
 
 
+def _written(which: int) -> int:
+    found = ctypes.c_int(-1)
+    libc.prctl(which, ctypes.addressof(found))
+    return found.value
+
+
+def _interpreter() -> tuple[object, ...]:
+    """What of Python's own settings holds for a whole process."""
+    return (
+        sys.getswitchinterval(),
+        sys.getrecursionlimit(),
+        threading.stack_size(),
+        socket.getdefaulttimeout(),
+        gc.isenabled(),
+        gc.get_threshold(),
+        locale.setlocale(locale.LC_ALL),
+        tuple(sys.path),
+        (sys.gettrace(), sys.getprofile(), sys.excepthook, sys.unraisablehook),
+    )
+
+
 def _links(name: str) -> frozenset[tuple[str, str]]:
     """The entries of a directory of links; that of the directory itself, which is being read, is gone by then."""
     found = set()
@@ -85,6 +128,13 @@ def _links(name: str) -> frozenset[tuple[str, str]]:
         except FileNotFoundError:
             continue
     return frozenset(found)
+
+
+def _opened(number: str) -> tuple[str, ...]:
+    """How a descriptor is open, and what of its file it has locked (proc_pid_fdinfo(5)): two that are open on one file
+    have one name. Not how far it was read or written: the log on 2 is that of all."""
+    lines = (_SELF / "fdinfo" / number).read_text().splitlines()
+    return tuple(line for line in lines if not line.startswith("pos:"))
 
 
 def _has_children() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -123,6 +124,25 @@ def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
         waiting._one.sock.close()
         client.settimeout(PATIENCE)
         assert client.recv(1) == b"["
+
+
+def test_one_that_cannot_be_told_to_go_on_goes_on_all_the_same(waiting: Ahead, loop: Loop, alive: int) -> None:
+    """Else it would wait for that word for good, and with it whoever asked, counted as one that is served."""
+
+    class Full(socket.socket):
+        def send(self, *args: Any) -> int:
+            raise OSError(errno.ENOBUFS, "no buffer is left")
+
+    told: list[int] = []
+    waiting.tick(0.0)
+    ready(waiting)
+    assert waiting._one is not None
+    waiting._one.sock = Full(fileno=waiting._one.sock.detach())
+    with opened(alive) as (client, opening):
+        assert waiting.take(opening, told.append)
+        assert client.recv(1) == b"["
+    assert loop.ends(0) == 0
+    assert told == [0]
 
 
 @pytest.mark.parametrize("heard", [False, True])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import mmap
 import os
 import resource
 import select
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +27,7 @@ from sandbox.serve.connection import Opening
 from tests.unit.sandbox.ahead_loop import PATIENCE, Loop, opened, ready
 
 _left: list[object] = []
+_PR_SET_KEEPCAPS = 8  # linux/prctl.h
 
 
 @pytest.fixture
@@ -36,6 +42,7 @@ def waiting(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
     serves(monkeypatch)
     monkeypatch.setattr(warm, "again", lambda supervisor: None)
     monkeypatch.setattr(locked, "_guarded", False)  # another test of this process may have been
+    monkeypatch.setattr(locked, "_held", False)
     monkeypatch.setattr(ahead, "IDLE_SECONDS", 86_400.0)  # however slow this machine is
     read, write = os.pipe2(os.O_CLOEXEC)
     one = Ahead(cast("Any", "the supervisor"), loop, read, -1)
@@ -163,6 +170,39 @@ def _limits() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
 
 
+def _pending() -> None:
+    """Blocked, sent, and taken by nobody: the mask is as it was, and so is every handler."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def _processor() -> None:
+    """Where there is one alone it is the switch of keeping capabilities that is left instead."""
+    there = os.sched_getaffinity(0)
+    if len(there) > 1:
+        os.sched_setaffinity(0, {min(there)})
+    else:
+        libc.prctl(_PR_SET_KEEPCAPS, 1)
+
+
+def _kept() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    libc.mlock(ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE)
+    _left.append(page)
+
+
+def _locks() -> None:
+    """By a descriptor that is the number of the keeper's own, which it had closed."""
+    fd = os.open("/dev/null", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.dup2(fd, 1)
+    os.close(fd)
+
+
+def _watches() -> None:
+    assert ctypes.CDLL(None).inotify_init1(os.O_CLOEXEC) >= 0
+
+
 _LEFT: dict[str, Callable[[], object]] = {
     "descriptor": _opens,
     "another file": _replaces,
@@ -179,6 +219,19 @@ _LEFT: dict[str, Callable[[], object]] = {
     "a variable": lambda: os.environ.update(LEFT="behind"),
     "priority": lambda: os.nice(1),
     "a secret": locked.guard_process,
+    "a secret that was let go": lambda: locked.Locked(8).close(),
+    "a signal that is still to come": _pending,
+    "a processor": _processor,
+    "a page that is kept from the disk": _kept,
+    "children of others": lambda: libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1),
+    "a signal of its parent's death": lambda: libc.set_parent_death_signal(signal.SIGUSR1),
+    "a bit of its credentials": lambda: libc.prctl(_PR_SET_KEEPCAPS, 1),
+    "a turn before others": lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)),
+    "a setting of threads": lambda: threading.stack_size(1 << 20),
+    "a setting of sockets": lambda: socket.setdefaulttimeout(7),
+    "a place of modules": lambda: sys.path.append("/tmp/left"),
+    "a lock": _locks,
+    "a place that is looked at": _watches,
     "memory": lambda: _left.append(bytearray(os.urandom(1 << 16)) * 1024),
 }
 
