@@ -188,6 +188,17 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def ends_and_waits_no_more(keeper: int) -> None:
+    """Wait until a keeper that was just given a connection has ended: one that serves again would be seen to wait, and
+    would end as well, only later."""
+    until = time.monotonic() + 60 * SLOWNESS
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{keeper}/comm").read_text().strip() != ahead.WAITS:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        raise AssertionError("it waits for another connection")
+
+
 def status(pid: int) -> dict[str, str]:
     """The lines of a process's status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

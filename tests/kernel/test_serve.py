@@ -322,7 +322,7 @@ def test_a_keeper_whose_run_failed_serves_nobody_else(served: Served) -> None:
     fails = served.world.sign(served.world.package({"main.py": "raise SystemExit(3)\n"}, name="fails", id="fails"))
     one = served.alone()
     assert served.run(fails).error is not None
-    _until_gone(one)
+    serving.ends_and_waits_no_more(one)
     served.quiet()
 
 
