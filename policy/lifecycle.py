@@ -172,7 +172,11 @@ covenant wait RUN                    # until it has ended: its own outcome and e
 ```
 
 With `--tree` the whole subtree is stopped first, parents before children, so that nothing of it starts another run
-while the rest is asked; then each run of it is asked in turn.
+while the rest is asked; then each run of it is asked in turn. What stands to be ended is not resumed, and ends by
+itself after ten seconds, with everything below it, where whoever asked was killed over it.
+
+What somebody else has stopped, such as a revocation that was killed before it had marked anything, stands in the state
+Running; `covenant resume` finds that, writes both rows and lets it go on.
 
 ## Clocks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import select
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from policy.manifest.agent import Manifest
 from policy.rules import nine
 from policy.rules.parent import Drawn, delegate
 from policy.signing import trust
-from sandbox import bundle, registry, spawning
+from sandbox import bundle, control, registry, spawning
 from sandbox.admission import Above, Lineage, Member
 from sandbox.broker import Broker
 from sandbox.channel import Outcome
@@ -26,6 +27,8 @@ from sandbox.network import gateway
 from sandbox.spawning import Errand, Say, Spawner
 
 _MIB = 1024 * 1024
+# How long a run that can be seen may take until it listens, and how often it is asked meanwhile.
+_PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 # Starts a child, in the child's own keeper.
 Start = Callable[[Errand, Say], None]
 
@@ -148,6 +151,31 @@ def _use(directory: Path, overhead_mb: int) -> Drawn:
     leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), directory.name)
     leaf.adopt(bundle.cgroups_of(directory))
     return Drawn(memory_mb=max(0, leaf.memory_bytes() // _MIB - overhead_mb), pids_max=1)
+
+
+def end_below(runs: Path, run_id: str, by: str, reason: str) -> None:
+    """By the keeper of a run that somebody was to end with everything below it, and was killed over it: each of those
+    stands from then on, which is ended by its own keeper (``steering``). One that does not answer keeps no other alive.
+    """
+    until, asked = time.monotonic() + _PATIENCE_SECONDS, {run_id}
+    while moving := [one for one in registry.subtree(registry.live(runs), run_id) if one.run_id not in asked]:
+        for one in moving:
+            try:
+                _have_end(one.path, by=by, reason=reason)
+            except errors.NoRunError:
+                if time.monotonic() < until:  # it listens a moment after it can be seen, or is seen no more
+                    time.sleep(_AGAIN_SECONDS)
+                    continue
+            except errors.CovenantError:
+                pass
+            asked.add(one.run_id)
+
+
+def _have_end(path: Path, *, by: str, reason: str) -> None:
+    try:
+        control.ask(path, "suspend", by=by, reason=reason, ending=True)
+    except (errors.NotEnforceableError, errors.WrongStateError, errors.KernelError):
+        control.ask(path, "kill", by=by, reason=reason)  # it is just starting, or nothing stops it
 
 
 def narrowed(lineage: Lineage, manifest: Manifest, runs: Path) -> Effective | None:

@@ -82,13 +82,13 @@ def act(
         ask(operation, chosen, **({} if grace_ms is None or operation != "kill" else {"grace_ms": grace_ms}))
         done = [chosen.run_id]
     elif operation == "resume":
-        done = [one.run_id for one in reversed(ask.subtree(chosen)) if ask.where_it_can(operation, one)]
+        done = [one.run_id for one in reversed(ask.subtree(chosen.run_id)) if ask.where_it_can(operation, one)]
     elif operation == "suspend":
         done = ask.stop(chosen)
     else:
         done = []
         # A child that a keeper was just starting is there only when its parent is gone, and may outlive it.
-        while ask.subtree(chosen):
+        while ask.subtree(chosen.run_id):
             done += ask.end(chosen)
             _until_gone(state, done)
     if operation == "kill":
@@ -175,14 +175,14 @@ class _Ask:
             else:
                 return
 
-    def subtree(self, entry: Entry) -> list[Entry]:
+    def subtree(self, run_id: str) -> list[Entry]:
         """The run and everything below it, parents first."""
-        return registry.subtree(registry.live(self._runs), entry.run_id)
+        return registry.subtree(registry.live(self._runs), run_id)
 
-    def where_it_can(self, operation: Operation, entry: Entry) -> bool:
+    def where_it_can(self, operation: Operation, entry: Entry, **more: Any) -> bool:
         """Whether it was done: not to a run that ended meanwhile, or that is in no state for it."""
         try:
-            self(operation, entry)
+            self(operation, entry, **more)
         except (errors.NoRunError, errors.WrongStateError):
             return False
         return True
@@ -194,7 +194,7 @@ class _Ask:
         """
         until = time.monotonic() + _PATIENCE_SECONDS
         stopped: list[str] = []
-        while moving := [one for one in self.subtree(entry) if one.state != State.SUSPENDED]:
+        while moving := [one for one in self.subtree(entry.run_id) if one.state != State.SUSPENDED]:
             if time.monotonic() > until:
                 raise errors.KeeperError(f"{len(moving)} runs of the tree could not be suspended")
             stopped += [one.run_id for one in moving if self.where_it_can("suspend", one)]
@@ -203,21 +203,22 @@ class _Ask:
         return stopped
 
     def end(self, entry: Entry) -> list[str]:
-        """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile.
+        """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile. What
+        stands so ends by itself where we are killed over it.
 
         What cannot be stopped is ended at once: it is just starting, or nothing here stops it.
         """
+        held: set[str] = set()
         ended: list[str] = []
-        while moving := [
-            one for one in self.subtree(entry) if one.state != State.SUSPENDED and one.run_id not in ended
-        ]:
+        while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in {*held, *ended}]:
             for one in moving:
                 with contextlib.suppress(errors.NotEnforceableError):
-                    if self.where_it_can("suspend", one):
+                    if self.where_it_can("suspend", one, ending=True):
+                        held.add(one.run_id)
                         continue
                 self.where_it_can("kill", one)
                 ended.append(one.run_id)
-        for one in self.subtree(entry):
+        for one in self.subtree(entry.run_id):
             # What a parent's end ends as well is gone already.
             if one.run_id not in ended:
                 self.where_it_can("kill", one)

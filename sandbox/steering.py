@@ -27,6 +27,8 @@ LOG_BYTES = 16 * 1024
 # Of who asks, and of the reason that they give, as the log has them.
 WORDS = 200
 _LOOK_SECONDS = 0.25
+# How long a run stands that is to be ended with its tree, until it ends by itself: whoever asked is gone by then.
+_ENDING_SECONDS = 10.0
 
 
 class Steering:
@@ -34,8 +36,9 @@ class Steering:
 
     ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
     ``shown`` makes text of stderr that whoever may read logs may read; ``going_on`` is around a thaw, and raises when
-    the run of that directory is to stand (sandbox.revocation). ``table`` has what can be asked; others may put
-    more into it before the run listens.
+    the run of that directory is to stand (sandbox.revocation). ``below`` has everything below the run ended, in whose
+    name and why it is told, where whoever asked for that has not come back. ``table`` has what can be asked; others
+    may put more into it before the run listens.
     """
 
     def __init__(
@@ -46,8 +49,9 @@ class Steering:
         suspends: bool,
         shown: Callable[[bytes], str],
         going_on: Callable[[Path], contextlib.AbstractContextManager[None]],
+        below: Callable[[str, str], None] = lambda by, reason: None,
     ) -> None:
-        self._rows, self._ttl, self._shown, self._going_on = rows, ttl_seconds, shown, going_on
+        self._rows, self._ttl, self._shown, self._going_on, self._below = rows, ttl_seconds, shown, going_on, below
         self._expires = suspends and ttl_seconds is not None
         self._leaf: Leaf | None = None
         self._directory: Path | None = None
@@ -55,6 +59,8 @@ class Steering:
         self._watches: dict[int, Callable[[], Outcome]] = {}
         self._given_at: float | None = None
         self._suspended_at = 0.0
+        # When the run ends by itself, and who wants it and why.
+        self._to_end: tuple[float, Mapping[str, Any]] | None = None
         self.table: dict[str, control.Handler] = {
             "state": self._state,
             "suspend": self._suspend,
@@ -91,7 +97,11 @@ class Steering:
             channel,
             terminate=terminate,
             watches={**channel.watches, **self._watches},
-            rounds=(*channel.rounds, *([] if self._ttl is None else [Round(_LOOK_SECONDS, self._clocks)])),
+            rounds=(
+                *channel.rounds,
+                Round(_LOOK_SECONDS, self._forsaken),
+                *([] if self._ttl is None else [Round(_LOOK_SECONDS, self._clocks)]),
+            ),
             giving=self._giving,
             ending=self._ending,
         )
@@ -129,6 +139,14 @@ class Steering:
                 return self._expired(f"still running after {self._ttl} s, and it cannot be suspended: {e.message}")
         return None
 
+    def _forsaken(self) -> Outcome:
+        """Whoever had it stand to end it with its tree has not come back: what they had written down is done here."""
+        if self._to_end is None or time.monotonic() < self._to_end[0]:
+            return None
+        asked, self._to_end = self._to_end[1], None
+        self._below(asked.get("by", ""), asked.get("reason", ""))
+        return errors.KilledError(_words("ended", asked))
+
     def _expired(self, words: str) -> errors.DeadlineError:
         return errors.DeadlineError(f"{words} (clock: ttl_seconds)", clock="ttl_seconds")
 
@@ -139,15 +157,34 @@ class Steering:
         return control.Reply({"state": str(self._rows.state)})
 
     def _suspend(self, request: Mapping[str, Any]) -> control.Reply:
-        _only(request, "by", "reason")
-        self._may("suspend")
-        self._freeze(_words("asked", request))
+        """``ending``: it is to be ended with the tree that it is in, once all of that stands. Nothing lets it go on
+        then, and it ends by itself where whoever asks does not come back, with everything below it."""
+        _only(request, "by", "reason", "ending")
+        if request.get("ending", False) is True:
+            self._stand(request)
+        else:
+            self._may("suspend")
+            self._freeze(_words("asked", request))
         return control.Reply({"state": str(self._rows.state)})
+
+    def _stand(self, request: Mapping[str, Any]) -> None:
+        if self._to_end is not None:
+            return
+        words = _words("to be ended, asked", request)
+        if self._rows.state is State.SUSPENDED:
+            self._may("kill")
+            self._rows.remark(words)
+        else:
+            self._may("suspend")
+            self._freeze(words)
+        self._to_end = time.monotonic() + _ENDING_SECONDS, request
 
     def _resume(self, request: Mapping[str, Any]) -> control.Reply:
         _only(request, "by", "reason")
         self._found_standing()
         self._may("resume")
+        if self._to_end is not None:
+            raise errors.WrongStateError("the run is to be ended", hint="covenant ps says when it is gone")
         assert self._leaf is not None
         assert self._directory is not None
         with self._going_on(self._directory):
@@ -187,6 +224,7 @@ class Steering:
             raise errors.UsageError("no run ends with such a code")
         words = _words(cause.code, request)
         self._rows.to(State.TERMINATED, words)
+        self._to_end = None
         patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
         error = cause(f"ended {words.partition(' ')[2]}", **patience)
         return control.Reply({"state": str(self._rows.state)}, error)

@@ -168,6 +168,7 @@ class Terms:
             suspends=lifetime.on_expiry == "suspend",
             shown=lambda raw: preparation.redacted(raw, self._means.path),
             going_on=revocation.going_on,
+            below=functools.partial(delegation.end_below, self._means.path / "runs", self.run_id),
         )
 
     def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:

@@ -1,9 +1,12 @@
-"""kill -9 of a keeper amid what somebody asked of its run: they hear of it, and the next start clears up."""
+"""kill -9 of a keeper amid what somebody asked of its run: they hear of it, and the next start clears up; and of
+whoever ends a whole tree: its keepers do the rest."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from policy import errors, lifecycle
-from sandbox import archive, oversight, registry
+from sandbox import archive, control, oversight, registry
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import HEAD, TAIL, World
@@ -102,3 +105,71 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
         record = archive.read(world.state, run_id)
         assert record is not None
         assert record.code == "cut_off"
+
+
+# A keeper whose run stands below another's by its label, and that finds out that whoever ends it is gone when told so.
+MEMBER = """\
+import os, runpy, sys
+from sandbox import admission, steering
+above, told = sys.argv.pop(1), sys.argv.pop(1)
+label, forsaken = admission.Claim.label, steering.Steering._forsaken
+steering._ENDING_SECONDS = 0.0
+more = {"parent": above, "ancestors": above, "depth": "1"} if above else {}
+admission.Claim.label = lambda self, **fields: label(self, **fields) | more
+steering.Steering._forsaken = lambda self: forsaken(self) if os.path.exists(told) else None
+sys.argv[0] = "covenant"
+runpy.run_module("covenant", run_name="__main__")
+"""
+# After so many questions whoever ends a tree of two is killed.
+ASKED = {"the first stands": 1, "all stand": 2, "the first is ended": 3}
+
+
+def _end_and_die(world: World, run_id: str, questions: int) -> None:
+    """By a process of its own."""
+    ask, left = control.ask, iter(range(questions))
+
+    def ask_or_die(*arguments: Any, **more: Any) -> dict[str, Any]:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ask(*arguments, **more)
+
+    if (pid := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            control.ask = ask_or_die
+            oversight.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+
+def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World) -> None:
+    package = world.sign(world.package({"main.py": SLEEPS}, cpu_ms=250_000, memory_mb=64))
+    environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    told, processes = world.home / "told", list[subprocess.Popen[bytes]]()
+    with contextlib.ExitStack() as stack:
+
+        def member(above: str) -> int:
+            command = [sys.executable, "-c", MEMBER, above, str(told), "run", str(package), "hi"]
+            quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            processes.append(stack.enter_context(subprocess.Popen(command, env=environment, **quiet)))
+            stack.callback(processes[-1].kill)
+            return processes[-1].pid
+
+        def shown(keepers: list[int]) -> dict[int, registry.Entry] | None:
+            found = {one.keeper: one for one in registry.live(world.state / "runs") if one.state == "Running"}
+            return found if set(keepers) <= set(found) else None
+
+        tops = [member("") for _ in ASKED]
+        found = until(lambda: shown(tops))
+        below = [member(found[one].run_id) for one in tops]
+        found = until(lambda: shown([*tops, *below]))
+        for keeper, questions in zip(tops, ASKED.values(), strict=True):
+            _end_and_die(world, found[keeper].run_id, questions)
+        told.touch()
+        until(lambda: all(one.poll() is not None for one in processes))
+    ids = {one.run_id for one in found.values()}
+    rows = [row["kind"] for row in world.rows()]
+    ends = [(row["run_id"], row["code"]) for row in rows if row["type"] == "run_ended"]
+    assert sorted(ends) == sorted((one, "stopped") for one in ids)
+    said = "to be ended, asked by operator@local: enough"
+    assert {row["run_id"] for row in rows if row["type"] == "run_state" and row["reason"] == said} == ids
+    assert leftovers(world) == []

@@ -78,6 +78,7 @@ class World:
     runs: Path
 
     def __init__(self, *, ttl: int | None = None, suspends: bool = False, leaf: bool = True) -> None:
+        self.below: list[tuple[str, str]] = []
         self.log = Log()
         self.rows = Rows(cast("Ledger", self.log), "r", ISSUER)
         for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
@@ -89,6 +90,7 @@ class World:
             suspends=suspends,
             shown=lambda raw: raw.decode(),
             going_on=revocation.going_on,
+            below=lambda by, reason: self.below.append((by, reason)),
         )
         self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
         calls = self.log.said.append
@@ -142,6 +144,47 @@ def test_what_somebody_stopped_who_wrote_nothing_down_can_be_let_go_on() -> None
         with pytest.raises(errors.WrongStateError):
             one.ask("resume")
     assert len(one.log.said) == 3
+
+
+ENDING: dict[str, Any] = {"by": "uid7@local", "reason": "enough", "ending": True}
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch, *, stands: bool
+) -> None:
+    one = World()
+    (forsaken,) = one.channel.rounds
+    if stands:
+        one.ask("suspend")
+        one.log.said.clear()
+    for _ in range(2):  # the second time is none: it has promised already
+        assert one.ask("suspend", **ENDING).answer == {"state": "Suspended"}
+    freezes = [] if stands else ["freeze"]
+    assert one.log.said == ["Suspended: to be ended, asked by uid7@local: enough", *freezes]
+    with pytest.raises(errors.WrongStateError, match="the run is to be ended"):
+        one.ask("resume")
+    assert forsaken.look() is None
+    assert one.below == []
+    later = time.monotonic() + steering._ENDING_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    error = forsaken.look()
+    assert isinstance(error, errors.KilledError)
+    assert error.message == "ended by uid7@local: enough"
+    assert one.below == [("uid7@local", "enough")]
+    assert forsaken.look() is None
+
+
+def test_what_is_over_cannot_be_had_stand_to_be_ended() -> None:
+    one = World()
+    one.ask("suspend")
+    one.exchange._exited = True
+    with pytest.raises(errors.NoRunError):
+        one.ask("suspend", **ENDING)
+    bare = World(leaf=False)
+    with pytest.raises(errors.NotEnforceableError):
+        bare.ask("suspend", **ENDING)
+    assert bare.log.said == []
 
 
 def test_what_is_being_revoked_is_not_let_go_on() -> None:
@@ -287,7 +330,7 @@ def _clock(one: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     one = World(ttl=10, suspends=True)
     now = _clock(one, monkeypatch)
-    (look,) = [r.look for r in one.channel.rounds]
+    _, look = [r.look for r in one.channel.rounds]
     assert look() is None
     now[0] += 10
     assert look() is None
@@ -308,14 +351,14 @@ def test_the_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch
 def test_a_run_that_another_suspended_ends_after_one_more_ttl_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     one = World(ttl=10)
     now = _clock(one, monkeypatch)
-    (look,) = [r.look for r in one.channel.rounds]
+    _, look = [r.look for r in one.channel.rounds]
     now[0] += 100
     assert look() is None
     assert one.state == "Running"  # its ttl terminates, which is the exchange's own deadline
     one.ask("suspend")
     now[0] += 10
     assert isinstance(look(), errors.DeadlineError)
-    assert World().channel.rounds == ()
+    assert len(World().channel.rounds) == 1  # no clock of its own
 
 
 def test_who_cannot_be_stopped_at_its_ttl_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +367,7 @@ def test_who_cannot_be_stopped_at_its_ttl_is_ended(monkeypatch: pytest.MonkeyPat
         now = _clock(one, monkeypatch)
         one.freezer.broken = True
         now[0] += 10
-        (look,) = [r.look for r in one.channel.rounds]
+        _, look = [r.look for r in one.channel.rounds]
         assert isinstance(look(), errors.DeadlineError)
 
 
