@@ -26,7 +26,7 @@ from sandbox.registry import Entry
 from sandbox.request import Request
 from sandbox.serve import client, holder
 from sandbox.state import State
-from tests.kernel import internet
+from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
 from tests.kernel.serving import Served, covenant, open_place
@@ -486,7 +486,27 @@ def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> 
         assert leftovers(world) == []
 
 
-def test_instances_with_a_network_each_have_their_own_in_one_holder(tmp_path: Path, warm: Path) -> None:
+# Before the supervisor's first line: each fork of it and of what it forks is written down, with whoever made it.
+_FORKS_TOLD = """
+import os, sys
+def told(event, arguments):
+    if event in ("os.fork", "os.forkpty", "os.posix_spawn"):
+        name, code = open("/proc/self/comm").read().strip(), sys._getframe(1).f_code
+        where = f"{os.path.basename(code.co_filename)}:{code.co_name}"
+        with open(PLACE, "a") as file:
+            file.write(f"{name} {len(os.listdir('/proc/self/task'))} {where}\\n")
+sys.addaudithook(told)
+"""
+# What executes at once, or does nothing that could want a lock (ADR 0037).
+_AMONG_THREADS = {"process.py:_fork", "idmap.py:namespace"}
+
+
+def test_instances_with_a_network_each_have_their_own_in_one_holder(
+    tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is forked among its threads that goes on as Python, which Python itself warns of from 3.12 on."""
+    forks = tmp_path / "forks"
+    monkeypatch.setattr(serving, "_MAIN", _FORKS_TOLD.replace("PLACE", repr(str(forks))) + serving._MAIN)
     with internet.made() as net:
         world = internet.configured(internet.NetworkedWorld(tmp_path, warm=warm), net)
         code = HEAD + internet.probes(["tcp('api.example.com', 80, 10)", "tcp('9.9.9.9', 80)"]) + TAIL
@@ -507,6 +527,12 @@ def test_instances_with_a_network_each_have_their_own_in_one_holder(tmp_path: Pa
             one.stop()
             assert net.leftovers() == []
         assert leftovers(world) == []
+    told = [(name, int(threads), who) for name, threads, who in map(str.split, forks.read_text().splitlines())]
+    # The control: of each instance its sandbox and its gates, and the forks that do go on as Python.
+    among = [one for one in told if one[0] == holder.NAME and one[1] > 1]
+    assert len(among) >= 2 * 2
+    assert {one[2] for one in told if one[1] == 1} >= {"keeper.py:fork"}
+    assert {one[2] for one in told if one[1] > 1} <= _AMONG_THREADS
 
 
 def test_the_supervisor_s_death_takes_those_along_that_nobody_used(warm: Path) -> None:
