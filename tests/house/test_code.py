@@ -94,6 +94,36 @@ def test_the_purity_check_sees(source: str) -> None:
     assert _impurities(source)
 
 
+# Each with what keeps it from going on with another thread's locks: it executes at once, it lives for a millisecond in
+# system calls, it is in a child that has one thread, its caller has (keeper.has_threads).
+FORKS = {"sandbox/kernel/process.py", "sandbox/kernel/idmap.py", "sandbox/kernel/confine.py", "sandbox/keeper.py"}
+
+
+def _forks(source: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in ("fork", "forkpty", "posix_spawn", "posix_spawnp"):
+            found += [node.attr] if isinstance(node.value, ast.Name) and node.value.id == "os" else []
+        elif isinstance(node, ast.keyword) and node.arg == "preexec_fn":
+            found.append(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [name for name in names if name in ("multiprocessing", "ProcessPoolExecutor", "fork", "pty")]
+    return found
+
+
+def test_processes_are_forked_in_four_places(clone: pathlib.Path) -> None:
+    assert {str(path.relative_to(clone)) for path in _sources(clone, *ROOMS) if _forks(path.read_text())} == FORKS
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["os.fork()", "x = os.posix_spawn", "run(a, preexec_fn=b)", "import multiprocessing", "from os import fork"],
+)
+def test_the_look_for_forks_sees(source: str) -> None:
+    assert _forks(source)
+
+
 def test_public_modules_say_what_they_are(clone: pathlib.Path) -> None:
     silent = [
         str(path.relative_to(clone))
