@@ -18,6 +18,10 @@ RESULT_BYTES = 4 * 1024 * 1024
 STDOUT_BYTES = 16 * 1024 * 1024
 STDERR_BYTES = 64 * 1024
 INTENT_BYTES = 1024 * 1024
+# Of a result's lists and objects: how deep they may lie in each other, and how many there may be. Whoever hands the
+# result on walks through it, by its own stack and in its own memory, of which three bytes of an agent's take 64.
+RESULT_DEPTH = 64
+RESULT_CONTAINERS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ def parse_result(stdout: bytes) -> AgentResult:
     """Read the only non-empty line of stdout.
 
     Raises:
-        errors.OutputTooLargeError: the line is over 4 MiB, or stdout over 16 MiB.
+        errors.OutputTooLargeError: the line is over 4 MiB, has more than 65,536 lists and objects, or stdout is over
+            16 MiB.
         errors.MalformedOutputError: anything else than one JSON object with a string ``text``.
     """
     if len(stdout) > STDOUT_BYTES:
@@ -131,7 +136,25 @@ def _decode(line: bytes) -> dict[str, Any]:
         raise errors.MalformedOutputError("the result line is not JSON") from e
     if not isinstance(document, dict):
         raise errors.MalformedOutputError("the result line is not a JSON object")
+    # More than one of these there is for each list and object, those in texts among them.
+    if line.count(b"[") + line.count(b"{") > RESULT_DEPTH:
+        _bounded(document)
     return document
+
+
+def _bounded(document: dict[str, Any]) -> None:
+    """Level by level, since what goes down by calls would be what this is to spare others."""
+    level: list[Any] = [document]
+    count = 0
+    for _ in range(RESULT_DEPTH):
+        count += len(level)
+        if count > RESULT_CONTAINERS:
+            raise errors.OutputTooLargeError(f"the result has more than {RESULT_CONTAINERS} lists and objects")
+        values = (value for one in level for value in (one.values() if isinstance(one, dict) else one))
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise errors.MalformedOutputError(f"the result is nested more than {RESULT_DEPTH} deep")
 
 
 def _result(document: Mapping[str, Any]) -> AgentResult:

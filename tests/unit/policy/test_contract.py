@@ -93,6 +93,32 @@ def test_a_line_over_4_mib_and_an_output_over_16_mib_are_too_large() -> None:
             contract.parse_result(raw)
 
 
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_result_is_nested_so_deep_that_everybody_can_hand_it_on(opens: bytes, closes: bytes) -> None:
+    """What the reader takes at the depth of its own stack, whoever writes it anew at the same depth could not."""
+
+    def nested(depth: int) -> bytes:
+        return b'{"text": "t", "files": [' + opens * (depth - 2) + b"1" + closes * (depth - 2) + b"]}"
+
+    assert contract.parse_result(nested(contract.RESULT_DEPTH)).files
+    for depth in (contract.RESULT_DEPTH + 1, 490, 900):
+        with pytest.raises(errors.MalformedOutputError, match="nested more than 64 deep"):
+            contract.parse_result(nested(depth))
+    # What stands in a text is no nesting.
+    assert contract.parse_result(json.dumps({"text": "[{" * 100_000}).encode()).text
+
+
+def test_a_result_has_so_many_lists_and_objects_and_no_more() -> None:
+    """Three bytes of an agent's are sixty of its supervisor's, which no cgroup of the agent's bounds."""
+
+    def many(count: int) -> bytes:
+        return b'{"text": "t", "files": [' + b",".join([b"{}"] * (count - 2)) + b"]}"
+
+    assert len(contract.parse_result(many(contract.RESULT_CONTAINERS)).files) == contract.RESULT_CONTAINERS - 2
+    with pytest.raises(errors.OutputTooLargeError, match="more than 65536 lists and objects"):
+        contract.parse_result(many(contract.RESULT_CONTAINERS + 1))
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_raise_anything_else(raw: bytes) -> None:
     with contextlib.suppress(errors.RunError):
