@@ -144,6 +144,7 @@ def _gateway(job: Job, directory: RunDirectory, gates: cgroupfs.Leaf, stack: con
         note=directory.note_network,
         denied=job.denied,
         join_files=gates.join_files(),
+        patience=_patience(job, directory, gates),
     )
     return stack.enter_context(opened)
 
@@ -222,7 +223,7 @@ def _launch(
 
 
 def _patience(job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf) -> process.Patience:
-    """What is served while runsc is on its way: whoever ends the run, asks it or revokes it."""
+    """What is served while what joins a leaf is on its way: whoever ends the run, asks it or revokes it."""
     asked = {} if job.steering is None else job.steering.before()
     return process.Patience(
         seconds=job.limits.start_seconds,

@@ -71,8 +71,28 @@ class Patience:
     look: Callable[[], errors.RunError | None] = lambda: None
     kill: Callable[[], None] = lambda: None
 
+    def readable(self, *fds: int, until: float) -> list[int]:
+        """Which of these are readable, as soon as one is; none at that time (monotonic).
 
-_PATIENCE = Patience()
+        Raises:
+            errors.RunError: what is watched, or asked by the clock, said so.
+        """
+        poll = select.poll()
+        for fd in (*fds, *self.watches):
+            poll.register(fd, select.POLLIN)
+        while True:
+            left = max(0.0, until - time.monotonic())
+            ready = [fd for fd, _ in poll.poll(min(left, _LOOK_SECONDS) * 1000)]
+            if awaited := [fd for fd in ready if fd in fds]:
+                return awaited
+            for look in (*(self.watches[fd] for fd in ready), self.look):
+                if (end := look()) is not None:
+                    raise end
+            if not left:
+                return []
+
+
+PATIENCE = Patience()
 
 
 @dataclass
@@ -121,7 +141,7 @@ class Child:
         return self.status
 
 
-def spawn(launch: Launch, patience: Patience = _PATIENCE) -> Child:
+def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
     """Fork and execute ``launch``.
 
     Raises:
@@ -158,27 +178,17 @@ def spawn(launch: Launch, patience: Patience = _PATIENCE) -> Child:
 
 def _reported(child: Child, report: int, patience: Patience, program: str) -> bytes:
     """What the child says of a step that failed; empty once it executes, or has died without a word."""
-    until, poll, said = time.monotonic() + patience.seconds, select.poll(), b""
-    for fd in (report, child.pidfd, *patience.watches):
-        poll.register(fd, select.POLLIN)
-    while True:
-        left = max(0.0, until - time.monotonic())
-        ready = [fd for fd, _ in poll.poll(min(left, _LOOK_SECONDS) * 1000)]
-        if report in ready:
-            if not (piece := os.read(report, _REPORT_BYTES)):
-                return said
-            said += piece
-        elif child.pidfd in ready:
+    until, said = time.monotonic() + patience.seconds, b""
+    while ready := patience.readable(report, child.pidfd, until=until):
+        if report not in ready:
             return said  # and whoever else was forked meanwhile may hold the other end of its report
-        else:
-            for look in (*(patience.watches[fd] for fd in ready), patience.look):
-                if (end := look()) is not None:
-                    raise end
-            if not left:
-                raise errors.StartTimeoutError(
-                    f"`{program}` was not executed within {patience.seconds:g} s{_standing(child.pid)}",
-                    hint="thaw its cgroup if somebody stopped it; see whether a file system or the kernel hangs",
-                )
+        if not (piece := os.read(report, _REPORT_BYTES)):
+            return said
+        said += piece
+    raise errors.StartTimeoutError(
+        f"`{program}` was not executed within {patience.seconds:g} s{_standing(child.pid)}",
+        hint="thaw its cgroup if somebody stopped it; see whether a file system or the kernel hangs",
+    )
 
 
 def _readable(fd: int, seconds: float) -> bool:

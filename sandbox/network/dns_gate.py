@@ -13,6 +13,7 @@ from policy import denials, errors
 from policy.compile.firewall import GATE_UID
 from policy.grants import addresses as grants
 from sandbox.kernel import nft_elements
+from sandbox.kernel.process import PATIENCE, Patience
 from sandbox.network import addresses, broker, gate_process
 
 LAYER = "dns"
@@ -43,6 +44,7 @@ def open(  # noqa: A001 - the module's verb: dns_gate.open(...)
     denied: Callable[[denials.Denial], None],
     resolvers: Sequence[str],
     join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
 ) -> Iterator[DnsGate]:
     """Serve the ``dns`` part of gates.json while the block lasts.
 
@@ -51,6 +53,7 @@ def open(  # noqa: A001 - the module's verb: dns_gate.open(...)
     is ready: a question that comes before waits in the socket.
 
     Raises:
+        errors.RunError: what ``patience`` watches said so, or it was not executed in time.
         errors.KernelError: the sockets cannot be made, or the process cannot be started.
     """
     with contextlib.ExitStack() as stack:
@@ -76,6 +79,7 @@ def open(  # noqa: A001 - the module's verb: dns_gate.open(...)
                     calls=CALLS,
                     descriptors=_DESCRIPTORS,
                     join_files=join_files,
+                    patience=patience,
                 )
                 process = stack.enter_context(gate_process.start(gate))
                 serves.started()

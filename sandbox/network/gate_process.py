@@ -17,6 +17,7 @@ import os
 import platform
 import resource
 import select
+import signal
 import socket
 import sys
 import time
@@ -47,6 +48,8 @@ WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
 }
 _START = "import sys; sys.path += sys.argv[3:]; from sandbox.network import gate_main; gate_main.main(*sys.argv[1:3])"
 _STDERR_BYTES = 4096
+# How long a gate that is killed may take, until it is looked whether its cgroup stands.
+_DEATH_SECONDS = 0.25
 # Reports that are read in one go: the exchange with the agent is served in between.
 _AT_ONCE = 64
 
@@ -56,7 +59,8 @@ class Gate:
     """A gate to start: ``module`` has ``serve(gate_main.Gate)``; ``layer`` and ``codes`` are those of its denials.
 
     ``calls`` are system calls beyond ``CALLS``. ``namespace`` is a descriptor of the network namespace that it lives
-    in, None for an empty one of its own. ``join_files`` are cgroup files of the leaf that pays for it.
+    in, None for an empty one of its own. ``join_files`` are cgroup files of the leaf that pays for it, and ``patience``
+    is for its start: whoever waits for it hears meanwhile who ends the run, and has a way to end what stands.
     """
 
     module: str
@@ -71,6 +75,7 @@ class Gate:
     descriptors: int = 256
     memory_bytes: int = 512 << 20
     join_files: Sequence[str] = ()
+    patience: process.Patience = process.PATIENCE
 
     def describe(self) -> str:
         """The operation in words."""
@@ -93,10 +98,12 @@ class GateProcess:
 
         Raises:
             errors.KernelError: it ended, or is not ready in time.
+            errors.RunError: what its patience watches said so.
         """
         if self._is_ready:
             return
-        if not _readable(self._reports, timeout_seconds):
+        until = time.monotonic() + timeout_seconds
+        if not self._gate.patience.readable(self._reports.fileno(), until=until):
             raise errors.KernelError(f"the {self._gate.layer} gate is not ready after {timeout_seconds:g} s")
         # At the end of the other side this is empty: a gate that failed says why on stderr.
         if self._receive() != gate_main.READY:
@@ -110,8 +117,14 @@ class GateProcess:
 
     def tell_rest(self) -> None:
         """Tell what was refused in the last moment, when the exchange has stopped listening."""
-        if self._rest is not None and _readable(self._reports):
+        if self._rest is not None and _readable(self._reports.fileno()):
             self._rest()
+
+    def end(self) -> None:
+        """It ends with its run. One that somebody has stopped dies of no signal until its cgroup is thawed."""
+        self._child.signal(signal.SIGKILL)
+        if not _readable(self.pidfd, _DEATH_SECONDS):
+            self._gate.patience.kill()
 
     def _ended(self) -> errors.RunError:
         return errors.GateError(f"the {self._gate.layer} gate ended: {self._last_words()}")
@@ -153,9 +166,9 @@ class GateProcess:
         return said or "it said nothing"
 
 
-def _readable(line: socket.socket, timeout_seconds: float = 0) -> bool:
+def _readable(fd: int, timeout_seconds: float = 0) -> bool:
     poll = select.poll()
-    poll.register(line, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_seconds * 1000))
 
 
@@ -178,6 +191,7 @@ def start(gate: Gate) -> Iterator[GateProcess]:
 
     Raises:
         errors.KernelError: the process could not be started.
+        errors.RunError: it did not come to execve in time, or what its patience watches said so.
     """
     with contextlib.ExitStack() as stack:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -188,8 +202,9 @@ def start(gate: Gate) -> Iterator[GateProcess]:
             theirs.setblocking(False)
             with _document(gate, theirs.fileno()) as document:
                 launch = _launch(gate, document, theirs.fileno())
-                child = stack.enter_context(process.spawn(launch))
+                child = stack.enter_context(process.spawn(launch, gate.patience))
         started = GateProcess(gate, child, ours)
+        stack.callback(started.end)
         yield started
         started.tell_rest()
 

@@ -22,6 +22,7 @@ from policy.compile.artefacts import Artefacts
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import conntrack, nflog, nft
 from sandbox.kernel import netns as spaces
+from sandbox.kernel.process import PATIENCE, Patience
 from sandbox.network import addresses, dns_gate, netns, resolvers, rulesets, tls_gate, uplink, walls
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
@@ -51,13 +52,15 @@ def opened(
     note: Callable[[Mapping[str, Any]], None],
     denied: denials.Told,
     join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
 ) -> Iterator[Gateway]:
     """The gateway of one run. ``note`` is told what lies outside of our own descriptors before any of it is made;
-    ``join_files`` are those of the cgroup that its gates join (``gate_leaf``).
+    ``join_files`` are those of the cgroup that its gates join (``gate_leaf``), and ``patience`` is for their start.
 
     Raises:
         errors.NotEnforceableError: the operator has named no interface, or it is not there.
         errors.MachineError: a part could not be made; nothing of it is left.
+        errors.RunError: what ``patience`` watches said so, or a gate was not executed in time; as well.
     """
     if not config.uplink:
         raise errors.NotEnforceableError(
@@ -75,7 +78,8 @@ def opened(
         netns.open_link(made)  # (3)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
         note(about)
-        gates = _gates(artefacts, made, config, denied, join_files, stack)  # (4)
+        given = {"inside": made.inside, "denied": denied, "join_files": join_files, "patience": patience}
+        gates = _gates(artefacts, config, given, stack)  # (4)
         place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (5)
         note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
         refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
@@ -88,22 +92,13 @@ def opened(
 
 
 def _gates(
-    artefacts: Artefacts,
-    made: netns.Spaces,
-    config: Config,
-    denied: denials.Told,
-    join_files: Sequence[str],
-    stack: contextlib.ExitStack,
+    artefacts: Artefacts, config: Config, given: Mapping[str, Any], stack: contextlib.ExitStack
 ) -> list[dns_gate.DnsGate | tls_gate.TlsGate]:
-    """Both gates, as far as the policy needs them; started, and perhaps not ready."""
+    """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given."""
     plan = artefacts.json("gates.json")
     gates: list[dns_gate.DnsGate | tls_gate.TlsGate] = []
     if plan["dns"] is not None:
-        asked = resolvers.of(config)
-        opened = dns_gate.open(plan["dns"], inside=made.inside, denied=denied, resolvers=asked, join_files=join_files)
-        gates.append(stack.enter_context(opened))
+        gates.append(stack.enter_context(dns_gate.open(plan["dns"], resolvers=resolvers.of(config), **given)))
     if plan["tls"] is not None:
-        gates.append(
-            stack.enter_context(tls_gate.open(plan["tls"], inside=made.inside, denied=denied, join_files=join_files))
-        )
+        gates.append(stack.enter_context(tls_gate.open(plan["tls"], **given)))
     return gates

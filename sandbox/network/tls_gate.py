@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from policy import denials, errors
 from policy.compile.firewall import GATE_UID
+from sandbox.kernel.process import PATIENCE, Patience
 from sandbox.network import client_hello, gate_process, splice, tls_serve
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ def open(  # noqa: A001 - the module's verb: tls_gate.open(...)
     inside: Callable[[Callable[[], Any]], Any],
     denied: Callable[[denials.Denial], None],
     join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
 ) -> Iterator[TlsGate]:
     """Serve the ``tls`` part of gates.json while the block lasts.
 
@@ -47,6 +49,7 @@ def open(  # noqa: A001 - the module's verb: tls_gate.open(...)
     a connection that comes before waits in the backlog.
 
     Raises:
+        errors.RunError: what ``patience`` watches said so, or it was not executed in time.
         errors.KernelError: the listeners cannot be made, or the process cannot be started.
     """
     with contextlib.ExitStack() as stack:
@@ -69,6 +72,7 @@ def open(  # noqa: A001 - the module's verb: tls_gate.open(...)
                 namespace=namespace,
                 descriptors=_DESCRIPTORS,
                 join_files=join_files,
+                patience=patience,
             )
             process = stack.enter_context(gate_process.start(gate))
         yield TlsGate(process, process.watches(denied))

@@ -1,18 +1,25 @@
-"""A sandbox whose cgroup somebody stops before it runs: its keeper hears who ends it, and gives up in the end."""
+"""A sandbox, or a gate of its network, whose cgroup somebody stops before it runs: its keeper hears who ends it, and
+gives up in the end."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from policy import errors
 from sandbox import bundle, control, registry
 from sandbox.kernel import cgroupfs, process
+from sandbox.network import gate_leaf, gate_process
+from sandbox.network.gate_process import GateProcess
+from tests.kernel import internet
+from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import until
 from tests.kernel.test_revocation_races import ANSWERS
 from tests.kernel.world import World
@@ -74,3 +81,84 @@ def test_a_keeper_whose_sandbox_stands_is_not_deaf(
         thread.join()
     assert [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"] == [ended.code]
     assert registry.live(world.state / "runs") == []
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Internet]:
+    with internet.made() as made:
+        yield made
+
+
+@pytest.fixture
+def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
+    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
+    yield world
+    assert net.leftovers() == []
+
+
+@contextlib.contextmanager
+def _standing_gates(world: World, act: Callable[[Path], None] | None) -> Iterator[None]:
+    """The gates of the one run stand while the block lasts, and ``act`` is done once somebody does in there."""
+    (one,) = registry.live(world.state / "runs")
+    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
+    leaf.adopt(bundle.cgroups_of(one.path))
+    gates = gate_leaf.adopted_of(leaf)
+    assert gates is not None
+    gates.freeze()
+
+    def once_it_stands(gates: cgroupfs.Leaf, act: Callable[[Path], None]) -> None:
+        until(gates.pids)
+        act(one.path)
+
+    if act is None:
+        yield
+        return
+    thread = threading.Thread(target=once_it_stands, args=[gates, act])
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+ENDS: dict[str, tuple[Callable[[Path], None] | None, type[errors.RunError]]] = {
+    "whoever asks": (_ask, errors.KilledError),
+    "a revocation": (lambda path: bundle.mark_revoked(path, "it leaks"), errors.RunRevokedError),
+    "its deadline": (None, errors.StartTimeoutError),
+}
+
+
+@pytest.mark.parametrize(
+    ("until_when", "by"),
+    [("executed", "whoever asks"), ("executed", "its deadline"), ("ready", "a revocation")],
+)
+def test_a_keeper_whose_gates_stand_is_not_deaf(
+    networked: NetworkedWorld, monkeypatch: pytest.MonkeyPatch, until_when: str, by: str
+) -> None:
+    (act, ended), grant = ENDS[by], internet.entries(("www.example.com", "[443]", "tls"))
+    package = networked.sign(networked.package({"main.py": ANSWERS}, network="full", more=grant))
+    if act is None:
+        internet.configured(networked, networked.internet, start_deadline_seconds=1)
+    spawn, ready = process.spawn, GateProcess.ready
+
+    def stand(launch: process.Launch, patience: process.Patience) -> process.Child:
+        if launch.program != sys.executable or not registry.live(networked.state / "runs"):
+            return spawn(launch, patience)
+        monkeypatch.setattr(process, "spawn", spawn)
+        with _standing_gates(networked, act):
+            return spawn(launch, patience)
+
+    def never_ready(self: GateProcess, *arguments: Any) -> None:
+        monkeypatch.setattr(GateProcess, "ready", ready)
+        with _standing_gates(networked, act):
+            ready(self, 60)
+
+    if until_when == "executed":
+        monkeypatch.setattr(process, "spawn", stand)
+    else:
+        monkeypatch.setattr(gate_process, "_START", "import time; time.sleep(600)")
+        monkeypatch.setattr(GateProcess, "ready", never_ready)
+    with pytest.raises(ended):
+        networked.run(package)
+    assert [row["kind"]["code"] for row in networked.rows() if row["kind"]["type"] == "run_ended"] == [ended.code]
+    assert registry.live(networked.state / "runs") == []
