@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,14 +118,17 @@ def enforce(
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(runs, root, stack)
         if install is not None:
-            sweep.catch()
+            sweep.try_to_catch()  # whatever fails of it keeps no root from being installed
             try:
                 install()
             except errors.CovenantError as e:
                 if not sweep.caught:
                     raise
                 refused = e
-        sweep.catch(write)
+        if sweep.caught:
+            sweep.try_to_catch(write)
+        else:
+            sweep.catch(write)
         if not sweep.caught:
             return NOTHING
         sweep.end()
@@ -146,6 +148,10 @@ class _Sweep:
         self._failed: list[str] = []
         # Parents first.
         self.caught: list[registry.Entry] = []
+
+    def try_to_catch(self, write: Write | None = None) -> None:
+        """``catch``; that it failed is said."""
+        _try(self._failed, "the live runs", lambda: self.catch(write))
 
     def catch(self, write: Write | None = None) -> None:
         """(1) to (3) of ``enforce``, for those that were not caught before; and (5) with ``write``."""
@@ -167,9 +173,10 @@ class _Sweep:
             self._stack.enter_context(first(self._runs))
         self._hit.update(hit)
         leaves = _all_leaves(self._hierarchies, found, self._failed)
+        unmarked = [one for one in found if bundle.revoked_of(one.path) is None]
         ending.stop(leaf for both in leaves.values() for leaf in both[:1])  # (2)
         # INVARIANT: nothing is done between the stop and the mark.
-        _mark([one for one in found if bundle.revoked_of(one.path) is None], hit, self._failed)  # (3)
+        _mark(unmarked, hit, self._failed)  # (3)
         ending.stop(leaf for both in leaves.values() for leaf in both[1:])
         late = [one for one in found if not _is_up(leaves[one.run_id])]
         leaves.update(_all_leaves(self._hierarchies, late, self._failed))
@@ -191,7 +198,7 @@ class _Sweep:
 
     def end(self) -> None:
         """(6) and (7)."""
-        cut = _Aside(functools.partial(cutting.cut, _links(self.caught, self._failed)))
+        cut = cutting.Aside(_links(self.caught, self._failed))
         every = [leaf for one in self.caught for leaf in self._leaves[one.run_id]]
         _try(self._failed, "processes", lambda: ending.kill(every))
         _try(self._failed, "networks", lambda: self._failed.extend(cut.result()))
@@ -454,29 +461,6 @@ def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarch
             names = ", ".join(one.run_id for one in left)
             raise errors.KernelError(f"the keepers of {names} have not ended them after {_STARTING_SECONDS:g} s")
         time.sleep(0.005)
-
-
-class _Aside(threading.Thread):
-    """A call in a thread of its own; ``result`` waits for it, and raises what it raised."""
-
-    def __init__(self, call: Callable[[], list[str]]) -> None:
-        super().__init__(name="cut")
-        self._call, self._value = call, list[str]()
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as e:  # it is raised again in the thread that asks
-            self._error = e
-
-    def result(self) -> list[str]:
-        """What the call gave."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        return self._value
 
 
 def _try(failed: list[str], what: str, act: Callable[[], object]) -> bool:

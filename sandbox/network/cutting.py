@@ -12,6 +12,7 @@ import errno
 import functools
 import os
 import secrets
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,29 @@ def cut(links: Sequence[Link]) -> list[str]:
             except (OSError, errors.KernelError) as e:
                 failed.append(f"the host's end: {e}")
     return failed
+
+
+class Aside(threading.Thread):
+    """``cut`` in a thread of its own; ``result`` waits for it, and raises what it raised."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        super().__init__(name="cut")
+        self._links, self._value = links, list[str]()
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = cut(self._links)
+        except BaseException as e:  # it is raised again in the thread that asks
+            self._error = e
+
+    def result(self) -> list[str]:
+        """What could not be cut."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 def _others(links: Iterable[Link], stack: contextlib.ExitStack, failed: list[str]) -> list[int]:

@@ -283,6 +283,29 @@ def test_a_root_that_cannot_be_installed_ends_them_all_the_same(tmp_path: Path) 
     assert rows == [{"version": 1, "runs": [done.ended[0].row()]}]
 
 
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_list_of_runs_that_cannot_be_read_keeps_no_root_from_holding(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    seen, looks = registry.seen, iter(range(1, 3))
+
+    def seen_or_not(runs: Path) -> list[registry.Entry]:
+        if next(looks) == look:
+            raise OSError(24, "Too many open files")
+        return seen(runs)
+
+    monkeypatch.setattr(registry, "seen", seen_or_not)
+    with live(tmp_path, "one", (1,)):
+        done = revocation.enforce(
+            tmp_path, REVOKES_1, write=lambda fields: asked.append("row"), install=lambda: asked.append("root")
+        )
+    assert [one.run_id for one in done.ended] == ["one"]
+    assert done.failed == ("the live runs: Too many open files",)
+    assert asked.index("root") == (0 if look == 1 else 4)
+    assert asked.count("row") == (1 if look == 1 else 0)
+    assert {"stop", "mark", "cut", "kill"} <= set(asked)
+
+
 @pytest.mark.usefixtures("asked")
 def test_those_whom_no_row_names_yet_are_named_by_whoever_comes_next(tmp_path: Path) -> None:
     """A mark does not say that there is a row: whoever set it was killed, or its log was full."""
