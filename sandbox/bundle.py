@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from policy import errors
 from policy.compile.artefacts import Artefacts
 from sandbox import durable
+from sandbox.spare import Spares
 
-POLICY = "policy"
+POLICY, BUNDLE = "policy", "bundle"
 # In the label of a run that is a self-test: no agent ran in it.
 SELF_TEST = "self_test"
 # In the label of a run that waits for its intent (sandbox.standby): it holds its place, and no agent id.
@@ -39,18 +41,28 @@ class RunDirectory:
     """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager.
 
     ``claim`` is called behind the gate just before the label can be seen, and raises when the run may not be beside
-    those that can: of two that race for the same place one is first.
+    those that can: of two that race for the same place one is first. ``spares`` are parts that runs of the same policy
+    have left; a run that comes to its end leaves its own.
     """
 
-    def __init__(self, path: Path, label: Mapping[str, str], *, claim: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        label: Mapping[str, str],
+        *,
+        claim: Callable[[], None] = lambda: None,
+        spares: Spares | None = None,
+    ) -> None:
         self.path = path
         self._label = label
         self._claim = claim
-        self.bundle = path / "bundle"
+        self._spares = spares
+        self.bundle = path / BUNDLE
         self.runsc_root = path / "root"
         self.trace = path / "trace"
         self.rootfs = self.bundle / "rootfs"
         self._lock = -1
+        self._complete = False
 
     def __enter__(self) -> RunDirectory:
         with contextlib.ExitStack() as undo:
@@ -62,14 +74,21 @@ class RunDirectory:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.write(self._lock, str(os.getpid()).encode())
                 (self.path / _LABEL).write_text(json.dumps(dict(self._label)))
-            for path in (self.bundle, self.runsc_root, self.trace, self.rootfs, self.bundle / "mounts"):
+            made = [self.runsc_root, self.trace]
+            if self._spares is None or not self._spares.take(BUNDLE, self.bundle):
+                made += [self.bundle, self.rootfs, self.bundle / "mounts"]
+            for path in made:
                 path.mkdir(mode=0o700)
             undo.pop_all()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
         try:
+            # Of a run that failed somebody may still live, or a part be half made.
+            if self._spares is not None and error is None and self._complete:
+                for part in (BUNDLE, POLICY):
+                    self._spares.give(part, self.path / part)
             remove(self.path)
         finally:
             if self._lock >= 0:
@@ -81,9 +100,14 @@ class RunDirectory:
 
     def write_policy(self, policy: Artefacts) -> None:
         """The artefacts that the run was started from, for whoever attests it from another process."""
-        (self.path / POLICY).mkdir(mode=0o700)
-        for name, content in policy.files.items():
-            (self.path / POLICY / name).write_bytes(content)
+        place = self.path / POLICY
+        if self._spares is None or not self._spares.take(POLICY, place) or not _holds(place, policy.files):
+            if place.exists():
+                shutil.rmtree(place)
+            place.mkdir(mode=0o700)
+            for name, content in policy.files.items():
+                (place / name).write_bytes(content)
+        self._complete = True
 
     def note_network(self, about: Mapping[str, Any]) -> None:
         """Write down what the run's gateway is, before anything of it lies where it does not end by itself.
@@ -94,20 +118,53 @@ class RunDirectory:
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
-        (self.bundle / "config.json").write_bytes(config)
+        fd = os.open(f"{self.bundle}/config.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            # Not emptied first, if it is a spare one: ext4 writes a file to the disk that was, as soon as it is closed.
+            left = memoryview(config)
+            while left:
+                left = left[file.write(left) :]
+            file.truncate()
 
     def targets(self, kinds: Sequence[str]) -> list[Path]:
         """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
-        kind leaves its number out."""
+        kind leaves its number out. A spare bundle has them."""
         out = []
+        there = set(os.listdir(self.bundle / "mounts"))
         for index, kind in enumerate(kinds):
             path = self.bundle / "mounts" / str(index)
+            out.append(path)
+            if path.name in there:
+                there.discard(path.name)
+                info = os.lstat(path)
+                if stat.S_ISDIR(info.st_mode) if kind == "dir" else kind == "file" and stat.S_ISREG(info.st_mode):
+                    continue
+                raise errors.KernelError(f"`{path}` of a spare bundle is no {kind or 'place of a mount'}")
             if kind == "dir":
                 path.mkdir(mode=0o700)
             elif kind == "file":
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            out.append(path)
+        if there:
+            raise errors.KernelError(f"a spare bundle has places that the policy has not: {sorted(there)}")
         return out
+
+
+def _holds(place: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether these files lie there, and no others."""
+    try:
+        return set(os.listdir(place)) == files.keys() and all(
+            _content(f"{place}/{name}", len(content)) == content for name, content in files.items()
+        )
+    except OSError:
+        return False
+
+
+def _content(path: str, size: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(fd, size + 1)
+    finally:
+        os.close(fd)
 
 
 def expect_relabel(path: Path) -> None:

@@ -26,6 +26,7 @@ from sandbox.kernel import cgroupfs, process, readback, runsc, sentry_log, trace
 from sandbox.limits import METER, CpuTime, Meter, on_devices
 from sandbox.network import addresses, gate_leaf, gateway
 from sandbox.runner import Exchange, out_of_memory
+from sandbox.spare import SPARE, Spares
 from sandbox.uids import UidLease
 
 __all__ = ["CREDENTIALS", "Job", "Secrets", "Started", "run"]
@@ -48,7 +49,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             heard = stack.enter_context(contextlib.closing(prelude.Heard(job.tries, job.denied)))
             job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
-        directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim))
+        spares = Spares(runs.parent / SPARE, job.artefacts.digest)
+        directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
         leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)

@@ -17,7 +17,18 @@ from pathlib import Path
 
 from policy import base58, decide, errors, events
 from sandbox import config as configuration
-from sandbox import lifecycle, offspring, recovery, rows, standby, standby_records, standby_wire, surroundings, unended
+from sandbox import (
+    lifecycle,
+    offspring,
+    recovery,
+    rows,
+    spare,
+    standby,
+    standby_records,
+    standby_wire,
+    surroundings,
+    unended,
+)
 from sandbox.ledger import Ledger
 from sandbox.lifecycle import Answer, Request
 from sandbox.network import gateway
@@ -71,6 +82,7 @@ class Supervisor:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             self.recover()
             PackageStore(self.path / "packages").sweep()
+            spare.sweep(self.path / spare.SPARE)
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
