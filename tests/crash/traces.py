@@ -12,11 +12,12 @@ from sandbox import bundle
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.delegation import BASE
 
-# What may lie in a state after a kill that did not before: evidence, locks, and the one place of a half-made file,
-# which the next writer overwrites.
+# What may lie in a state after a kill that did not before: evidence, locks, the one place of a half-made file, which
+# the next writer overwrites, and whole parts of runs' directories for the next run (sandbox.spare).
 _ALLOWED = re.compile(
     r"supervisor/(audit/events(\.chain)?\.jsonl\.aside-[0-9]+-[0-9a-f]{16}|uids/[0-9]+|archive/(\.[0-9a-f-]{36}\.json\.new|[0-9a-f-]{36}\.json)|"
-    r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock))"
+    r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock)|"
+    r"spare(/[0-9a-f]{64}\.(bundle|policy)\.[0-9a-f]{32}(/.*)?)?)"
 )
 
 
