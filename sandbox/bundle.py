@@ -128,7 +128,11 @@ class RunDirectory:
 
     def targets(self, kinds: Sequence[str]) -> list[Path]:
         """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
-        kind leaves its number out. A spare bundle has them."""
+        kind leaves its number out. A spare bundle has them.
+
+        Raises:
+            errors.KernelError: it has others.
+        """
         out = []
         there = set(os.listdir(self.bundle / "mounts"))
         for index, kind in enumerate(kinds):
