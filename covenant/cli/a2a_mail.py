@@ -145,6 +145,8 @@ def recv(ctx: click.Context, as_json: bool) -> None:
         until = f", yours until {times.utc(ends)}" if ends is not None else ""
         common.say(common.visible(f"{task['id']} from {task['sender']['display']}{until}"), err=True)
         common.say(common.visible(task["intent_text"], newlines=True))
+    else:
+        common.say("no task waits for you", err=True)
     if task is None:
         ctx.exit(common.EXIT_NO)
 
@@ -187,6 +189,8 @@ def fetch(ctx: click.Context, as_json: bool) -> None:
     elif result is not None:
         common.say(common.visible(f"{result['task_id']}: {result['status']}"), err=True)
         _say(result)
+    else:
+        common.say("no answer waits for you", err=True)
     if result is None:
         ctx.exit(common.EXIT_NO)
 

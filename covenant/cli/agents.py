@@ -67,7 +67,8 @@ def _show(response: dict[str, Any], *, as_json: bool) -> None:
         state = "routable" if one["routable"] else one["error"] or "not routable"
         budget = one["budget_credits_per_hour"] or "-"
         rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state))
-    terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE"), rows, nothing="no packages")
+    nothing = f"no packages in {common.visible(str(common.home() / 'agents'))}; `covenant manifest new` makes one"
+    terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE"), rows, nothing=nothing)
     # A daemon of before says nothing of it.
     if response.get("truncated"):
         common.say("there are more packages than one answer has room for", err=True)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import click
 
-from covenant.cli import audit_daemon, audit_proofs, audit_witness, common
+from covenant.cli import audit_daemon, audit_proofs, audit_witness, common, door
 from policy import errors
 
 _LOCK_SECONDS = 10.0
@@ -69,7 +69,7 @@ def audit() -> None:
     """Read and verify the audit log."""
 
 
-@audit.command()
+@audit.command(epilog=door.examples("covenant audit recent -n 20", "covenant audit recent --stream --json"))
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Records.")
 @click.option("--since-ms", type=click.IntRange(0), help="From this Unix time on, in milliseconds.")
 @click.option("--stream", is_flag=True, help="Your own, from the daemon, in parts; with --json, one document a line.")
@@ -95,7 +95,7 @@ def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> Non
         common.say(_line(row))
 
 
-@audit.command()
+@audit.command(epilog=door.examples("covenant audit verify", "covenant audit verify --json"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
 def verify(ctx: click.Context, as_json: bool) -> None:

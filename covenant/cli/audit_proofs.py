@@ -47,15 +47,12 @@ def report(log: Log) -> check.Report:
     return replace(done, valid=done.valid and not wrong, failures=(*done.failures, *wrong)) if wrong else done
 
 
-@click.command()
+@click.command(epilog=door.examples("covenant audit purge --older-than-ms 2592000000"))
 @click.option("--before-ms", type=click.IntRange(0), help="Cut what is older than this (Unix milliseconds).")
 @click.option("--older-than-ms", type=click.IntRange(0), help="Cut what is older than this many milliseconds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> None:
-    """Cut the oldest rows of the daemon's log. What is left begins with a signed record of what was cut.
-
-    covenant audit purge --older-than-ms 2592000000
-    """
+    """Cut the oldest rows of the daemon's log. What is left begins with a signed record of what was cut."""
     if (before_ms is None) == (older_than_ms is None):
         raise errors.UsageError("one of --before-ms and --older-than-ms is needed, and one only")
     if before_ms is None:
@@ -67,7 +64,7 @@ def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> No
         common.say(f"{answer['purged']} rows cut")
 
 
-@click.command()
+@click.command(epilog=door.examples("covenant audit prove 6f0c3c2e-5f4b-4d0a-9a54-1c1f6e0f7a11"))
 @click.argument("event_id")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def prove(event_id: str, as_json: bool) -> None:
@@ -92,13 +89,15 @@ def prove(event_id: str, as_json: bool) -> None:
         common.say(f"  signed by {common.visible(one.verifier.name)}{seen}")
 
 
-@click.command()
+@click.command(
+    epilog=door.examples(
+        "covenant audit checkpoint",
+        "covenant audit checkpoint --old 0 | curl --data-binary @- https://witness.example/add-checkpoint",
+    )
+)
 @click.option("--old", type=click.IntRange(0), help="Print what a witness that knows this size is sent (tlog-witness).")
 def checkpoint(old: int | None) -> None:
-    """Print the newest checkpoint of the daemon's log as a signed note; made anew where a daemon runs.
-
-    covenant audit checkpoint --old 0 | curl --data-binary @- https://witness.example/add-checkpoint
-    """
+    """Print the newest checkpoint of the daemon's log as a signed note; made anew where a daemon runs."""
     from policy import note
 
     signed = _newest()
@@ -114,7 +113,7 @@ def checkpoint(old: int | None) -> None:
     shown("\n".join(lines))
 
 
-@click.command()
+@click.command(epilog=door.examples("covenant audit cosigned --witness witness.vkey < cosignatures.txt"))
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option(
     "--witness", "witnesses", multiple=True, required=True, help="A witness's key: a vkey, or the file with it."

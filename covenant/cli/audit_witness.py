@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import audit_proofs, common
+from covenant.cli import audit_proofs, common, door
 from policy import errors
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ _TURN_SECONDS = 60.0
 _ROOT_BYTES = 32
 
 
-@click.command()
+@click.command(
+    epilog=door.examples(
+        "covenant audit cosign --key witness.key --name witness.example/w1 --log log.vkey < request.txt",
+    )
+)
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--key", required=True, type=click.Path(path_type=Path), help="The witness's key; made when absent.")
 @click.option("--name", required=True, help="The witness's name, as in witness.example/w1.")

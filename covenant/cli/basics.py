@@ -99,7 +99,10 @@ def verify(ctx: click.Context, window: int, as_json: bool) -> None:
             about = f" {one['id']}" if one.get("id") else ""
             common.say(common.visible(f"{one['kind']}{about}: {one['message']}"))
             common.say(common.visible(f"  mend: {one['repair']}"))
-        common.say(f"{len(report['drift'])} of {report['orphans_total']} disagreements in the last {window} of each")
+        common.say(
+            f"{len(report['drift'])} disagreements in the last {window} of each; of {report['orphans_total']} of them"
+            " the other half is missing"
+        )
     if report["drift"] or report["orphans_total"] or not all(check["passed"] for check in report["checks"]):
         ctx.exit(common.EXIT_NO)
 

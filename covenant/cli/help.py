@@ -6,7 +6,7 @@ import inspect
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, door
 from policy import errors
 
 _ACTORS = {
@@ -16,7 +16,7 @@ _ACTORS = {
 }
 
 
-@click.command("help")
+@click.command("help", epilog=door.examples("covenant help", "covenant help capability_not_held"))
 @click.argument("code", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def help_code(code: str | None, as_json: bool) -> None:

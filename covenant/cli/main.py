@@ -78,6 +78,18 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with what may have been meant: it does not know of the words of the table."""
+        word = args[0]
+        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = ", ".join(f"'{name}'" for name in get_close_matches(word, COMMANDS))
+            ctx.fail(f"No such command {word!r}." + (f" Did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """From the table: no module is imported for a word that nobody has typed yet."""
         from click.shell_completion import CompletionItem
@@ -90,7 +102,16 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
 
 
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        import importlib.metadata
+
+        common.say(f"covenant {importlib.metadata.version('covenant-supervisor')}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
 def cli() -> None:
     """Run AI agents so that what one may do stands in a signed file, and the kernel holds it to that file."""
 

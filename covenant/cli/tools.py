@@ -89,7 +89,7 @@ def call(ctx: click.Context, name: str, arguments: str | None, as_json: bool) ->
         ctx.exit(common.EXIT_FAILED)
 
 
-@tools.command()
+@tools.command(epilog=door.examples("covenant tools describe ./hello tool://text/count"))
 @_PACKAGE
 @click.argument("uri")
 @_JSON
@@ -120,7 +120,7 @@ def describe(package: Path, uri: str, as_json: bool) -> None:
         sys.exit(common.EXIT_NO)
 
 
-@tools.command()
+@tools.command(epilog=door.examples("covenant tools verify ./hello"))
 @_PACKAGE
 @_JSON
 def verify(package: Path, as_json: bool) -> None:
@@ -148,7 +148,7 @@ def verify(package: Path, as_json: bool) -> None:
         sys.exit(common.EXIT_NO)
 
 
-@tools.command()
+@tools.command(epilog=door.examples("covenant tools pin ./hello"))
 @_PACKAGE
 @_JSON
 def pin(package: Path, as_json: bool) -> None:

@@ -177,7 +177,9 @@ def _wanted(server: Server, caller: Caller, asked: requests.GrantCapability) -> 
 
 def _token(server: Server, subject: AgentId, action: str, scope: Any, expires_at: int | None) -> Token:
     if not actions.well_formed(action):
-        raise errors.GrantRefusedError("the action is not dot-separated names after a namespace")
+        raise errors.GrantRefusedError(
+            "the action is not dot-separated names after a namespace", hint="as in memory.read, or tool.call.echo"
+        )
     try:
         key_bytes(subject.pubkey)
         normal = normal_scope(scope)

@@ -192,7 +192,12 @@ def test_checks(daemon: Daemon) -> None:
     assert answered("ignore", "check", "/srv/.env", status=1)["matched_pattern"] == "**/.env"
     assert done("ignore", "check", "hello").startswith("not ignored by any of ")
     assert verb("verify_report", "verify", "--window", "50")["window"] == 50
-    assert "no drift" in done("verify")
+    # what no agent did and has a key leaves a receipt of nothing, which is none that is wrong
+    unlike = answered("intent", "--key", "nobody's", "wholly unlike any word")
+    assert (unlike["settlement"]["resource"], unlike["settlement"]["credits_consumed"]) == ("compute", 0)
+    told = done("verify")
+    assert "no drift" in told
+    assert told.endswith("0 disagreements in the last 100 of each; of 0 of them the other half is missing\n")
 
 
 def test_agents(daemon: Daemon) -> None:

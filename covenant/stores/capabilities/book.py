@@ -263,6 +263,7 @@ class Book:
             if grant.used + wanted[grant.signature] > (grant.max_uses or 0):
                 raise errors.CapabilityExhaustedError(
                     f"the grant of `{grant.token.action}` was used {grant.used} times, as often as it may be",
+                    hint="whoever gave it can give another",
                     use=use_of(grant),
                 )
         return metered

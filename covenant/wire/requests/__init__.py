@@ -66,5 +66,6 @@ def parse(raw: bytes) -> Request:
     except pydantic.ValidationError as e:
         first = e.errors(include_url=False, include_context=False, include_input=False)[0]
         place = strict_json.shown(".".join(str(part) for part in first["loc"])) or kind
-        reason = first["msg"][:1].lower() + first["msg"][1:]
+        said = first["msg"].removeprefix("Value error, ")
+        reason = said[:1].lower() + said[1:]
         raise errors.MalformedRequestError(f"`{place}`: {reason}", where=str(kind)) from None

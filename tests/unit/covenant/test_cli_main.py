@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 
@@ -55,3 +56,16 @@ def test_a_mistake_of_ours_keeps_its_trace_off_stdout(
     out, err = capsys.readouterr()
     assert out == ""
     assert "RuntimeError: a mistake" in err
+
+
+def test_a_slip_in_the_first_word_is_answered_with_what_may_have_been_meant() -> None:
+    for typed, meant in (("memry", "memory"), ("intnet", "intent"), ("capabilites", "capabilities")):
+        with pytest.raises(click.UsageError, match=f"Did you mean '{meant}'"):
+            main.cli.main([typed], standalone_mode=False)
+    with pytest.raises(click.UsageError, match=r"^No such command 'qqqqq'\.$"):
+        main.cli.main(["qqqqq"], standalone_mode=False)
+
+
+def test_the_version_is_asked_for_as_of_any_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.cli.main(["--version"], standalone_mode=False) == 0
+    assert capsys.readouterr().out == f"covenant {importlib.metadata.version('covenant-supervisor')}\n"

@@ -190,8 +190,8 @@ def test_the_script_of_a_shell(shell: str) -> None:
 
 
 NEW = [
-    "a2a", "agents", "bootstrap", "budget", "capabilities", "chain", "completion", "daemon", "ignore", "intent",
-    "intents", "memory", "peers", "ping", "receipts", "settlement", "verify", "version",
+    "a2a", "agents", "audit", "bootstrap", "budget", "capabilities", "chain", "completion", "daemon", "help", "ignore",
+    "intent", "intents", "memory", "peers", "ping", "receipts", "settlement", "tools", "verify", "version",
 ]  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def test_every_verb_shows_examples_that_parse(name: str, command: click.Command)
     assert shown
     checked = 0
     for line in shown:
-        words = shlex.split(line.split(" > ")[0])
+        words = shlex.split(re.split(" [<>|] ", line)[0])
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words = words[1:]
         if words[: 1 + len(name.split())] == ["covenant", *name.split()]:

@@ -171,6 +171,9 @@ def test_what_is_sound_has_no_drift() -> None:
     whole = {**FULL, "onchain_sig": "s", "merkle_root": "r"}
     assert drift.found(changed(PAID, **whole)) == []
     assert drift.found(changed(PAID, batch_id="b", merkle_root="r")) == []
+    # A run may have used nothing, and what no agent did costs nothing.
+    free = receipt(4, settled_at=NOW).model_copy(update={"resource": "compute", "credits_consumed": 0})
+    assert drift.found(Window(receipts=[free])) == []
 
 
 @pytest.mark.parametrize(
