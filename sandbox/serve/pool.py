@@ -139,6 +139,10 @@ class Pool:
             self._version = standby_records.version(self.supervisor.path)
             self._wanted = {one.key: one for one in standby_records.wanted(self.supervisor.path)}
 
+    def soon(self) -> None:
+        """Another configuration holds."""
+        self._due = 0.0
+
     def tick(self, now: float) -> None:
         """One step towards what is asked for, when one is due."""
         if (due := self.due()) is None or now < due:

@@ -393,6 +393,7 @@ class Server:
             # What waits has the one before; whoever asks from now on is served under this one.
             self._ahead.drop()
             self._ahead.soon()
+            self._pool.soon()
         except errors.CovenantError as e:
             os.write(2, f"covenant-supervisor: the configuration stays as it was: {e}\n".encode())
 

@@ -271,6 +271,35 @@ def test_a_root_s_file_that_was_written_again_is_read_anew(served: Served) -> No
     _until(lambda: not instance.path.exists(), served)
 
 
+def test_one_that_was_made_before_the_supervisor_read_its_configuration_is_not_used_after(served: Served) -> None:
+    """It was made after the file was written, so that to itself nothing has changed since."""
+    world = served.world
+    config = world.state / "config.toml"
+    plain = config.read_text()
+
+    def read_again() -> None:
+        _until(lambda: bool(served.waiting()), served)
+        before = set(served.waiting())
+        os.kill(served.pid, signal.SIGHUP)
+        # Whoever has the one before is let go once the new one holds.
+        _until(lambda: before.isdisjoint(served.waiting()), served)
+
+    try:
+        config.write_text(plain + "grace_seconds = 7\n")
+        path, (used,) = _warmed(served, "settled")
+        assert _said(served.run(path, "x"))["run"] == used.run_id  # the control: both go by the one before
+        (old,) = _await(served, "settled")
+        read_again()
+        assert _said(served.run(path, "y"))["run"] != old.run_id
+        # Nobody asks it, and it ends.
+        _until(lambda: not old.path.exists(), served)
+        (fresh,) = _await(served, "settled")
+        assert _said(served.run(path, "z"))["run"] == fresh.run_id
+    finally:
+        config.write_text(plain)
+        read_again()
+
+
 def test_a_loosened_limit_is_seen_before_the_agent_is_told(served: Served) -> None:
     path, (instance,) = _warmed(served, "limits")
     leaf = _leaf(instance)

@@ -259,7 +259,10 @@ def test_what_was_made_under_the_configuration_before_ends_and_what_works_goes_o
     pool.tick(1e9)
     assert ended == []  # read again, and the same
     pool.supervisor.config = Config(grace_seconds=7)
-    pool.tick(2e9)
+    pool.tick(1e9)
+    assert ended == []  # nothing is due, and it was not told
+    pool.soon()
+    pool.tick(1e9)
     assert ended == [f"{1:036d}"]
     loop.say(2, _ready(2))
     pool.tick(2e9)
