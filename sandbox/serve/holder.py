@@ -84,12 +84,14 @@ class Holder:
                 one.join()
 
     def _make(self, number: int) -> None:
-        thread = threading.Thread(target=functools.partial(self._keep, number), name=f"instance {number}")
-        self._threads.add(thread)
+        thread: threading.Thread | None = None
         try:
+            thread = threading.Thread(target=functools.partial(self._keep, number), name=f"instance {number}")
+            self._threads.add(thread)
             thread.start()
-        except RuntimeError:  # how Python says EAGAIN
-            self._threads.discard(thread)
+        except (RuntimeError, MemoryError):  # the first is how Python says EAGAIN; those that there are go on
+            if thread is not None:
+                self._threads.discard(thread)
             self._say(number, ENDED + b"\1")
 
     def _keep(self, number: int) -> None:

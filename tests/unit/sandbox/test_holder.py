@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -96,6 +97,31 @@ def test_what_goes_wrong_with_one_reaches_no_other() -> None:
         until_told(tell, told)
 
     with held(work) as one:
+        one.ask(7)
+        assert one.hear() == (7, READY + RUN_ID)
+        one.ask(8)
+        assert one.hear() == (8, ENDED + b"\1")
+        one.ask(9)
+        assert one.hear() == (9, READY + RUN_ID)
+        one.process.signal(signal.SIGTERM)
+        assert one.heard(2) == [(7, ENDED + b"\0"), (9, ENDED + b"\0")]
+        assert one.ends() == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("what", ["__init__", "start"])
+def test_where_there_is_no_thread_for_one_more_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
+) -> None:
+    real: Callable[..., Any] = getattr(threading.Thread, what)
+
+    def fails(thread: threading.Thread, *args: Any, **fields: Any) -> object:
+        if "instance 8" in (fields.get("name"), getattr(thread, "_name", None)):
+            raise error
+        return real(thread, *args, **fields)
+
+    monkeypatch.setattr(threading.Thread, what, fails)
+    with held(until_told) as one:
         one.ask(7)
         assert one.hear() == (7, READY + RUN_ID)
         one.ask(8)
