@@ -57,9 +57,12 @@ class Unfinished:
                 with anyio.move_on_after(_WRITING_SECONDS, shield=True) as scope:
                     try:
                         await write()
-                    except (errors.StoreError, errors.LedgerError):
-                        raise
-                    except Exception:
+                    except Exception as e:
+                        # Memory that takes nothing is said of an answer, and one that cannot be read ends here.
+                        if isinstance(e, errors.StoreError | errors.LedgerError) and not isinstance(
+                            e, errors.MemoryStoreError
+                        ):
+                            raise
                         # No room mends that: it must not keep all others. The next start takes its reservation.
                         _LOG.exception("what became of intent %s cannot be written", intent_id)
                     del self._left[intent_id]

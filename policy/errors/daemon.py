@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policy.errors.base import Actor
-from policy.errors.machine import MachineError
+from policy.errors.machine import MachineError, StoreError
 from policy.errors.operator import OperatorError
 from policy.errors.runs import RunError
 
@@ -209,7 +209,7 @@ class MemoryConflictError(OperatorError):
     code = "memory_conflict"
 
 
-class MemoryStoreError(MachineError):
+class MemoryStoreError(StoreError):
     """The memory database cannot be opened, read or written, or a newer daemon made it."""
 
     code = "memory_store"

@@ -304,11 +304,16 @@ async def test_what_no_disk_took_until_the_daemon_was_killed_is_taken_as_it_was_
         assert await _ends(opened.server) == {acts.asked[0].id: ["intent_failed"]}
 
 
-async def test_what_no_room_mends_does_not_keep_all_others_from_running(home: Path) -> None:
+@pytest.mark.parametrize(
+    "fault", [errors.ReservationError("it is settled"), errors.MemoryStoreError("not a database")], ids=lambda e: e.code
+)
+async def test_what_no_room_mends_does_not_keep_all_others_from_running(
+    home: Path, fault: errors.CovenantError
+) -> None:
     left, written = unfinished.Unfinished(), list[str]()
 
     async def broken() -> None:
-        raise errors.ReservationError("it is settled")
+        raise fault
 
     async def whole() -> None:
         written.append("whole")
