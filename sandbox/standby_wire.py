@@ -179,10 +179,10 @@ def end(runs: Path, run_id: str, reason: str) -> bool:
         try:
             with _connected(runs / run_id, name, seconds=0.0) as connection:
                 send(connection, {"op": "end", "reason": reason})
-        except BlockingIOError:
-            asked = False
-        except (GoneError, OSError):
+        except (GoneError, ConnectionError, FileNotFoundError):
             continue
+        except OSError:  # too many wait there, or there is no descriptor left for it
+            asked = False
     return asked
 
 

@@ -1,9 +1,11 @@
-"""What systemd is told of the service (sd_notify(3)), and what it gave along (sd_listen_fds(3)); nothing without it."""
+"""What systemd is told of the service (sd_notify(3)), and what it gave along (sd_listen_fds(3)); nothing without it.
+And what the operator is told on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import time
 
@@ -22,6 +24,15 @@ def say(line: str) -> None:
         address = b"\0" + place[1:].encode() if place[0] == "@" else place.encode()
         # Whoever listens may have stopped to: then nobody waits for them.
         sock.sendto(line.encode(), socket.MSG_DONTWAIT, address)
+
+
+def tell(words: str) -> None:
+    """One line to the operator, on stderr; lost where that is full, closed, or read by nobody, which ends no loop."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        if any(ready & select.POLLOUT for _, ready in poll.poll(0)):
+            os.write(2, f"covenant-supervisor: {words}\n".encode()[: select.PIPE_BUF])
 
 
 def watchdog_seconds() -> float:

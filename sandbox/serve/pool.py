@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import Protocol
 from policy import errors, standby
 from sandbox import standby_records, standby_retries, standby_wire
 from sandbox.config import Config
-from sandbox.serve import holder
+from sandbox.serve import holder, notify
 from sandbox.serve.holder import ASK, ENDED, FULL, TOLD
 from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.standby_records import Wanted
@@ -134,10 +133,13 @@ class Pool:
 
     def look(self) -> None:
         """Something may have changed: a run has ended, or an instance."""
-        if standby_records.version(self.supervisor.path) != self._version:
-            self._due = 0.0
-            self._version = standby_records.version(self.supervisor.path)
-            self._wanted = {one.key: one for one in standby_records.wanted(self.supervisor.path)}
+        # INVARIANT: nothing that the disk or the kernel refuses is raised from here, or from ``tick``: the runs of all
+        # hang on the main loop, and what cannot be read or written now is tried again.
+        with contextlib.suppress(OSError):
+            version = standby_records.version(self.supervisor.path)
+            if version != self._version:
+                self._wanted = {one.key: one for one in standby_records.wanted(self.supervisor.path)}
+                self._due, self._version = 0.0, version
 
     def soon(self) -> None:
         """Another configuration holds."""
@@ -150,6 +152,10 @@ class Pool:
         self._due = now + TICK_SECONDS
         self.look()
         self._let_go()
+        try:
+            machine = self.machine()
+        except OSError:
+            return
         there = [
             standby.Instance(number, one.key, one.since, bool(one.run_id) or now - one.since >= _SLOW_SECONDS)
             for number, one in self._made.items()
@@ -157,7 +163,7 @@ class Pool:
         ]
         waiting = [key for key, one in self._failures.items() if now < one.until]
         counts = {key: one.count for key, one in self._wanted.items()}
-        step = standby.plan(counts, there, self.machine(), waiting=waiting)
+        step = standby.plan(counts, there, machine, waiting=waiting)
         for number in step.end:
             self._end(self._made[number], "the pool has no room for it")
         if step.make is not None:
@@ -271,8 +277,9 @@ class Pool:
             one.taken = True
             self._recovered(one)
         elif said == HOPELESS:
-            standby_records.drop(self.supervisor.path, one.agent_id)
-            standby_retries.over(self.supervisor.path, one.agent_id)
+            with contextlib.suppress(OSError):  # it stays asked for, ever more seldom
+                standby_records.drop(self.supervisor.path, one.agent_id)
+                standby_retries.over(self.supervisor.path, one.agent_id)
             self.look()
         elif said == FULL:
             one.holder.close()
@@ -297,7 +304,8 @@ class Pool:
 
     def _recovered(self, one: _Made) -> None:
         if self._failures.pop(one.key, None) is not None:
-            standby_retries.over(self.supervisor.path, one.agent_id)
+            with contextlib.suppress(OSError):  # who asks is told of a wait that is over
+                standby_retries.over(self.supervisor.path, one.agent_id)
 
     def _failed(self, key: str, agent_id: str, now: float, *, restless: bool = False) -> None:
         failures = self._failures.setdefault(key, _Failures())
@@ -307,5 +315,6 @@ class Pool:
         state, count = self.supervisor.path, failures.count
         standby_retries.note(state, agent_id, count=count, restless=restless, wait_seconds=wait)
         if restless:
-            words = f"`{agent_id}` asks for standby and did not wait for its intent, the next try is in {wait:.0f} s"
-            os.write(2, f"covenant-supervisor: {words}\n".encode())
+            notify.tell(
+                f"`{agent_id}` asks for standby and did not wait for its intent, the next try is in {wait:.0f} s"
+            )

@@ -318,7 +318,7 @@ class Server:
         if not self._stopping and self._watchers < _WATCHERS:
             self._watch()
         elif not self._stopping:
-            os.write(2, b"covenant-supervisor: the log is not followed any more, and no numbers are served\n")
+            notify.tell("the log is not followed any more, and no numbers are served")
 
     # --- as the pool sees it ----------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Server:
             self._ahead.soon()
             self._pool.soon()
         except errors.CovenantError as e:
-            os.write(2, f"covenant-supervisor: the configuration stays as it was: {e}\n".encode())
+            notify.tell(f"the configuration stays as it was: {e}")
 
     def _reap_orphans(self) -> None:
         """What a keeper left when it died is ours now (PR_SET_CHILD_SUBREAPER); our own keepers are reaped by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import os
@@ -16,9 +17,9 @@ import pytest
 
 from policy import errors, standby
 from policy.package import Package
-from sandbox import standby_records, standby_wire
+from sandbox import standby_records, standby_retries, standby_wire
 from sandbox.config import Config
-from sandbox.serve import holder
+from sandbox.serve import holder, notify
 from sandbox.serve.pool import Pool, memory
 from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.supervisor import Supervisor
@@ -372,6 +373,61 @@ def test_one_that_could_not_be_asked_is_asked_again(pool: Pool, loop: Loop) -> N
     pool.tick(1e9)
     pool.tick(2e9)
     assert ended == [f"{0:036d}"] * 2
+
+
+def test_what_the_disk_or_the_kernel_refuses_ends_no_main_loop(pool: Pool, loop: Loop, tmp_path: Path) -> None:
+    """The runs of all hang on it: a disk that turned read-only, no descriptor left, nobody who reads stderr."""
+
+    def refused() -> standby.Machine:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    pool.machine = refused
+    pool.tick(0.0)
+    assert loop.made == []
+    pool.machine = lambda: AMPLE
+    pool.tick(1e9)
+    # The note of its next try cannot be taken away, nor then its record.
+    loop.ends(0)
+    note = standby_retries._place(tmp_path, "a")
+    note.unlink()
+    note.mkdir()
+    pool.tick(2e9)
+    loop.say(1, _ready(1))
+    loop.say(1, TAKEN)
+    assert pool._failures == {}
+    (record,) = (tmp_path / "standby").glob("*.json")
+    record.unlink()
+    record.mkdir()
+    loop.say(1, HOPELESS)
+    # And none can be read; once they can, they are.
+    (tmp_path / "standby").rename(tmp_path / "aside")
+    (tmp_path / "standby").write_text("no directory")
+    pool.look()
+    pool.tick(3e9)
+    (tmp_path / "standby").unlink()
+    _want(tmp_path, "c", 1)
+    pool.look()
+    pool.tick(4e9)
+    assert [one.agent_id for one in pool._wanted.values()] == ["c"]
+    assert len(loop.made) == 3
+
+
+@pytest.mark.parametrize("how", ["full", "closed"])
+def test_whoever_does_not_read_stderr_holds_up_nobody(how: str) -> None:
+    kept, (read, write) = os.dup(2), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while how == "full":
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    if how == "closed":
+        os.close(read)
+    os.dup2(write, 2)
+    try:
+        notify.tell("it cannot be heard")
+    finally:
+        os.dup2(kept, 2)
+        for fd in (kept, write, *((read,) if how == "full" else ())):
+            os.close(fd)
 
 
 def test_no_process_is_a_failure_like_any_other(pool: Pool, loop: Loop) -> None:
