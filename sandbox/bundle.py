@@ -32,6 +32,8 @@ LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
 _LABEL = "label.json"
 # As much of it as is read at once: most are smaller.
 _LABEL_BYTES = 16 * 1024
+# What the file of a next label has of room before it is written: most are smaller, and what is left is blank.
+_ROOM_BYTES = 4096
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"
 _REVOKED = "revoked"
@@ -172,20 +174,29 @@ def _content(path: str, size: int) -> bytes:
 
 
 def expect_relabel(path: Path) -> None:
-    """Make the file that ``relabel`` fills, while nobody waits: a new one may wait for the disk's journal."""
-    os.close(_open_new(f"{path}/.{_LABEL}"))
+    """Make the file that ``relabel`` fills, while nobody waits: one that is new may wait for the disk's journal, and
+    ext4 looks for a place on the disk for what has none when it is renamed over another (auto_da_alloc, ext4(5))."""
+    _overwrite(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
+    fd = os.open(f"{path}/.{_LABEL}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, _ROOM_BYTES)
+    finally:
+        os.close(fd)
 
 
-def _open_new(place: str) -> int:
-    return os.open(place, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+def _overwrite(place: str, raw: bytes) -> None:
+    fd = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb", buffering=0) as file:
+        file.write(raw)
+        if os.lseek(fd, 0, os.SEEK_END) > len(raw):  # a longer one that was refused
+            file.truncate(len(raw))
 
 
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
     """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
     raises when it may not be beside the others under the new one: it keeps that one then."""
     new = f"{path}/.{_LABEL}"
-    with open(_open_new(new), "wb", buffering=0) as file:
-        file.write(json.dumps(dict(label)).encode())
+    _overwrite(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
     with gate(path.parent):
         claim()
         os.rename(new, f"{path}/{_LABEL}")

@@ -17,6 +17,8 @@ from sandbox.kernel.cgroupfs import Leaf
 SHORTEST_SECONDS = 0.01
 # In a run's directory: what its cgroups had counted when it was given its intent (``Meter.noted``).
 METER = "meter"
+# In it where they count nothing.
+_UNCOUNTED = b"-"
 
 
 @dataclass
@@ -59,6 +61,23 @@ class CpuTime:
         return max(SHORTEST_SECONDS, left / self.cores)
 
 
+def expect(noted: Path) -> None:
+    """Make the file that ``Meter.begin`` fills, while nobody waits: a new one may wait for the disk's journal."""
+    os.close(_open_note(noted))
+
+
+def was_begun(noted: Path) -> bool:
+    """Whether a run whose process is gone was about to be given its intent."""
+    try:
+        return noted.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _open_note(noted: Path) -> int:
+    return os.open(noted, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+
+
 @dataclass
 class Meter:
     """What a run uses, from when it is given its intent: what its start and its waiting took is nobody's task.
@@ -75,8 +94,8 @@ class Meter:
         """It is about to be given its intent; ``noted`` says so to whoever has to count when this process is killed."""
         self._began_us = self._cpu_time_us()
         if self.noted is not None:
-            raw = b"" if self._began_us is None else str(self._began_us).encode()
-            fd = os.open(self.noted, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            raw = _UNCOUNTED if self._began_us is None else str(self._began_us).encode()
+            fd = _open_note(self.noted)
             try:
                 os.write(fd, raw)
             finally:

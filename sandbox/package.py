@@ -70,6 +70,19 @@ def read(path: Path | int) -> packages.Package:
     return packages.Package(reader.files, reader.envelope)
 
 
+def envelope(directory: int) -> bytes | None:
+    """The envelope alone of the package in an open directory, which says which package it is to be; None without one,
+    or where ``read`` would refuse it."""
+    name, reader = packages.ENVELOPE_NAME, _Reader()
+    try:
+        seen = _lstat(name, name, directory)
+        if stat.S_ISREG(seen.st_mode):
+            reader.take(name, name, directory, seen)
+    except errors.PackageError:
+        return None
+    return reader.envelope
+
+
 @contextlib.contextmanager
 def beside(path: Path | int) -> Iterator[int | None]:
     """The directory that a package lies in, open for whoever looks for its children there; None where it cannot be."""
@@ -113,7 +126,7 @@ class _Reader:
                 finally:
                     os.close(fd)
             elif stat.S_ISREG(before.st_mode):
-                self._file(name, path, directory, before)
+                self.take(name, path, directory, before)
             else:
                 kind = _KINDS.get(stat.S_IFMT(before.st_mode), "no plain file")
                 raise errors.PackageError(f"`{path}` is {kind}", where=path)
@@ -130,7 +143,8 @@ class _Reader:
                 names.append(entry.name)
         return sorted(names)
 
-    def _file(self, name: str, path: str, directory: int, seen: os.stat_result) -> None:
+    def take(self, name: str, path: str, directory: int, seen: os.stat_result) -> None:
+        """Read the regular file that ``seen`` was told of."""
         is_envelope = path == packages.ENVELOPE_NAME
         if is_envelope:
             packages.check_envelope_size(seen.st_size)

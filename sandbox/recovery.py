@@ -9,7 +9,7 @@ from policy import contract
 from sandbox.bundle import abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs
-from sandbox.limits import METER, Meter
+from sandbox.limits import METER, Meter, was_begun
 from sandbox.network import gate_leaf, uplink
 
 
@@ -54,7 +54,7 @@ def used_by(leaf: cgroupfs.Leaf, path: Path) -> contract.Usage:
     """What a run had used whose process is gone; ``path`` is its directory. For how long nobody saw, and it is not
     guessed from the clock: of one that had its intent that is not known, and neither is what was not counted."""
     noted = path / METER
-    if not noted.exists():
-        return contract.NOTHING_USED  # it is made before the intent is given
+    if not was_begun(noted):
+        return contract.NOTHING_USED  # it is written before the intent is given
     meter = Meter.of_one_that_was_killed(leaf, gate_leaf.adopted_of(leaf), noted)
     return contract.Usage(meter.cpu_ms(), leaf.memory_peak_bytes(), None)

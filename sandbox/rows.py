@@ -57,6 +57,19 @@ class Rows:
             self._together = False
         self._flush()
 
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Rows that are made as ever, each into its line, and dropped: the log and the run are as they were."""
+        kept = self.state, self.started, self._waiting, self._about
+        self._waiting, self._together = [], True
+        try:
+            yield
+            for one in self._waiting:
+                events.event_line(one.kind, one.fields, event_id=self._run_id, issuer=self._issuer, now_ms=one.now_ms)
+        finally:
+            self._together = False
+            self.state, self.started, self._waiting, self._about = kept
+
     def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
         """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
         self.signers, self.operator = signers, operator or signers[0].name
@@ -135,6 +148,12 @@ class Rows:
         """What the live probe of runsc found, or the canaries of a policy."""
         self._append("self_test", name=name, passed=passed, detail=detail)
 
+    def expect_start(self) -> None:
+        """Mark the log as owed an end (sandbox.unended) while nobody waits for the start: until that is written the
+        mark says nothing."""
+        if self._mark is None:
+            self._mark = unended.Mark(self._ledger, self._run_id)
+
     def run_started(
         self,
         manifest: Manifest,
@@ -149,7 +168,7 @@ class Rows:
         behalf: Mapping[str, str] | None = None,
     ) -> None:
         """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
-        self._mark = unended.Mark(self._ledger, self._run_id)
+        self.expect_start()
         self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
         self._append(
             "run_started",
@@ -171,9 +190,12 @@ class Rows:
 
     def leave(self) -> None:
         """Nothing more comes from here. An end that could not be written is for whoever looks next, as it would be if
-        this process had ended (sandbox.unended)."""
+        this process had ended (sandbox.unended); where no start was, none is owed."""
         if self._mark is not None:
-            self._mark.leave()
+            if self.started:
+                self._mark.leave()
+            else:
+                self._mark.clear()
             self._mark = None
 
     def about(self, *, package: str, policy_digest: str | None, parent: str | None, started_ms: int) -> None:

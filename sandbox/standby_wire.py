@@ -8,6 +8,7 @@
     {"answer": {...}}              what came of it
     {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
 
+Who is about to have an intent connects before they know what it is, and an instance makes itself ready meanwhile.
 Both ends are the supervisor's own processes, as root below COVENANT_STATE. A message is four bytes of length and JSON.
 Nothing lists the instances but the directories themselves, so that none has to be told of another's death.
 """
@@ -17,13 +18,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ _MAX_BYTES = 32 << 20
 _TAKE_SECONDS = 5.0
 # After a run has ended in the instance, or was asked to: until its clean-up is done.
 _END_SECONDS = 60.0
+# So many may have come to an instance and have said nothing yet.
+_SILENT = 8
 
 
 class GoneError(Exception):
@@ -52,35 +56,82 @@ class GoneError(Exception):
 
 
 @contextlib.contextmanager
-def listening(directory: Path, package: Package) -> Iterator[socket.socket]:
-    """The instance's listener: it is found from now on, until the block ends."""
+def listening(directory: Path, package: Package) -> Iterator[Door]:
+    """The instance's door: it is found from now on, until the block ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _within(directory, _name(package)) as place:
         listener.bind(place)
         try:
             os.chmod(place, 0o600)
             listener.listen(16)
             listener.setblocking(False)
-            yield listener
+            with contextlib.closing(Door(listener)) as door:
+                yield door
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(place)
 
 
-def accept(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | None:
-    """Whoever came, with what they want; None when they went again."""
-    try:
-        connection, _ = listener.accept()
-    except OSError:
+class Door:
+    """Where an instance is asked: its listener, and those who came and have said nothing yet."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._silent: dict[int, socket.socket] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when somebody comes, or says something."""
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Nobody is heard any more; whoever came and said nothing sees it at once."""
+        for connection in self._silent.values():
+            connection.close()
+        self._silent.clear()
+        self._epoll.close()
+
+    def order(self, meanwhile: Callable[[Callable[[], bool]], None]) -> tuple[socket.socket, dict[str, Any]] | None:
+        """Whoever says what they want, with what it is; None while nobody does. Where somebody has come and says
+        nothing yet ``meanwhile`` is called, with what tells whether there is something to hear now."""
+        for fd, _ in self._epoll.poll(0):
+            connection = self._accepted() if fd == self._listener.fileno() else self._silent.pop(fd)
+            if connection is None:
+                continue
+            if fd == connection.fileno():
+                self._epoll.unregister(fd)
+            elif not _is_readable(connection):
+                self._wait_for(connection)
+                meanwhile(self._is_spoken_to)
+                continue
+            try:
+                return connection, receive(connection)
+            except GoneError:
+                connection.close()
         return None
-    try:
+
+    def _accepted(self) -> socket.socket | None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return None
         connection.settimeout(_TAKE_SECONDS)
         _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         if uid == os.geteuid():
-            return connection, receive(connection)
-    except GoneError:
-        pass
-    connection.close()
-    return None
+            return connection
+        connection.close()
+        return None
+
+    def _wait_for(self, connection: socket.socket) -> None:
+        if len(self._silent) >= _SILENT:  # who came first and says nothing has gone elsewhere, or is too slow
+            fd = next(iter(self._silent))
+            self._epoll.unregister(fd)
+            self._silent.pop(fd).close()
+        self._silent[connection.fileno()] = connection
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+
+    def _is_spoken_to(self) -> bool:
+        return bool(self._epoll.poll(0))
 
 
 def told_to_go(connection: socket.socket, run_id: str) -> bool:
@@ -130,19 +181,43 @@ def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
 # --- the asking end -----------------------------------------------------------------------------------------------
 
 
-def dispatch(runs: Path, request: Request, watches: gateway.Watches, *, settings: str) -> Answer | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reached:
+    """An instance that somebody has connected to: of which packages it is, and the connection."""
+
+    name: str
+    connection: socket.socket
+
+
+@contextlib.contextmanager
+def reached(runs: Path, envelope: bytes | None) -> Iterator[Reached | None]:
+    """A connection to an instance of the package with this envelope, before it is known what will be asked of it, so
+    that it makes itself ready meanwhile (``Door``); None where none listens. It promises nothing on either side."""
+    name = _name_of(envelope or b"")
+    with contextlib.ExitStack() as stack:
+        connection = next(_ready(runs, name), None) if envelope else None
+        yield None if connection is None else Reached(name, stack.enter_context(connection))
+
+
+def dispatch(
+    runs: Path, request: Request, watches: gateway.Watches, *, settings: str, reached: Reached | None = None
+) -> Answer | None:
     """Have an instance answer, if one is ready for this very package and configuration (``order``); None where a run is
     to be started cold.
 
-    ``watches`` are whoever may end it (channel.Channel.watches).
+    ``watches`` are whoever may end it (channel.Channel.watches); ``reached`` is asked first where it is of the package.
 
     Raises:
         errors.CovenantError: the machine failed the run after it was begun.
     """
-    for connection in _ready(runs, request.package):
+    if request.package.envelope is None:
+        return None
+    name, asked = _name(request.package), _message(order(request, settings))
+    first = () if reached is None or reached.name != name else (reached.connection,)
+    for connection in itertools.chain(first, _ready(runs, name)):
         with connection:
             try:
-                send(connection, order(request, settings))
+                _send(connection, asked)
                 offered = receive(connection)
                 run_id = offered.get("offer")
                 if run_id is None:
@@ -246,11 +321,8 @@ def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:
     return answer_of(message["answer"])
 
 
-def _ready(runs: Path, package: Package) -> Iterator[socket.socket]:
-    """A connection to each instance that listens for this package."""
-    if package.envelope is None:
-        return
-    name = _name(package)
+def _ready(runs: Path, name: str) -> Iterator[socket.socket]:
+    """A connection to each instance that listens under this name."""
     with contextlib.suppress(FileNotFoundError):
         for run_id in os.listdir(runs):
             # Most are no instances of this package, which this call says; it is cheaper than a look at a label.
@@ -287,9 +359,17 @@ def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     Raises:
         GoneError: the other end is not there.
     """
+    _send(connection, _message(message))
+
+
+def _message(message: Mapping[str, Any]) -> bytes:
     body = json.dumps(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def _send(connection: socket.socket, raw: bytes) -> None:
     try:
-        connection.sendall(_LENGTH.pack(len(body)) + body)
+        connection.sendall(raw)
     except OSError as e:
         raise GoneError from e
 
@@ -360,8 +440,18 @@ def _digest(package: Package) -> str:
 
 
 def _name(package: Package) -> str:
+    return _name_of(package.envelope or b"")
+
+
+def _name_of(envelope: bytes) -> str:
     # 32 digits: an address has room for 108 bytes, and an instance compares all of them before it does anything.
-    return f"{_PREFIX}{_digest(package)[:32]}"
+    return f"{_PREFIX}{hashlib.sha256(envelope).hexdigest()[:32]}"
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 @contextlib.contextmanager

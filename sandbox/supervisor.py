@@ -157,14 +157,23 @@ class Supervisor:
         with self.in_keeper() as own:
             offspring.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
 
-    def run(self, request: Request, *, watches: gateway.Watches | None = None) -> Answer:
-        """Decide and run. ``watches`` are descriptors of whoever may end it (channel.Channel.watches).
+    def run(
+        self,
+        request: Request,
+        *,
+        watches: gateway.Watches | None = None,
+        reached: standby_wire.Reached | None = None,
+    ) -> Answer:
+        """Decide and run. ``watches`` are descriptors of whoever may end it (channel.Channel.watches), ``reached`` an
+        instance that was told that somebody comes.
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
         """
         if self.keeps_standby and not request.dev and request.user is None:
-            ready = standby_wire.dispatch(self.path / "runs", request, watches or {}, settings=self.config.digest)
+            ready = standby_wire.dispatch(
+                self.path / "runs", request, watches or {}, settings=self.config.digest, reached=reached
+            )
             if ready is not None:
                 return ready
         idle = standby_wire.giving_way(self.path / "runs")

@@ -22,6 +22,8 @@ from sandbox.kernel.delegation import BASE, NEEDED, OPTIONAL
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
 OPTIONAL_V1 = ("freezer", "cpuacct")
+# Below a leaf of version 1 that is frozen (``Leaf.keep_frozen``).
+_STILL = "still"
 # What the kernel says of a cgroup that was removed: before its file is opened, and after.
 _GONE = (errno.ENOENT, errno.ENODEV)
 # As much as is read of one of a cgroup's small files.
@@ -314,6 +316,16 @@ class Leaf:
                 self._ask(frozen=False)
             raise
 
+    def keep_frozen(self) -> None:
+        """Have the next thaw take no longer than where others are frozen: version 1 writes the kernel's own code anew
+        when the last cgroup of a machine goes on (freezer_active, 0.14 ms on two cores). An empty one below this one
+        stands until this one is removed. Where it cannot be made nothing else is different."""
+        if self.hierarchies.version == 1 and self.freezable:
+            still = self.paths["freezer"] / _STILL
+            with contextlib.suppress(OSError):
+                still.mkdir(mode=0o755)
+                _write(still, "freezer.state", "FROZEN")
+
     def thaw(self, deadline_seconds: float = 5.0) -> None:
         """Let everything in the leaf go on.
 
@@ -375,6 +387,8 @@ class Leaf:
             errors.KernelError: one is still there after ``deadline_seconds``.
         """
         until = time.monotonic() + deadline_seconds
+        with contextlib.suppress(KeyError, OSError):
+            (self.paths["freezer"] / _STILL).rmdir()
         for path in set(self.paths.values()):
             while True:
                 try:

@@ -14,7 +14,7 @@ from policy import contract, errors, ledger
 from policy.package import MANIFEST_NAME, Package
 from policy.signing import trust
 from sandbox import package as packages
-from sandbox import unended
+from sandbox import standby_wire, unended
 from sandbox.lifecycle import Answer, Request
 from sandbox.retelling import Retelling
 from sandbox.serve import bounds, protocol
@@ -31,16 +31,34 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     if asked.user is not None and talk.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = talk.directory(0)
-    with talk.opened() as own, contextlib.ExitStack() as stack:
+    with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
         retelling = Retelling(own.ledger)
         if asked.rows:
             stack.push(functools.partial(_retell, talk, own, retelling))
-        answer = _run(talk, asked, own, directory, retelling)
+        answer = _run(talk, asked, own, directory, retelling, reached)
     talk.answer(document(answer))
     talk.again = _is_plain(asked, answer)
 
 
-def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: int, retelling: Retelling) -> Answer:
+@contextlib.contextmanager
+def _reached(talk: Conversation, directory: int) -> Iterator[standby_wire.Reached | None]:
+    """An instance of what seems to lie there is told that somebody comes, before anything else is done for them. Only
+    for root, whose package is read without bounds: a caller's could keep us here."""
+    if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
+        yield None
+        return
+    with standby_wire.reached(talk.supervisor.path / "runs", packages.envelope(directory)) as found:
+        yield found
+
+
+def _run(
+    talk: Conversation,
+    asked: protocol.Run,
+    own: Supervisor,
+    directory: int,
+    retelling: Retelling,
+    reached: standby_wire.Reached | None,
+) -> Answer:
     issuer = talk.issuer(own)
     talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
@@ -65,7 +83,7 @@ def _run(talk: Conversation, asked: protocol.Run, own: Supervisor, directory: in
             began=retelling.began,
             **_for_whom(asked.on_behalf_of, issuer),
         )
-        return own.run(request, watches=talk.watches(detach=asked.detach))
+        return own.run(request, watches=talk.watches(detach=asked.detach), reached=reached)
 
 
 def _is_plain(asked: protocol.Run, answer: Answer) -> bool:

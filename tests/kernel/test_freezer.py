@@ -125,3 +125,14 @@ def test_an_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroupfs.Leaf
     finally:
         child.kill()
         child.wait()
+
+
+def test_one_that_is_to_thaw_quickly_thaws_and_goes_with_all_that_was_made_for_it(leaf: cgroupfs.Leaf) -> None:
+    leaf.freeze()
+    leaf.keep_frozen()
+    assert leaf.frozen()
+    leaf.thaw()
+    assert not leaf.frozen()
+    places = set(leaf.paths.values())
+    leaf.remove()
+    assert [path for path in places if path.exists()] == []

@@ -248,7 +248,7 @@ def test_a_root_that_comes_while_it_is_asked_is_seen_before_the_start_is_written
     path, (instance,) = _warmed(served, "meanwhile")
     request = Request(packages.read(path), "x", world.issuer)
     root = next_root(world, manifest_of(world, "0" * 64))
-    (connection,) = standby_wire._ready(world.state / "runs", request.package)
+    (connection,) = standby_wire._ready(world.state / "runs", standby_wire._name(request.package))
     with connection, State(world.state) as state:
         standby_wire.send(connection, standby_wire.order(request, configuration.load(served.world.state).digest))
         assert standby_wire.receive(connection)["offer"] == instance.run_id
@@ -433,7 +433,7 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
     request = Request(packages.read(path), "x", served.world.issuer, intent_id=left)
     runs = served.world.state / "runs"
     for says in (None, {"go": "another"}, {"nonsense": 1}):
-        (connection,) = standby_wire._ready(runs, request.package)
+        (connection,) = standby_wire._ready(runs, standby_wire._name(request.package))
         with connection:
             standby_wire.send(connection, standby_wire.order(request, configuration.load(served.world.state).digest))
             assert standby_wire.receive(connection)["offer"] == instance.run_id

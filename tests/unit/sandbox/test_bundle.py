@@ -134,7 +134,7 @@ def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -
         bundle.expect_relabel(one.path)
         assert bundle.label_of(one.path) == {"agent_id": "a", bundle.STANDBY: "yes"}
         with pytest.raises(errors.BusyError):
-            bundle.relabel(one.path, {"agent_id": "a", "longer": "x" * 100}, refused)
+            bundle.relabel(one.path, {"agent_id": "a", "longer": "x" * 10_000}, refused)
         assert [*seen, bundle.label_of(one.path)] == [{"agent_id": "a", bundle.STANDBY: "yes"}] * 2
         bundle.relabel(one.path, {"agent_id": "b"}, lambda: None)
         assert bundle.label_of(one.path) == {"agent_id": "b"}

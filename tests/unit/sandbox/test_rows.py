@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from policy import denials, errors
 from policy.lifecycle import State
-from sandbox import registry
+from sandbox import registry, unended
 from sandbox.ledger import Ledger, Record
 from sandbox.rows import Rows
 
@@ -58,3 +60,36 @@ def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path:
         fails()
     rows.to(State.REJECTED, "")
     assert [states for states, _ in log.writes] == [["Provisioned"], ["Validated", "Rejected"]]
+
+
+def test_rows_that_are_rehearsed_leave_the_run_and_what_waits_as_they_were(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    rows = Rows(cast("Ledger", log), "r", {"display": "somebody@local", "pubkey": "1" * 44})
+    rows.to(State.PROVISIONED, "", waits=True)
+    with rows.rehearsal():
+        rows.to(State.VALIDATED, "")
+        rows.to(State.ISOLATED, "")
+    with pytest.raises(errors.EventError), rows.rehearsal():
+        rows.denied(denials.Row(denials.Denial("dns", "x", "y"), -1))  # what the log would refuse, this does
+    with contextlib.suppress(KeyError), rows.rehearsal():
+        rows.to(State.VALIDATED, "")
+        raise KeyError
+    assert (log.writes, rows.state) == ([], State.PROVISIONED)
+    rows.to(State.VALIDATED, "")
+    assert [states for states, _ in log.writes] == [["Provisioned", "Validated"]]
+
+
+def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "audit", head=tmp_path / "head" / "head.json") as ledger:
+        rows = Rows(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
+        rows.expect_start()
+        rows.expect_start()
+        assert unended.owed(tmp_path, "r")
+        rows.leave()
+        assert list((tmp_path / "unended").iterdir()) == []
+        # The control: of one that was started somebody else writes the end.
+        rows.expect_start()
+        rows.started = True
+        rows.leave()
+        assert [one.name for one in (tmp_path / "unended").iterdir()] == ["r"]
+        assert not unended.owed(tmp_path, "r")

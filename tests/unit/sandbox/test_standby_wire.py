@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,17 +50,22 @@ class Instance(threading.Thread):
         self._directory, self._act = runs / name, act
         self._directory.mkdir()
         self.seen: list[dict[str, Any]] = []
+        self.meanwhile: list[bool] = []
         self._ready = threading.Event()
         self.start()
         assert self._ready.wait(10)
 
+    def _meanwhile(self, is_spoken_to: Callable[[], bool]) -> None:
+        self.meanwhile.append(is_spoken_to())
+
     def run(self) -> None:
-        with standby_wire.listening(self._directory, PACKAGE) as listener:
+        with standby_wire.listening(self._directory, PACKAGE) as door:
             self._ready.set()
-            listener.setblocking(True)
-            done = False
+            poll, done = select.poll(), False
+            poll.register(door.fileno(), select.POLLIN)
             while not done:
-                came = standby_wire.accept(listener)
+                poll.poll()
+                came = door.order(self._meanwhile)
                 if came is not None:
                     with came[0]:
                         self.seen.append(came[1])
@@ -194,7 +201,7 @@ def test_a_record_is_one_for_each_agent_id_and_another_for_another_envelope(tmp_
 def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs: Path) -> None:
     (runs / "r").mkdir()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(standby_wire.listening(runs / "r", PACKAGE))
+        door = stack.enter_context(standby_wire.listening(runs / "r", PACKAGE))
         waiting: list[socket.socket] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -205,7 +212,7 @@ def test_one_at_whose_door_too_many_wait_is_not_waited_for_and_asked_again(runs:
         for one in waiting:
             one.close()
         while standby_wire.end(runs, "r", "too many") is False:
-            standby_wire.accept(listener)
+            door.order(lambda is_spoken_to: None)
 
 
 def test_a_copy_of_the_package_in_another_place_changes_no_record(tmp_path: Path) -> None:
@@ -243,13 +250,14 @@ def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missin
     label = {bundle.STANDBY: "yes", "host_memory_mb": "100"}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(bundle.RunDirectory(runs / "r", label))
-        listener = stack.enter_context(standby_wire.listening(directory.path, PACKAGE))
+        door = stack.enter_context(standby_wire.listening(directory.path, PACKAGE))
         seen: list[dict[str, Any]] = []
 
         def waits() -> None:
-            listener.setblocking(True)
-            while (came := standby_wire.accept(listener)) is None:
-                pass
+            poll = select.poll()
+            poll.register(door.fileno(), select.POLLIN)
+            while (came := door.order(lambda is_spoken_to: None)) is None:
+                poll.poll()
             with came[0]:
                 seen.append(came[1])
                 stack.close()
@@ -263,5 +271,44 @@ def test_what_waits_gives_way_only_where_that_would_be_enough(runs: Path, missin
         else:
             with pytest.raises(errors.ResourceViolation):
                 _run_refused(runs.parent, missing_mb)
-            assert standby_wire.accept(listener) is None  # nobody has come
+            assert door.order(lambda is_spoken_to: None) is None  # nobody has come
             assert standby_wire.idle_mb(runs) == 100
+
+
+def test_an_instance_that_was_reached_makes_itself_ready_and_is_asked_over_that_connection(runs: Path) -> None:
+    instance = Instance(runs, _answers)
+    with standby_wire.reached(runs, PACKAGE.envelope) as reached:
+        assert reached is not None
+        until = time.monotonic() + 60
+        while not instance.meanwhile and time.monotonic() < until:
+            time.sleep(0.005)
+        assert instance.meanwhile == [False]  # it was called, and nobody had said anything then
+        assert standby_wire.dispatch(runs, _request(), {}, settings="s", reached=reached) == ANSWER
+    instance.join(10)
+    assert len(instance.seen) == 1
+
+
+def test_one_that_was_reached_for_another_package_or_for_nothing_is_left_alone(runs: Path) -> None:
+    instance = Instance(runs, _answers)
+    for envelope in (None, b"another envelope"):
+        with standby_wire.reached(runs, envelope) as reached:
+            assert reached is None
+    with standby_wire.reached(runs, PACKAGE.envelope) as reached:
+        assert (
+            standby_wire.dispatch(runs, _request(PACKAGE.with_envelope(b"another")), {}, settings="s", reached=reached)
+            is None
+        )
+    assert instance.seen == []
+    # It waits for others.
+    assert standby_wire.dispatch(runs, _request(), {}, settings="s") == ANSWER
+
+
+def test_those_who_come_and_say_nothing_are_let_go_of_and_hold_up_nobody(runs: Path) -> None:
+    instance, name = Instance(runs, _answers), standby_wire._name(PACKAGE)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(standby_wire._connected(runs / "r", name)) for _ in range(standby_wire._SILENT)]
+        assert standby_wire.dispatch(runs, _request(), {}, settings="s") == ANSWER
+        instance.join(60)
+        for one in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""

@@ -10,7 +10,7 @@ from policy import contract
 from policy.package import Package
 from sandbox import standby_wire, unended
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
-from sandbox.limits import Meter
+from sandbox.limits import Meter, expect, was_begun
 from sandbox.network import gate_leaf
 from sandbox.request import Request
 
@@ -55,8 +55,17 @@ def test_what_a_killed_run_used_is_counted_from_its_intent_by_whoever_finds_it(t
     Meter(leaf, None, noted).begin()
     _leaf(1, tmp_path, cpu="48000000")
     assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() == 43
-    noted.write_text("")  # the kernel counted nothing then
-    assert Meter.of_one_that_was_killed(leaf, None, noted).cpu_ms() is None
+    Meter(None, None, tmp_path / "uncounted").begin()
+    assert Meter.of_one_that_was_killed(leaf, None, tmp_path / "uncounted").cpu_ms() is None
+
+
+def test_a_meter_that_is_made_ahead_says_of_nobody_that_they_had_an_intent(tmp_path: Path) -> None:
+    noted = tmp_path / "meter"
+    seen = [was_begun(noted)]
+    expect(noted)
+    seen.append(was_begun(noted))
+    Meter(None, None, noted).begin()
+    assert [*seen, was_begun(noted)] == [False, False, True]
 
 
 def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""What an instance was made of, as it is found again later: files, granted paths, limits (sandbox.standby)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from policy import decide
+from policy.host import HostFacts
+from sandbox import gvisor
+from sandbox import state as states
+from sandbox.config import SYSTEM_FILE, Config
+from sandbox.kernel import cgroupfs
+
+_RESOLVERS = "/etc/resolv.conf"
+# As much as the kernel gives of a file of a cgroup in one read.
+_LIMIT_BYTES = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Files:
+    """Files of the host with what tells each from another of its name: ``few`` to look at always, ``many`` seldom."""
+
+    few: Mapping[str, tuple[int, ...] | None]
+    many: Mapping[str, tuple[int, ...] | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_state(cls, state: states.State) -> Files:
+        """The trust root that holds: one file for each version, and each is written once."""
+        name = str(state.root_place(state.root_version()))
+        return cls({name: _identity(name)})
+
+    @classmethod
+    def of_config(cls, config: Config) -> Files:
+        """The configuration, and the programs that it names."""
+        names = (config.state / "config.toml", SYSTEM_FILE, config.runsc, config.nft, config.python3, config.node)
+        return cls({str(name): _identity(str(name)) for name in names})
+
+    @classmethod
+    def of_run(cls, facts: HostFacts, *, networked: bool) -> Files:
+        """What the root directory was copied from, and what its gates read."""
+        closures = (*facts.runtimes.values(), *facts.executables.values())
+        sources = {file.source for closure in closures for file in closure.files if file.source}
+        few = {_RESOLVERS: _identity(_RESOLVERS)} if networked else {}
+        return cls(few, {name: _identity(name) for name in sources})
+
+    def joined(self, other: Files) -> Files:
+        """Both."""
+        return Files({**self.few, **other.few}, {**self.many, **other.many})
+
+    def changed(self, *, every_file: bool) -> str | None:
+        """The first that is another now."""
+        groups = (self.few, self.many) if every_file else (self.few,)
+        return next((n for group in groups for n, was in group.items() if _identity(n) != was), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sources:
+    """Granted paths of the host, each with what was opened there: what is mounted stays mounted when the name moves."""
+
+    opened: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, decision: decide.Decision, sources: Mapping[str, int]) -> Sources:
+        """Those of a decision that were just opened."""
+        opened = {}
+        for mount in decision.artefacts.json("mounts.json")["mounts"]:
+            if mount["type"] == "bind" and mount["source"] not in ("package", "resolver", gvisor.CREDENTIALS):
+                info = os.fstat(sources[mount["destination"]])
+                opened[mount["source"]] = (info.st_dev, info.st_ino)
+        return cls(opened)
+
+    def changed(self) -> str | None:
+        """The first under whose name lies another now."""
+        for name, was in self.opened.items():
+            found = _identity(name)
+            if found is None or found[:2] != was:
+                return name
+        return None
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+def loosened(started: gvisor.Started) -> list[str]:
+    """The limits whose files do not hold what was written there."""
+    return [limit.file for limit in started.limits if not _holds(started.leaf, limit)]
+
+
+def _holds(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit) -> bool:
+    directory = leaf.paths.get(limit.controller)
+    if directory is None:
+        return False
+    try:
+        fd = os.open(f"{directory}/{limit.file}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return not limit.required
+    try:
+        return cgroupfs.same(os.read(fd, _LIMIT_BYTES).decode().strip(), limit.value)
+    except OSError:
+        return not limit.required
+    finally:
+        os.close(fd)
