@@ -6,8 +6,10 @@ PLACE is a directory of that user's with what the descriptors are of. Standard l
 """
 
 import array
+import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -221,6 +223,61 @@ def deaf(count: int) -> Any:
     return len(held)
 
 
+def again() -> Any:
+    """Questions on end, each with something beside it that is to stay with whoever answered: what was said to each."""
+    body, found = framed(b'{"kind": "ps"}'), []
+    for beside in ("nothing", "descriptors that nobody takes", "its own other end", "more than was asked"):
+        with connected() as sock:
+            sock.sendall(body)
+            held = [sock.fileno()] if beside == "its own other end" else [opened("package"), *os.pipe()]
+            try:
+                if "descriptors" in beside or "own" in beside:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", held))]
+                    sock.sendmsg([b"x"], rights)
+                elif beside != "nothing":
+                    sock.sendall(body * 2)
+            except OSError:
+                pass  # it was answered and closed before
+            said = rest(sock)
+            found.append(said if isinstance(said, str) else said[0])
+            for fd in held[1:]:
+                os.close(fd)
+    return found
+
+
+def owned() -> Any:
+    """Whoever serves is made the owner of descriptors of ours, to be killed when they can be read (F_SETSIG, fcntl(2)):
+    how many were tried, and what became of a child of our own, with whom it works."""
+    child = os.fork()
+    if not child:
+        signal.pause()
+    with connected() as sock:
+        main: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    with open(f"/proc/{main}/task/{main}/children") as file:
+        pids = [child, main, *map(int, file.read().split())]
+    for pid in pids:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            fcntl.fcntl(ours, fcntl.F_SETOWN, pid)
+            fcntl.fcntl(ours, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(ours, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            theirs.send(b"x")
+    return len(pids) - 1, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def leased() -> Any:
+    """A file of the package is leased: whoever opens it waits for us to give it up, or for the kernel's patience. What
+    is said of it, after how long, and what is said once it is given up."""
+    file = opened("package/main.py")
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    begin = time.monotonic()
+    said = run([opened("package")])
+    seconds = time.monotonic() - begin
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return said, seconds, run([opened("package")])
+
+
 ACTS: dict[str, Callable[[], Any]] = {
     "frames": frames,
     "descriptors": descriptors,
@@ -228,6 +285,9 @@ ACTS: dict[str, Callable[[], Any]] = {
     "slow": lambda: slow(20),
     "flood": lambda: flood(120),
     "deaf": lambda: deaf(6),
+    "again": again,
+    "owned": owned,
+    "leased": leased,
 }
 
 if __name__ == "__main__":

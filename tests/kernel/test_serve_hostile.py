@@ -134,6 +134,53 @@ def test_a_frame_that_does_not_come_is_not_waited_for(served: Served) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
+def test_a_keeper_that_has_served_is_for_its_own_user_and_has_nothing_of_what_was_sent_along(served: Served) -> None:
+    def turns(pid: int) -> int:
+        return int(serving.status(pid)["voluntary_ctxt_switches"])
+
+    def tried() -> bool:
+        """Once more where it had its time before this was over."""
+        fresh = served.alone()
+        opened = len(os.listdir(f"/proc/{fresh}/fd"))
+        heard = attacked(served, "again")["again"]
+        assert (heard[0], set(heard)) == ("runs", {"runs"})
+        served.quiet()
+        try:
+            before = turns(fresh)
+            for _ in range(3):
+                with served.connected() as sock:
+                    assert client.ask(sock, "ps")["kind"] == "runs"
+            others = turns(fresh) - before
+            # The control: it is there, and its own user has it.
+            attacked(served, "again")
+            return (others, turns(fresh) > before, len(os.listdir(f"/proc/{fresh}/fd"))) == (0, True, opened)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    assert any(tried() for _ in range(3))
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_no_descriptor_of_a_client_s_sends_a_signal_to_whoever_serves(served: Served) -> None:
+    waits, main = served.alone(), served.pid
+    tried, child = attacked(served, "owned")["owned"]
+    assert tried >= 2
+    assert child == -9  # the control: its own it kills so
+    assert served.process is not None
+    assert served.process.poll() is None
+    assert (served.pid, waits in served.waiting()) == (main, True)
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_leased_package_is_waited_for_no_longer_than_any(served: Served) -> None:
+    said, seconds, control = attacked(served, "leased")["leased"]
+    assert said[0] == "package_invalid"
+    assert "cannot be read" in said[1]
+    assert seconds < 30  # the kernel's patience is 45
+    assert control[0] == "unsigned"
+
+
+@pytest.mark.usefixtures("unharmed")
 def test_a_flood_of_one_user_stops_no_other(served: Served) -> None:
     heard: dict[str, Any] = {}
     thread = threading.Thread(target=lambda: heard.update(attacked(served, "flood")["flood"]))
