@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common, door
+from covenant.cli import common, door, times
 from policy import errors
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> No
     if (before_ms is None) == (older_than_ms is None):
         raise errors.UsageError("one of --before-ms and --older-than-ms is needed, and one only")
     if before_ms is None:
-        before_ms = max(0, time.time_ns() // 1_000_000 - (older_than_ms or 0))
+        before_ms = max(0, times.now_ms() - (older_than_ms or 0))
     answer = _asked("purge_audit", before_ms=before_ms)
     if as_json:
         common.emit({"kind": "audit_purged", "purged": answer["purged"], "before_ms": before_ms})
