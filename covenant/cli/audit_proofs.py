@@ -67,13 +67,19 @@ def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> No
 @click.command(epilog=door.examples("covenant audit prove 6f0c3c2e-5f4b-4d0a-9a54-1c1f6e0f7a11"))
 @click.argument("event_id")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def prove(event_id: str, as_json: bool) -> None:
-    """Prove that a row is in the daemon's log, and check the proof against its checkpoint."""
+@click.pass_context
+def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
+    """Prove that a row is in the daemon's log, and check the proof against its checkpoint. Status 3: it has no such
+    row, or none that you may see."""
     from policy import merkle, note
 
     proof = _asked("prove_audit_inclusion", event_id=event_id)["proof"]
     if proof is None:
-        raise errors.UsageError(f"the log has no row `{event_id}`", hint="see covenant audit recent")
+        if as_json:
+            common.emit({"kind": "audit_inclusion", "proof": None})
+        else:
+            common.say(f"the log has no row `{common.visible(event_id)}` of yours; see covenant audit recent", err=True)
+        ctx.exit(common.EXIT_NO)
     leaf, path = bytes.fromhex(proof["leaf_hash_hex"]), tuple(map(bytes.fromhex, proof["path_hex"]))
     signed = note.Note.parse(proof["checkpoint"].encode())
     by = signed.verified([_log_key(), *_witnesses(signed)])

@@ -209,7 +209,9 @@ def test_a_proof_is_shown_and_checked(daemon: Path) -> None:
     ids = fill(daemon, 3)
     assert works("prove", ids[1]).startswith("row 1 of 3, root ")
     assert json.loads(works("prove", ids[1], "--json"))["proof"]["event_id"] == ids[1]
-    assert isinstance(call("prove", "nothing").exception, errors.UsageError)
+    for words, shown in ((("nothing",), ""), (("nothing", "--json"), '{"kind": "audit_inclusion", "proof": null}\n')):
+        absent = call("prove", *words)
+        assert (absent.exit_code, absent.stdout) == (3, shown)
 
 
 # Witnesses -------------------------------------------------------------------------------------------------------
