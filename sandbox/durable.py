@@ -85,12 +85,12 @@ def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[e
         raise error(f"file `{place}` cannot be read: {reason}", where=place) from e
     try:
         info = os.fstat(fd)
-        # Before a stream is made of it, which Python refuses for a directory.
         if not stat.S_ISREG(info.st_mode):
             raise error(f"`{place}` is no plain file", where=place)
         _check_private(info, place, "0600", error)
-        with os.fdopen(fd, "rb", closefd=False) as stream:
-            raw = stream.read(max_bytes + 1)
+        raw = b""
+        while len(raw) <= max_bytes and (piece := os.read(fd, max_bytes + 1 - len(raw))):
+            raw += piece
     finally:
         os.close(fd)
     if len(raw) > max_bytes:

@@ -195,8 +195,13 @@ def reached(runs: Path, envelope: bytes | None) -> Iterator[Reached | None]:
     that it makes itself ready meanwhile (``Door``); None where none listens. It promises nothing on either side."""
     name = _name_of(envelope or b"")
     with contextlib.ExitStack() as stack:
-        connection = next(_ready(runs, name), None) if envelope else None
-        yield None if connection is None else Reached(name, stack.enter_context(connection))
+        # At whose door too many wait is not waited for.
+        connection = next(_ready(runs, name, seconds=0.0), None) if envelope else None
+        if connection is None:
+            yield None
+        else:
+            connection.settimeout(_TAKE_SECONDS)
+            yield Reached(name, stack.enter_context(connection))
 
 
 def dispatch(
@@ -321,14 +326,14 @@ def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:
     return answer_of(message["answer"])
 
 
-def _ready(runs: Path, name: str) -> Iterator[socket.socket]:
+def _ready(runs: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> Iterator[socket.socket]:
     """A connection to each instance that listens under this name."""
     with contextlib.suppress(FileNotFoundError):
         for run_id in os.listdir(runs):
             # Most are no instances of this package, which this call says; it is cheaper than a look at a label.
             if run_id != ".gate" and os.path.lexists(runs / run_id / name):
                 with contextlib.suppress(OSError):
-                    yield _connected(runs / run_id, name)
+                    yield _connected(runs / run_id, name, seconds=seconds)
 
 
 def _connected(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> socket.socket:

@@ -16,6 +16,7 @@ A damaged file is an error, never an empty state: a ratchet that forgets is none
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -373,10 +374,17 @@ def _encode(record: _Closed) -> bytes:
     return strict_json.dumps(record.model_dump()) + b"\n"
 
 
+@functools.lru_cache(maxsize=64)
+def _read(model: type[_Record], raw: bytes) -> _Record:
+    # In a dispatch each is read twice (sandbox.standby). What the same bytes say is the same, and nobody can change it.
+    return strict_json.validate(model, strict_json.loads(raw, max_bytes=_MAX_RECORD_BYTES))
+
+
 def _parse(model: type[_Record], raw: bytes, where: str) -> _Record:
     try:
-        return strict_json.validate(model, strict_json.loads(raw, max_bytes=_MAX_RECORD_BYTES))
+        record: _Record = _read(model, raw)
     except strict_json.MalformedError as e:
         raise errors.StateError(
             f"the record is damaged: {e}", hint="restore it from a backup; without it nothing is run", where=where
         ) from None
+    return record

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from policy import contract, errors, ledger
@@ -43,7 +43,7 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
 @contextlib.contextmanager
 def _reached(talk: Conversation, directory: int) -> Iterator[standby_wire.Reached | None]:
     """An instance of what seems to lie there is told that somebody comes, before anything else is done for them. Only
-    for root, whose package is read without bounds: a caller's could keep us here."""
+    for root, whose package is read without bounds: a caller's could keep us here, and waits until it was read."""
     if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
         yield None
         return
@@ -63,7 +63,16 @@ def _run(
     talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, retelling.refused):
-            package = packages.read(directory) if talk.caller.uid == 0 else verified(talk, own, directory).package
+            if talk.caller.uid == 0:
+                package = packages.read(directory)
+            else:
+
+                def reach(envelope: bytes) -> None:
+                    nonlocal reached
+                    if own.keeps_standby:
+                        reached = stack.enter_context(standby_wire.reached(own.path / "runs", envelope))
+
+                package = verified(talk, own, directory, read=reach).package
             check_seen(package, asked.manifest_sha256)
         # Its children lie beside it; who may not look there has none.
         with in_their_name(talk, own):
@@ -149,9 +158,11 @@ def in_their_name(talk: Conversation, own: Supervisor) -> Iterator[None]:
         yield
 
 
-def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.TrustedPackage:
+def verified(
+    talk: Conversation, own: Supervisor, directory: int, *, read: Callable[[bytes], None] = lambda envelope: None
+) -> trust.TrustedPackage:
     """The package of a caller: read with their rights and within their bounds, and verified before a second of theirs
-    is read. ``lifecycle`` verifies it again, as it does for everybody.
+    is read. ``lifecycle`` verifies it again, as it does for everybody. ``read`` is told of the envelope in between.
 
     Raises:
         errors.CovenantError: it cannot be read, is not signed, or no operator's signature holds.
@@ -163,6 +174,7 @@ def verified(talk: Conversation, own: Supervisor, directory: int) -> trust.Trust
         if package.envelope is None:
             # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
             raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
+        read(package.envelope)
         return trust.verify(
             package,
             own.state.trust_root(now_ms),

@@ -602,3 +602,22 @@ def test_a_cold_run_says_that_nobody_keeps_instances(world: World) -> None:
     answer = world.run(_package(world, "alone"))
     assert answer.error is None
     assert any(line.startswith("standby:") for line in answer.not_enforced)
+
+
+def test_who_comes_and_says_nothing_costs_no_instance_and_changes_nothing(served: Served) -> None:
+    """An instance that somebody reaches makes itself ready for an intent: it does what a dispatch does, and none of it
+    is seen. A user's request reaches it as root's does."""
+    path, (instance,) = _warmed(served, "reached")
+    runs, rows = served.world.state / "runs", served.world.rows()
+    with standby_wire.reached(runs, packages.read(path).envelope) as silent:
+        assert silent is not None
+        # It turns to whoever came last when it is done with those before.
+        with standby_wire.reached(runs, packages.read(path).envelope) as other:
+            assert other is not None
+            standby_wire.send(other.connection, {"op": "run", "package": "another", "envelope": ""})
+            assert standby_wire.receive(other.connection) == {"cold": "another package"}
+        assert (registry.live(runs), served.world.rows()) == ([instance], rows)
+        done = covenant("run", str(path), "x", "--json", served=served, uid=serving.CALLER)
+        assert json.loads(done.stdout)["run_id"] == instance.run_id, done
+        # Whoever still waits there hears that it is gone.
+        assert silent.connection.recv(1) == b""
