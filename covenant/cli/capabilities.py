@@ -18,6 +18,9 @@ _OF_A_NAME = (
     "it is for whoever is called {name}, later too; `peer_pubkey_b58` in --scope binds it to a key,"
     " and `manifest_sha256` to an agent's manifest"
 )
+# 64 bytes in base58 are 86 characters at the least but for leading zeros; fewer than 6 name nobody's grant.
+_LEAST_OF_SIGNATURE, _SIGNATURE_CHARACTERS = 6, 80
+_LOOKED_AT = 1000
 _SHORTHAND = re.compile(r"(a2a\.(?:send|recv|respond)\.)([1-9A-HJ-NP-Za-km-z]{4,42})\Z")
 
 
@@ -120,12 +123,32 @@ def _whole(daemon: Any, action: str) -> str:
 @click.argument("signature")
 @door.as_json
 def revoke(signature: str, as_json: bool) -> None:
-    """Take the grant with SIGNATURE back, and what was narrowed from it."""
-    response = door.ask("revoke_capability", signature_b58=signature)
+    """Take the grant with SIGNATURE back, and what was narrowed from it. How it begins, as in tables, is enough."""
+    with door.daemon() as daemon:
+        response = daemon.ask("revoke_capability", signature_b58=_whole_signature(daemon, signature))
     if as_json:
         common.emit(door.envelope("capability_revoked", response))
     else:
         common.say("revoked" if response["removed"] else "there is no such grant that holds")
+
+
+def _whole_signature(daemon: Any, begins: str) -> str:
+    """The signature of the one grant that begins so; what is too short to mean one, or begins none, as it is.
+
+    Raises:
+        errors.UsageError: more than one may begin so.
+    """
+    begins = begins.rstrip(".\u2026")
+    if not _LEAST_OF_SIGNATURE <= len(begins) < _SIGNATURE_CHARACTERS:
+        return begins
+    shown = daemon.ask("recent_capabilities", limit=_LOOKED_AT)["capabilities"]
+    found = {one["signature"] for one in shown if one["signature"].startswith(begins)}
+    # Beyond what one answer shows there may be another: the wrong one is never taken back.
+    if len(found) > 1 or len(shown) >= _LOOKED_AT:
+        raise errors.UsageError(
+            f"more than one grant may begin with `{begins}`", hint="give the whole: covenant capabilities recent --json"
+        )
+    return str(found.pop()) if found else begins
 
 
 @capabilities.command(epilog=door.examples("covenant capabilities purge --older-than-ms 2592000000"))

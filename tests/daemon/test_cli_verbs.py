@@ -82,6 +82,10 @@ def test_capabilities() -> None:
     signature = bounded["signature_b58"]
     assert verb("capability_revoked", "capabilities", "revoke", signature)["removed"] is True
     assert done("capabilities", "revoke", signature) == "there is no such grant that holds\n"
+    # as a narrow terminal shows it; what begins none is said to be none
+    again = answered("capabilities", "grant", "tool.call.nothing")["signature_b58"]
+    assert answered("capabilities", "revoke", f"{again[:9]}…")["signature_b58"] == again
+    assert done("capabilities", "revoke", "1" * 20) == "there is no such grant that holds\n"
     assert verb("capabilities_purged", "capabilities", "purge", "--before-ms", "0")["purged"] == 0
     assert exit_status(call("capabilities", "purge")) == 2
     assert exit_status(call("capabilities", "purge", "--before-ms", "0", "--older-than-ms", "1")) == 2

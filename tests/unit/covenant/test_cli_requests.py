@@ -11,9 +11,9 @@ from typing import Any
 import click
 import pytest
 
-from covenant.cli import main, times
+from covenant.cli import capabilities, main, times
 from covenant.wire import client, requests
-from policy import base58
+from policy import base58, errors
 
 NOW = 1_700_000_000_000
 KEY = base58.encode(bytes(range(32)))
@@ -215,3 +215,26 @@ def test_the_table_has_every_option_of_every_verb() -> None:
                 if names and "--json" not in names and not any(names & set(words) for words in said):
                     missing.add((verb, long))
     assert missing == ELSEWHERE
+
+
+def test_a_grant_is_taken_back_by_how_it_begins_only_where_that_is_one() -> None:
+    grants = ["abcdef" + "1" * 80, "abcdef" + "2" * 80, "zyxwvu" + "1" * 80]
+    for shown, begins, whole in (
+        (grants, "zyxwvu", grants[2]),
+        (grants, "abcdef1…", grants[0]),
+        (grants, "abcdef", None),
+        (grants, "zyxwv", "zyxwv"),  # too short to mean one
+        (grants, "nobody's", "nobody's"),
+        (grants * 334, "zyxwvu", None),  # there may be more than are shown
+        (grants * 334, grants[2], grants[2]),
+    ):
+
+        class Daemon:
+            def ask(self, kind: str, shown: list[str] = shown, **_: Any) -> dict[str, Any]:
+                return {"kind": kind, "capabilities": [{"signature": one} for one in shown]}
+
+        if whole is None:
+            with pytest.raises(errors.UsageError, match="more than one grant may begin"):
+                capabilities._whole_signature(Daemon(), begins)
+        else:
+            assert capabilities._whole_signature(Daemon(), begins) == whole
