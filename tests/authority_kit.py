@@ -9,6 +9,7 @@ from typing import Any
 from covenant.respond import capabilities, identity, peers, secrets
 from covenant.respond.caller import Caller
 from covenant.respond.secrets import InMemorySecrets
+from covenant.runtime.running import Runners
 from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.peers.in_memory import InMemoryPeers
@@ -54,6 +55,7 @@ class World:
             peers=self.peers,
             capabilities=self.capabilities,
             agents=Agents(),
+            runners=Runners({}),
             secrets=InMemorySecrets({"mail": b"hunter2", "raw": b"\xff"}),
         )
         self.operator = server_kit.caller(DAEMON.agent, operator=True)

@@ -74,7 +74,7 @@ class Runs:
         finally:
             self.at_once -= 1
 
-    async def end(self, intent_id: str, *, reason: str) -> bool:
+    async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
         return False
 
 

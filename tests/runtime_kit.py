@@ -85,7 +85,7 @@ class Acts:
         self.asked.append(intent)
         return await self.act(card, intent)
 
-    async def end(self, intent_id: str, *, reason: str) -> bool:
+    async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
         """As ``running.Runner``."""
         await anyio.lowlevel.checkpoint()
         self.ended.append((intent_id, reason))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from covenant.respond import authority, fitting
+from covenant.respond import authority, fitting, routing, withdrawal
 from covenant.respond.authority import Facts
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
@@ -112,7 +112,8 @@ def from_daemon(server: Server, subject: AgentId, action: str, scope: Any, expir
 async def revoke_capability(
     server: Server, caller: Caller, asked: requests.RevokeCapability
 ) -> responses.CapabilityRevoked:
-    """End a grant and those that narrow it.
+    """End a grant and those that narrow it, and every run for somebody who was given the intent under one of them and
+    holds no other: with all that it started, before anybody is answered.
 
     Raises:
         errors.NotYoursError: the caller neither holds it nor gave it, and is not the operator. Of one that is not there
@@ -129,7 +130,9 @@ async def revoke_capability(
                 "the caller holds and gave no such grant", hint="who holds or gave it, or the operator, may revoke it"
             )
         return responses.CapabilityRevoked(signature_b58=signature, removed=False)
+    lacked = routing.lacking(server)
     ended = await server.capabilities.revoke(signature, server.now_ms())
+    await withdrawal.enforce(server, lacked)
     rows = [Entry("capability_revoked", _revoked(one, removed=True), caller.agent) for one in ended]
     await server.audit.append_all(rows or [Entry("capability_revoked", _revoked(grant, removed=False), caller.agent)])
     return responses.CapabilityRevoked(signature_b58=signature, removed=bool(ended))

@@ -42,7 +42,13 @@ _WRITE: Final = routing.WRITE
 MOST_OF_IGNORED: Final = ends.MOST_OF_IGNORED
 _RANK: Final = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 # Ends that say nothing of what was used until then.
-_UNSEEN: Final = (errors.KilledError, errors.ServiceError, errors.InternalError, errors.PreemptedError)
+_UNSEEN: Final = (
+    errors.KilledError,
+    errors.ServiceError,
+    errors.InternalError,
+    errors.PreemptedError,
+    errors.RunRevokedError,
+)
 # Whose intent waits: in the state of its checkpoint, where a copy of the name would decide nothing.
 SUBMITTER: Final = "submitter_pubkey"
 # The key that it was asked under, behind a word, so that none looks like a path of this machine.

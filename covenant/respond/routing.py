@@ -8,7 +8,7 @@ from covenant.respond import accounting, authority
 from covenant.respond.caller import Caller
 from covenant.respond.router import Router
 from covenant.runtime.packages import Card
-from covenant.wire.types import Tier
+from covenant.wire.types import AgentId, Tier
 from policy import budget, errors
 
 if TYPE_CHECKING:
@@ -38,14 +38,24 @@ def others(card: Card | None) -> list[str]:
 
 def missing(server: Server, caller: Caller, card: Card | None) -> list[authority.Decision]:
     """The actions that an intent needs and that the caller has no grant of which admits it."""
-    return [one for one in _decided(server, caller, card) if one.grant is None]
+    return [one for one in _decided(server, caller.agent, card) if one.grant is None]
+
+
+def lacking(server: Server) -> dict[str, str]:
+    """Of the intents that agents work on now, by id, an action that one needs and that whoever asked holds no more."""
+    found = {}
+    for live in server.runners.live.values():
+        gone = [one.action for one in _decided(server, live.caller, live.card) if one.grant is None]
+        if gone:
+            found[live.intent_id] = gone[0]
+    return found
 
 
 def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> errors.CovenantError | None:
     """Why the intent would be refused as things are now; None where it would begin."""
     try:
         card, _ = find(server, text, agent)
-        decided = _decided(server, caller, card)
+        decided = _decided(server, caller.agent, card)
         server.capabilities.left([one.grant.signature for one in decided if one.grant is not None])
     except errors.CovenantError as e:
         return e
@@ -81,7 +91,7 @@ def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> er
     )
 
 
-def _decided(server: Server, caller: Caller, card: Card | None) -> list[authority.Decision]:
+def _decided(server: Server, agent: AgentId, card: Card | None) -> list[authority.Decision]:
     now_ms, working = server.now_ms(), authority.Facts(tier=Tier.WORKING)
     asked = [(WRITE, working), *((action, authority.NONE) for action in others(card))]
-    return [authority.decide(server.capabilities, caller.agent.pubkey, one, facts, now_ms) for one, facts in asked]
+    return [authority.decide(server.capabilities, agent.pubkey, one, facts, now_ms) for one, facts in asked]

@@ -144,8 +144,8 @@ class Hermes:
             raise with_spent(run.reason, spent)
         return _result(run, status, spent)
 
-    async def end(self, intent_id: str, *, reason: str) -> bool:
-        """As ``running.Runner``."""
+    async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
+        """As ``running.Runner``; the API's run is one, and has no grace."""
         run = self._live.get(intent_id)
         if run is None:
             return False

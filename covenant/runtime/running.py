@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import anyio
@@ -68,8 +68,9 @@ class Runner(Protocol):
             errors.CovenantError: it did not start, or brought no answer; ``spent`` says what it took.
         """
 
-    async def end(self, intent_id: str, *, reason: str) -> bool:
-        """End the run of this intent, which gets its grace to end by itself; False where there is none.
+    async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
+        """End the run of this intent, which gets its grace to end by itself; False where there is none. ``whole``: at
+        once, with all that it started.
 
         Raises:
             errors.CovenantError: it could not be ended.
@@ -105,11 +106,15 @@ def spent(error: BaseException) -> Spent | None:
 
 @dataclass
 class Live:
-    """An intent that an agent works on now. ``preempted`` says why its budget ended it, empty while it did not."""
+    """An intent that an agent works on now, for ``caller``. ``preempted`` says why its budget ended it, ``withdrawn``
+    which grant that it rested on was taken back; each is empty while it was not."""
 
     card: Card
     intent_id: str
+    caller: AgentId
     preempted: str = ""
+    withdrawn: str = ""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 class Runners:
@@ -127,16 +132,23 @@ class Runners:
 
         Raises:
             errors.PreemptedError: its budget ended it, in the place of what the runner says of that.
+            errors.RunRevokedError: likewise, a grant that it rested on was taken back.
             errors.CovenantError: as ``Runner.run``.
         """
-        live = self.live[intent.id] = Live(card, intent.id)
+        live = self.live[intent.id] = Live(card, intent.id, caller)
         try:
-            return await self._of(card).run(card, intent, caller=caller, deadline=deadline)
+            with live.scope:
+                ran = await self._of(card).run(card, intent, caller=caller, deadline=deadline)
+                # An answer that came with the end of what it rested on is nobody's.
+                if not live.withdrawn:
+                    return ran
+                raise with_spent(_ended(live), _of_answer(ran))
+            # Only whoever takes its grant back cancels it here.
+            raise _ended(live)
         except errors.CovenantError as e:
-            if not live.preempted:
+            if not (live.preempted or live.withdrawn) or isinstance(e, errors.RunRevokedError):
                 raise
-            ended = errors.PreemptedError(f"the budget of agent `{card.id}` was used up: {live.preempted}")
-            took = spent(e)
+            ended, took = _ended(live), spent(e)
             told.with_told(ended, told.of(e))
             raise ended if took is None else with_spent(ended, took) from e
         finally:
@@ -146,5 +158,25 @@ class Runners:
         """As ``Runner.end``."""
         return await self._of(live.card).end(live.intent_id, reason=reason)
 
+    async def withdraw(self, live: Live) -> None:
+        """End a run that is marked so (``Live.withdrawn``), at once and with all that it started. One that is not to be
+        found is only on its way, and one that cannot be asked for ends with the call."""
+        there = False
+        try:
+            there = await self._of(live.card).end(live.intent_id, reason=f"revoked: {live.withdrawn}", whole=True)
+        finally:
+            if not there:
+                live.scope.cancel()
+
     def _of(self, card: Card) -> Runner:
         return self._runners[card.manifest.agent.runtime]
+
+
+def _ended(live: Live) -> errors.CovenantError:
+    if live.withdrawn:
+        return errors.RunRevokedError(f"what the intent rested on was taken back: {live.withdrawn}")
+    return errors.PreemptedError(f"the budget of agent `{live.card.id}` was used up: {live.preempted}")
+
+
+def _of_answer(ran: RunResult) -> Spent:
+    return Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials, ran.told)

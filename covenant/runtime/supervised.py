@@ -92,15 +92,17 @@ class Supervised:
             raise errors.ServiceError("the supervisor does not speak as one: it verified another package")
         return True
 
-    async def end(self, intent_id: str, *, reason: str) -> bool:
-        """As ``running.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed."""
+    async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
+        """As ``running.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed. ``whole``: all of the tree is
+        stopped, then killed."""
+        how: dict[str, Any] = {"tree": True} if whole else {"grace_ms": self._grace_ms}
         with _limited(_ASK_SECONDS, "did not end the run in time"):
             runs = _runs(await self._ask("ps"))
             run_id = next((one.get("run_id") for one in runs if one.get("intent_id") == intent_id), None)
             if run_id is None:
                 return False
             try:
-                await self._ask("operate", operation="kill", run=run_id, grace_ms=self._grace_ms, reason=reason)
+                await self._ask("operate", operation="kill", run=run_id, reason=reason, **how)
             except errors.NoRunError:
                 return False  # it ended by itself meanwhile
         return True

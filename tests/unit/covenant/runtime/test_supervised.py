@@ -225,6 +225,23 @@ async def test_a_run_is_found_by_its_intent_and_ended_with_a_grace(tmp_path: Pat
     assert [type(one) for one in raised] == [errors.KilledError]
 
 
+async def test_a_run_is_ended_at_once_with_all_that_it_started(tmp_path: Path, card: Card) -> None:
+    intent = _intent()
+    with SupervisorDouble(tmp_path / "s.sock", lambda request: None) as double:
+        asking = _asking(double.path)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_killed, asking, card, intent)
+            await _until(lambda: bool(double.requests))
+            assert await asking.end(intent.id, reason="revoked", whole=True) is True
+    ended = double.requests[-1]
+    assert (ended["tree"], "grace_ms" in ended, ended["reason"]) == (True, False, "revoked")
+
+
+async def _killed(asking: Supervised, card: Card, intent: Intent) -> None:
+    with pytest.raises(errors.KilledError):
+        await _run(asking, card, intent)
+
+
 async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_path: Path, card: Card) -> None:
     """It takes three at one time, and eight are asked for."""
     with SupervisorDouble(tmp_path / "s.sock", most=3) as double:

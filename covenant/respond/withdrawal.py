@@ -1,0 +1,46 @@
+"""What runs under a grant ends with it: a revocation that only refused what comes next would leave an agent at work.
+
+The supervisor stops the whole tree and kills it (``covenant kill --tree``); a run that is not there yet ends with the
+request that asks for it. Nothing in it is a condition: what cannot be ended is said, and ends with its request too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+import anyio
+
+from covenant.respond import routing
+from covenant.runtime.running import Live
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.respond.server import Server
+
+_LOG = logging.getLogger(__name__)
+
+
+async def enforce(server: Server, lacked: Container[str]) -> None:
+    """End the runs whose intent needs what whoever asked holds no more; but not those that ``lacked`` it before, whose
+    grant ran out while they ran."""
+    ending: list[Live] = []
+    for intent_id, action in routing.lacking(server).items():
+        live = server.runners.live[intent_id]
+        if intent_id not in lacked and not live.withdrawn:
+            # INVARIANT: before anything waits. An answer that comes meanwhile is not given.
+            live.withdrawn = f"the grant of `{action}`"
+            ending.append(live)
+    # It is done whether or not whoever asked is still there.
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as group:
+            for live in ending:
+                group.start_soon(_end, server, live)
+
+
+async def _end(server: Server, live: Live) -> None:
+    try:
+        await server.runners.withdraw(live)
+    except errors.CovenantError as e:
+        _LOG.warning("intent %s was ended with its request, since its run could not be: %s", live.intent_id, e)
