@@ -178,7 +178,7 @@ async def test_the_end_is_written_down_either_way(tmp_path: Path, fails: bool) -
         bench = Bench(tmp_path)
         if fails:
 
-            async def end(intent_id: str, *, reason: str) -> bool:
+            async def end(intent_id: str, *, reason: str, whole: bool = False) -> bool:
                 raise errors.ServiceError("the supervisor ended the conversation")
 
             bench.acts.end = end  # type: ignore[method-assign]
