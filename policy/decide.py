@@ -14,6 +14,7 @@ The supervisor probes the host between (2) and (3), because which files a manife
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,12 @@ def manifest_of(package: Package) -> Manifest:
     raw = package.files.get(MANIFEST)
     if raw is None:
         raise errors.PackageError(f"the package has no `{MANIFEST}`", hint="see agents/hello for one to copy")
+    return _parsed(raw)
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(raw: bytes) -> Manifest:
+    """A manifest is frozen and says what its bytes say: whoever runs an agent again and again reads them once."""
     return parse.parse(raw, file=MANIFEST)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pydantic
 import pytest
 
 from policy import decide, errors, prove
@@ -156,3 +157,16 @@ def test_a_backend_that_is_no_sandbox_is_not_shown_as_one() -> None:
 def test_a_package_without_a_manifest_is_no_package() -> None:
     with pytest.raises(errors.PackageError):
         decide.manifest_of(Package({"main.py": b""}))
+
+
+def test_the_same_bytes_are_read_once_and_others_are_others() -> None:
+    raw = kit.signed(FULL).files["agent.toml"]
+    manifest, same = (decide.manifest_of(Package({"agent.toml": bytes(bytearray(raw))})) for _ in range(2))
+    assert manifest is same
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        manifest.agent.id = "another"  # type: ignore[misc]
+    more = decide.manifest_of(Package({"agent.toml": raw + b"# more\n"}))
+    assert more is not manifest
+    for _ in range(2):
+        with pytest.raises(errors.ManifestSyntaxError):
+            decide.manifest_of(Package({"agent.toml": raw + b"= 1\n"}))
