@@ -58,17 +58,20 @@ class GoneError(Exception):
 @contextlib.contextmanager
 def listening(directory: Path, package: Package) -> Iterator[Door]:
     """The instance's door: it is found from now on, until the block ends."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _within(directory, _name(package)) as place:
-        listener.bind(place)
-        try:
-            os.chmod(place, 0o600)
-            listener.listen(16)
-            listener.setblocking(False)
-            with contextlib.closing(Door(listener)) as door:
+    name = _name(package)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _within(directory, f".{name}") as made:
+        listener.bind(made)
+        os.chmod(made, 0o600)
+        listener.listen(16)
+        listener.setblocking(False)
+        with contextlib.closing(Door(listener)) as door:
+            # Under its name only now: whoever finds it before it listens is refused, and starts cold.
+            os.rename(made, directory / name)
+            try:
                 yield door
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(place)
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(directory / name)
 
 
 class Door:
