@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from policy import contract
-from sandbox import recovery
+from sandbox import limits, recovery
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
-from sandbox.limits import METER
 from sandbox.network import uplink
 
 
@@ -20,7 +19,10 @@ def _leaf(place: Path, **files: str) -> Leaf:
     return Leaf(Hierarchies(1, {}), "leaf", dict.fromkeys(("memory", "cpu", "cpuacct"), place))
 
 
-def test_one_that_was_never_given_its_intent_has_used_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("expected", [False, True], ids=["no file", "a file made ahead"])
+def test_one_that_was_never_given_its_intent_has_used_nothing(tmp_path: Path, *, expected: bool) -> None:
+    if expected:
+        limits.expect(tmp_path / limits.METER)
     assert recovery.used_by(_leaf(tmp_path, cpu="5000000", peak="4096"), tmp_path) == contract.NOTHING_USED
 
 
@@ -29,15 +31,15 @@ def test_one_that_was_never_given_its_intent_has_used_nothing(tmp_path: Path) ->
     [
         ("5000", {"cpu": "48000000", "peak": "4096"}, contract.Usage(43, 4096, None)),
         ("5000", {"peak": "4096"}, contract.Usage(None, 4096, None)),
-        ("", {"cpu": "48000000", "peak": "4096"}, contract.Usage(None, 4096, None)),
-        ("", {}, contract.Usage(None, None, None)),
+        ("-", {"cpu": "48000000", "peak": "4096"}, contract.Usage(None, 4096, None)),
+        ("-", {}, contract.Usage(None, None, None)),
     ],
     ids=["counted", "its cgroup is gone", "nothing counted at its intent", "nothing at all"],
 )
 def test_what_is_not_known_of_one_that_was_given_it_is_not_said_to_be_nothing(
     tmp_path: Path, noted: str, files: dict[str, str], usage: contract.Usage
 ) -> None:
-    (tmp_path / METER).write_text(noted)
+    (tmp_path / limits.METER).write_text(noted)
     assert recovery.used_by(_leaf(tmp_path, **files), tmp_path) == usage
 
 
