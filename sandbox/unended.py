@@ -24,6 +24,7 @@ from sandbox.ledger import Ledger
 _SETTLED = ".settled"
 # What a run had used that was killed, until its end is written.
 _USED = ".used-"
+_COUNTED = frozenset(field.name for field in dataclasses.fields(contract.Usage))
 _STEP_BYTES = 64 * 1024
 _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
 _STATE = b'"kind":{"type":"run_state"'
@@ -101,9 +102,15 @@ def note_used(state: Path, run_id: str, usage: contract.Usage) -> None:
 
 
 def used(state: Path, run_id: str) -> contract.Usage | None:
-    """What was noted so; None where nothing was."""
+    """What was noted so; None where nothing was, or what a version wrote that counted something else."""
     found = memo.read(state / "unended" / f"{_USED}{run_id}")
-    return None if found is None else contract.Usage(**found)
+    if found is None or found.keys() != _COUNTED or not all(_is_count(value) for value in found.values()):
+        return None
+    return contract.Usage(**found)
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 0)
 
 
 def settled(state: Path) -> int:

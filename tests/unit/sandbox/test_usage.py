@@ -8,7 +8,7 @@ import pytest
 
 from policy import contract
 from policy.package import Package
-from sandbox import standby_wire, unended
+from sandbox import memo, standby_wire, unended
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.limits import Meter, expect, was_begun
 from sandbox.network import gate_leaf
@@ -77,6 +77,25 @@ def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_a
     for found in (contract.Usage(43, 1 << 20, 0), contract.NOTHING_USED):
         unended.note_used(tmp_path, "run", found)
     assert unended.used(tmp_path, "run") == contract.Usage(43, 1 << 20, 0)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"x": 1}, {"cpu_ms": 1}, {"cpu_ms": "1", "memory_peak_bytes": 1, "wall_ms": 1}]
+    + [{"cpu_ms": value, "memory_peak_bytes": 1, "wall_ms": None} for value in (-1, True, 1.5, [])],
+)
+def test_what_another_version_noted_is_none_and_stops_nobody_who_writes_ends(
+    tmp_path: Path, record: dict[str, object]
+) -> None:
+    (tmp_path / "unended").mkdir(mode=0o700)
+    (tmp_path / "unended" / "run").touch()
+    unended.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, None))
+    [place] = [one for one in (tmp_path / "unended").iterdir() if one.name != "run"]
+    assert unended.used(tmp_path, "run") == contract.Usage(43, 1 << 20, None)
+    memo.write(place, record)
+    assert unended.used(tmp_path, "run") is None
+    unended.note_used(tmp_path, "run", contract.NOTHING_USED)
+    assert unended.used(tmp_path, "run") == contract.NOTHING_USED
 
 
 def test_the_gates_part_of_what_was_noted_is_found_again(tmp_path: Path) -> None:
