@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from policy import contract, data, errors, prove_local
@@ -626,16 +625,21 @@ def test_a_cover_that_cannot_be_mounted_stops_the_run(state: Path, monkeypatch: 
         run(state, "answer(1)")
 
 
+def _children() -> set[str]:
+    """Of this process, with those that are still to be waited for."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
 def test_the_machine_is_as_it_was(state: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))
-    # Zombies too. Another test of this process may have left one that is still to be waited for.
-    children = {one.pid for one in psutil.Process().children()}
+    # Another test of this process may have left one that is still to be waited for.
+    children = _children()
     value(run(state, "answer(1)"))
     run(state, "time.sleep(60)", seconds=0.2, grace=0.1)
     with pytest.raises(errors.KernelError):
         run(state, "answer(1)", plan=lambda raw: dataclasses.replace(plan_of(raw), program="/nonexistent"))
     assert (Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))) == before
-    assert {one.pid for one in psutil.Process().children()} <= children
+    assert _children() <= children
 
 
 # --- the other runtimes -----------------------------------------------------------------------------------------

@@ -81,8 +81,14 @@ def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_a
 
 @pytest.mark.parametrize(
     "record",
-    [{"x": 1}, {"cpu_ms": 1}, {"cpu_ms": "1", "memory_peak_bytes": 1, "wall_ms": 1}]
-    + [{"cpu_ms": value, "memory_peak_bytes": 1, "wall_ms": None} for value in (-1, True, 1.5, [])],
+    [
+        {"x": 1},
+        {"cpu_ms": 1},
+        {"cpu_ms": "1", "memory_peak_bytes": 1, "wall_ms": 1},
+        {"cpu_ms": -1, "memory_peak_bytes": 1, "wall_ms": None},
+        {"cpu_ms": 1, "memory_peak_bytes": True, "wall_ms": None},
+        {"cpu_ms": 1, "memory_peak_bytes": None, "wall_ms": 1.5},
+    ],
 )
 def test_what_another_version_noted_is_none_and_stops_nobody_who_writes_ends(
     tmp_path: Path, record: dict[str, object]
