@@ -21,7 +21,7 @@ from typing import Any
 
 from policy import errors
 from policy.host import RunscFacts
-from sandbox import closure, host, ldso, network_checks, room, runsc_probe, standby_records, standby_retries
+from sandbox import closure, host, ldso, network_checks, progress, room, runsc_probe, standby_records, standby_retries
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs, landlock
 
@@ -100,7 +100,8 @@ def examine(config: Config, *, deadline_seconds: float) -> Report:
     done: list[Check] = []
     for name, required, enforces, look in _TABLE:
         try:
-            finding = look(config, deadline_seconds)
+            with progress.step(f"checking {name}"):
+                finding = look(config, deadline_seconds)
         except errors.CovenantError as e:
             finding = Finding(Status.MISSING, e.message, e.hint or "see `covenant help " + e.code + "`")
         except OSError as e:

@@ -25,7 +25,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     import os
 
     from covenant.cli import audit
-    from sandbox import attest_runs
+    from sandbox import attest_runs, progress
 
     if (run is None) is not every:
         raise errors.UsageError("name one run, or say --all")
@@ -34,7 +34,9 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     state = common.state()
     ids = _chosen(attest_runs.live(state / "runs"), run)
     started = audit.started_policies() if ids else {}
-    answers = [found for one in ids if (found := attest_runs.answer(state, one, started)) is not None]
+    progress.to_terminal(2)
+    with progress.step(f"reading the kernel back for {len(ids)} runs"):
+        answers = [found for one in ids if (found := attest_runs.answer(state, one, started)) is not None]
     if run is not None and not answers:
         raise errors.NoRunError(f"run `{run}` has ended")
     holds = all(found.holds for found in answers)

@@ -35,6 +35,9 @@ _FD = click.option("--fd", type=click.IntRange(0), metavar="N", help="Read the s
 @click.group()
 def vault() -> None:
     """Keep the secrets that agents are granted by name."""
+    from sandbox import progress
+
+    progress.to_terminal(2)
 
 
 def _new_keys(command: _Command) -> _Command:

@@ -11,14 +11,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
+import click.testing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.cli import door, main, terminal
 from policy import errors
+from sandbox import attest_runs, checks, progress
 from tests.cli_kit import call, refused
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -243,3 +246,30 @@ def test_the_signers_of_a_chain_are_refused_whatever_they_are_given() -> None:
     for name in settlement.SIGNERS:
         for more in ([], ["--keypair", "k.json", "--cluster", "devnet", "--json"], ["--help"]):
             refused("unsupported", "chain", name, *more)
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["vault", "list"], ["attest", "--all"]], ids=" ".join)
+def test_what_may_take_long_on_this_host_has_the_terminal(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """What is said there, and when, is tests/unit/sandbox/test_progress.py's."""
+    turned_on = list[int]()
+    monkeypatch.setattr(progress, "to_terminal", turned_on.append)
+    monkeypatch.setattr(checks, "examine", lambda config, *, deadline_seconds: checks.Report(()))
+    monkeypatch.setattr(attest_runs, "live", lambda runs: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    click.testing.CliRunner().invoke(main.cli, words)
+    assert turned_on == [2]
+
+
+def test_checking_a_log_says_that_it_goes_on(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+
+    @contextlib.contextmanager
+    def working(what: str) -> Iterator[None]:
+        said.append(what)
+        yield
+
+    monkeypatch.setattr(terminal, "working", working)
+    click.testing.CliRunner().invoke(main.cli, ["audit", "verify"])
+    assert said == ["checking the log"]

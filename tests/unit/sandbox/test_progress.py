@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox import progress
+from sandbox import checks, progress
+from sandbox.config import Config
 
 
 @pytest.fixture
@@ -59,3 +60,15 @@ def test_a_forked_process_says_nothing(terminal: int) -> None:
             os._exit(0 if signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert said(terminal, 0) == b""
+
+
+def test_a_check_of_this_host_that_takes_long_is_named(terminal: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(config: Config, deadline_seconds: float) -> checks.Finding:
+        until = time.monotonic() + 10
+        while not select.select((terminal,), (), (), 0)[0]:
+            assert time.monotonic() < until
+        return checks.Finding(checks.Status.OK, "at last")
+
+    monkeypatch.setattr(checks, "_TABLE", (("runsc live", True, "calls", slow),))
+    assert checks.examine(Config(), deadline_seconds=1).enforceable
+    assert said(terminal) == b"covenant: checking runsc live ...\r\n"
