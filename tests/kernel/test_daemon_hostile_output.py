@@ -62,10 +62,15 @@ def _filled(unit: str, decoded: str, size: int) -> str:
     return decoded * count + "." * rest
 
 
-def _list(key: str, item: str) -> str:
-    """Code that prints a list of as many items as a result takes."""
-    room = MOST - 64
-    return f'w(b\'{{"text":"x","{key}":[\' + b",".join([{item!r}.encode()] * ({room} // {len(item) + 1})) + b"]}}")\n'
+def _list(key: str, item: str, most: int = MOST) -> str:
+    """Code that prints a list of as many items as a result takes, and no more than ``most``."""
+    count = min((MOST - 64) // (len(item) + 1), most)
+    return f'w(b\'{{"text":"x","{key}":[\' + b",".join([{item!r}.encode()] * {count}) + b"]}}")\n'
+
+
+def _nested(depth: int) -> str:
+    """Code that prints a result of this depth."""
+    return f"w(b'{{\"text\":\"x\",\"files\":' + b'[' * {depth - 1} + b']' * {depth - 1} + b'}}')"
 
 
 CASES = {
@@ -87,18 +92,31 @@ CASES = {
     "surrogate": Case('w(b\'{"text":"\\\\ud800"}\\n\')', MALFORMED),
     "second": Case('w(b\'{"text":"x"}\\n{"text":"y"}\\n\')', MALFORMED),
     "deep": Case("w(b'{\"text\":\"x\",\"files\":' + b'[' * 1000000 + b']' * 1000000 + b'}')", MALFORMED),
-    "nested": Case("w(b'{\"text\":\"x\",\"files\":' + b'[' * 400 + b']' * 400 + b'}')"),
+    "nested": Case(_nested(contract.RESULT_DEPTH)),
+    "too-nested": Case(_nested(contract.RESULT_DEPTH + 1), MALFORMED),
     "nan": Case('w(b\'{"text":"x","files":[NaN]}\')', MALFORMED),
     "number": Case("w(b'{\"text\":\"x\",\"files\":[' + b'9' * 5000 + b']}')", MALFORMED),
     "no-text": Case('w(b\'{"text":["x"]}\')', MALFORMED),
     "sources": Case(_list("sources", '"s"'), sources=(MOST - 64) // 4),
-    "events": Case(_list("runtime_events", '{"a":{}}')),
-    "files": Case(_list("files", "[]")),
+    "events": Case(_list("runtime_events", '{"a":{}}', contract.RESULT_CONTAINERS // 2 - 1)),
+    "files": Case(_list("files", "[]", contract.RESULT_CONTAINERS - 2)),
+    "too-many": Case(_list("files", "[]"), TOO_LARGE),
     "stderr": Case(f"for _ in range(400): sys.stderr.write({STEERING!r} * 5000)\nprint(json.dumps({{'text': 'x'}}))"),
     "fails": Case(f"sys.stderr.write({STEERING!r} * 1000)\nsys.exit(3)", errors.AgentFailedError.code),
 }
 # What goes over HTTP too, once plain and once as a stream.
-BY_HTTP = ("limit", "controls", "separators", "accents", "steering", "sources", "second", "bytes16", "nested")
+BY_HTTP = (
+    "limit",
+    "controls",
+    "separators",
+    "accents",
+    "steering",
+    "sources",
+    "second",
+    "bytes16",
+    "nested",
+    "too-many",
+)
 
 
 @pytest.fixture(scope="module")
