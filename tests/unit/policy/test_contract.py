@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -136,3 +137,14 @@ def test_reading_a_flood_of_short_lines_costs_no_more_than_the_flood(line: bytes
         assert tracemalloc.get_traced_memory()[1] < 2 * contract.STDOUT_BYTES
     finally:
         tracemalloc.stop()
+
+
+def test_the_page_of_limits_has_the_bounds_of_an_answer() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
+    cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("| ")]
+    rows = {row[1]: row[2] for row in cells}
+    assert rows["stdout"] == f"{contract.STDOUT_BYTES >> 20} MiB"
+    assert rows["the line"] == f"{contract.RESULT_BYTES >> 20} MiB"
+    assert rows["lists and objects in it"] == f"{contract.RESULT_CONTAINERS:,}"
+    assert rows["how deep they lie in each other"] == str(contract.RESULT_DEPTH)
+    assert f"{contract.STDERR_BYTES >> 10} KiB" in rows["stderr"]
