@@ -23,7 +23,7 @@ from policy import errors
 from policy.host import RunscFacts
 from sandbox import closure, host, ldso, network_checks, progress, room, runsc_probe, standby_records, standby_retries
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs, landlock
+from sandbox.kernel import cgroupfs, landlock, starter
 
 INSTALL_RUNSC = (
     "install runsc: Debian 12 `apt-get install -t bookworm-backports runsc`, Debian 13 `apt-get install runsc`, "
@@ -296,6 +296,13 @@ def _self_test(config: Config, deadline: float) -> Finding:
     return Finding(Status.DEGRADED, "off: each run says so in the log", mend)
 
 
+def _starter(config: Config, deadline: float) -> Finding:
+    if starter.there():
+        return _ok(f"{starter.PROGRAM}: no run forks Python to start runsc")
+    mend = "install Covenant's wheel for this platform; in a clone, ./scripts/setup"
+    return Finding(Status.DEGRADED, f"no {starter.PROGRAM}: each run forks Python for it, some 8 ms", mend)
+
+
 def _landlock(config: Config, deadline: float) -> Finding:
     abi = landlock.abi()
     return _ok(f"landlock ABI {abi}") if abi else Finding(Status.DEGRADED, "no landlock", "boot with lsm=landlock,...")
@@ -366,5 +373,6 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("processor time", False, "cpu_time_ms", _cpu_time),
     ("self-test", False, "that what a policy forbids is refused, by trying it", _self_test),
     ("vault", False, "permissions.credentials", _vault),
+    ("starter", False, "nothing: how quickly runsc is started", _starter),
     ("landlock", False, "nothing yet: for information", _landlock),
 )

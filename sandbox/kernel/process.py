@@ -1,7 +1,8 @@
 """Start a child in a mount namespace and cgroup of its own, with three pipes, and learn exactly what failed.
 
-The child is forked, not spawned, because it must join cgroups and attach mounts before it executes; it runs no
-code of the caller's between, and reports a failed step over a pipe that closes at execve.
+The child must join cgroups and attach mounts before it executes. ``kernel.starter`` does that where it is built; one
+with a ``prepare``, which is Python, is forked. Neither runs any other code of the caller's, and both report a failed
+step over a pipe that closes at execve.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy import errors
-from sandbox.kernel import libc, signals
+from sandbox.kernel import libc, signals, starter
 
 # How often ``Patience.look`` is asked, and how long whoever was killed may take to die (seconds).
 _LOOK_SECONDS, _DEATH_SECONDS = 0.25, 10.0
@@ -142,7 +143,7 @@ class Child:
 
 
 def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
-    """Fork and execute ``launch``.
+    """Start a child and have it execute ``launch``.
 
     Raises:
         errors.KernelError: a step in the child failed; its name and errno are in the message. Nothing runs.
@@ -151,10 +152,11 @@ def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
     """
     # A signal between fork and _child would run the caller's handlers in the child, and what those raise would
     # unwind the caller's clean-up there: a second hand on the same run.
+    steps = starter.Steps(launch) if launch.prepare is None and starter.there() else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.ExitStack() as stack:
         try:
-            child, report_fd = _fork(launch)
+            child, report_fd = _begin(launch, steps)
             stack.enter_context(child)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -170,6 +172,8 @@ def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
             raise
         if failure:
             step, message = json.loads(failure)
+            if steps is not None:
+                step, message = steps.name(step), os.strerror(message)
             raise errors.KernelError(f"cannot start the sandbox: {step}: {message}")
         stack.pop_all()
     os.close(report_fd)
@@ -180,8 +184,10 @@ def _reported(child: Child, report: int, patience: Patience, program: str) -> by
     """What the child says of a step that failed; empty once it executes, or has died without a word."""
     until, said = time.monotonic() + patience.seconds, b""
     while ready := patience.readable(report, child.pidfd, until=until):
-        if report not in ready:
-            return said  # and whoever else was forked meanwhile may hold the other end of its report
+        # Of a dead child as well: it may have spoken after poll had looked at its report, and died before it looked on.
+        # Nothing there is no end of file then: whoever else was forked meanwhile may hold the other end.
+        if report not in ready and not _readable(report, 0):
+            return said
         if not (piece := os.read(report, _REPORT_BYTES)):
             return said
         said += piece
@@ -205,22 +211,28 @@ def _standing(pid: int) -> str:
     return ""
 
 
-def _fork(launch: Launch) -> tuple[Child, int]:
+def _begin(launch: Launch, steps: starter.Steps | None) -> tuple[Child, int]:
     """The child, and where it reports a failed step."""
-    parent = os.getpid()
     with contextlib.ExitStack() as undo:
         try:
             (in_r, in_w), (out_r, out_w), (err_r, err_w), (report_r, report_w) = (_pipe(undo) for _ in range(4))
-            pid = os.fork()
-            if pid == 0:
-                _child(launch, (in_r, out_w, err_w), report_w, parent)
+            stdio = (in_r, out_w, err_w)
+            pid = _fork(launch, stdio, report_w) if steps is None else starter.start(launch, steps, stdio, report_w)
             child = Child(pid, _pidfd(pid), in_w, out_r, err_r)
         except OSError as e:
-            raise errors.KernelError(f"fork: {e.strerror}") from e
+            raise errors.KernelError(f"cannot start a process: {e.strerror}") from e
         undo.pop_all()
-    for fd in (in_r, out_w, err_w, report_w):
+    for fd in (*stdio, report_w):
         os.close(fd)
     return child, report_r
+
+
+def _fork(launch: Launch, stdio: tuple[int, int, int], report: int) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _child(launch, stdio, report, parent)
+    return pid
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:

@@ -5,7 +5,8 @@
 (3) a runsc that starts a sandbox
 (4) the user that trusted-local agents run as
 (5) the virtual environment, from the lock with its hashes
-(6) the sample agents: built, and signed with a key made here
+(6) what is compiled here: the starter of sandboxes, and sample agents
+(7) the sample agents, signed with a key made here
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OLDEST_PYTHON = (3, 11)
 AGENT_USER = "covenant-agent"
 HOME = ".demo"
 ENVELOPE = "agent.dsse.json"
-COMPILED = ("agents/checksum/bin", "agents/hostile/binary/bin")
+COMPILED = ("sandbox/kernel/covenant-start", "agents/checksum/bin", "agents/hostile/binary/bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ NEEDS = (
     Need("libseccomp2", _library("libseccomp.so.2"), "loads the deny list of trusted-local agents"),
     Need("iproute2", _file("/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip"), "network namespaces"),
     Need("python3-venv", _ensurepip, "the virtual environment"),
-    Need("gcc", _file("/usr/bin/gcc"), "compiles the sample agent that is a program"),
+    Need("gcc", _file("/usr/bin/gcc"), "compiles the starter of sandboxes, and the sample agents that are programs"),
     Need("libc6-dev", _file("/usr/include/stdio.h"), "headers for it"),
     Need("openssh-client", _file("/usr/bin/ssh-agent"), "a real ssh-agent for the tests to sign with"),
     Need(
@@ -78,6 +79,7 @@ def set_up(machine: Machine) -> None:
     gvisor.provide(machine)
     _user(machine)
     environment.provide(machine)
+    _compiled(machine)
     _agents(machine)
 
 
@@ -146,14 +148,18 @@ def _user(machine: Machine) -> None:
     console.run(command)
 
 
-def _agents(machine: Machine) -> None:
-    # (6) a program and envelopes are made here and never committed; each script looks before it writes.
-    scripts = machine.clone / "scripts"
+def _compiled(machine: Machine) -> None:
+    # (6) programs are made here and never committed; each script looks before it writes.
     for compiled in COMPILED:
         if not (machine.clone / compiled).exists():
             console.change(f"compile {compiled}")
             machine.record.add("paths", compiled)
-    sys.stdout.write(console.run([str(scripts / "build_agents")]))
+    for script in ("build_starter", "build_agents"):
+        sys.stdout.write(console.run([str(machine.clone / "scripts" / script)]))
+
+
+def _agents(machine: Machine) -> None:
+    # (7) envelopes are made here and never committed.
     if not machine.root:
         console.note("the sample agents are signed when set-up runs as root, since root runs them")
         return
@@ -165,7 +171,8 @@ def _agents(machine: Machine) -> None:
         if not envelope.exists():
             machine.record.add("paths", str(envelope.relative_to(machine.clone)))
     python = [str(machine.clone / environment.VENV / "bin/python"), "-B"]
-    sys.stdout.write(console.run([*python, str(scripts / "sign_agents"), str(machine.clone / HOME)]))
+    sign = str(machine.clone / "scripts/sign_agents")
+    sys.stdout.write(console.run([*python, sign, str(machine.clone / HOME)]))
 
 
 def packages(clone: pathlib.Path) -> list[pathlib.Path]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import pathlib
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 
 import pytest
@@ -46,6 +48,32 @@ def test_every_source_and_data_file_is_in_the_wheel(clone: pathlib.Path, wheel: 
     assert packed == there
     assert {f"{room}/py.typed" for room in ROOMS} <= packed
     assert any(name.startswith("policy/data/") and name.endswith(".toml") for name in packed)
+
+
+def test_the_starter_is_in_it_and_its_tag_names_the_platform(wheel: pathlib.Path) -> None:
+    assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        starter = archive.getinfo("sandbox/kernel/covenant-start")
+        assert starter.external_attr >> 16 & 0o777 == 0o755
+        assert archive.read(starter).startswith(b"\x7fELF")
+
+
+def test_without_a_compiler_it_is_a_wheel_of_pure_python(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """From the source distribution, which has what the wheel is built from and no program."""
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path)]
+    done = subprocess.run([*build, "--sdist", str(clone)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [sources] = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(sources, tmp_path / "sources")
+    [tree] = (tmp_path / "sources").iterdir()
+    assert not (tree / "sandbox/kernel/covenant-start").exists()
+    for path, name in ((str(tmp_path / "empty"), "any"), ("/usr/bin:/bin", "linux")):
+        command = [*build, "--wheel", str(tree)]
+        done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("no gcc" in done.stdout + done.stderr) == (name == "any")
+        [wheel] = tmp_path.glob(f"*-py3-none-{name}*.whl")
+        assert ("sandbox/kernel/covenant-start" in _members(wheel)) == (name == "linux")
 
 
 def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:

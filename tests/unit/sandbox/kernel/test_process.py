@@ -1,4 +1,7 @@
-"""The moments around fork: whatever happens there, the child never does the parent's work nor outlives it."""
+"""The moments around the start of a child: whatever happens, it never does the parent's work nor outlives it.
+
+In this process each is tried both ways, by the starter and by a fork; what is done inside a fork is tried by scripts.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,25 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.kernel import process
+from sandbox.kernel import process, starter
 
 ROOT = Path(process.__file__).resolve().parents[2]
 SPAWN = """\
 import os, signal, sys, time
-from sandbox.kernel import libc, process
+from sandbox.kernel import libc, process, starter
+starter.there = lambda: False
 me, out = os.getpid(), sys.argv[1]
 def say(what): open(out, "a").write(what + "\\n")
 launch = process.Launch("/bin/sh", ["sh", "-c", f"echo agent >> {out}"], {"PATH": "/bin"})
 """
+
+
+@pytest.fixture(params=["starter", "fork"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    assert starter.there(), "scripts/build_starter has not been run"
+    if request.param == "fork":
+        monkeypatch.setattr(starter, "there", lambda: False)
+    return str(request.param)
 
 
 def _script(code: str, out: Path) -> list[str]:
