@@ -94,8 +94,8 @@ def test_the_purity_check_sees(source: str) -> None:
     assert _impurities(source)
 
 
-# Each with what keeps it from going on with another thread's locks: it executes at once, it is no Python at all, it lives
-# for a millisecond in system calls, it is in a child that has one thread, its caller has (keeper.has_threads).
+# Each with what keeps it from going on with another thread's locks: it executes at once, it is no Python at all, it
+# lives for a millisecond in system calls, it is in a child that has one thread, its caller has (keeper.has_threads).
 FORKS = {
     "sandbox/kernel/process.py",
     "sandbox/kernel/starter.py",
