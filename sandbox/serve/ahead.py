@@ -22,6 +22,7 @@ import functools
 import gc
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -209,6 +210,7 @@ class Ahead:
 
 def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> None:
     """In the keeper."""
+    _has_had_a_thread()
     warm.again(supervisor)
     connection.enter_host_network(supervisor, host_network)
     # What a request leaves to be collected is looked for among what came after this.
@@ -231,6 +233,15 @@ def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> Non
             del opening
             if not (clean and _is_as_before(before, grown)):
                 return
+
+
+def _has_had_a_thread() -> None:
+    """glibc catches a signal of its own from the first thread of a process on (nptl(7)). A run with a network has
+    threads, and its keeper looked changed by it for good: none of them was ever asked again."""
+    with contextlib.suppress(RuntimeError):  # how Python says EAGAIN
+        first = threading.Thread(target=int, name="first")
+        first.start()
+        first.join()
 
 
 def _is_as_before(before: Bearings, grown: int) -> bool:
