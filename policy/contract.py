@@ -128,8 +128,9 @@ def _decode(line: bytes) -> dict[str, Any]:
 
     try:
         document = json.loads(line.decode("utf-8"), parse_constant=refuse)
-        # A lone surrogate survives json.loads as an escape and could be encoded nowhere later.
-        json.dumps(document, ensure_ascii=False).encode()
+        # What json.loads takes and nobody could hand on as JSON: a lone surrogate, and a number such as 1e999, which it
+        # makes an infinity of.
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeError as e:
         raise errors.MalformedOutputError("the result is not valid UTF-8") from e
     except (ValueError, RecursionError) as e:

@@ -77,6 +77,8 @@ def test_a_result_keeps_version_1s_fields_and_drops_others() -> None:
         b'{"text": "\xff"}',
         b'{"text": "\\ud800"}',
         b'{"text": "a", "x": NaN}',
+        b'{"text": "a", "runtime_events": [1e999]}',
+        b'{"text": "a", "files": [{"size": -1e400}]}',
         b'{"text": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"text": "a", "x": ' + b"9" * 10_000 + b"}",
     ],
