@@ -37,6 +37,8 @@ _ROOM_BYTES = 4096
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"
 _REVOKED = "revoked"
+# How long what a killed process was just starting may take to die with it.
+_DYING_SECONDS = 5.0
 
 
 class RunDirectory:
@@ -91,7 +93,10 @@ class RunDirectory:
             if self._spares is not None and error is None and self._complete:
                 for part in (BUNDLE, POLICY):
                     self._spares.give(part, self.path / part)
-            remove(self.path)
+            # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
+            # run came to is told all the same.
+            with contextlib.suppress(errors.KeeperError):
+                remove(self.path)
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
@@ -208,15 +213,17 @@ def abandoned(runs: Path) -> Iterator[list[Path]]:
     with contextlib.ExitStack() as stack:
         found = []
         with gate(runs):
+            # Of all of them together: nobody else passes meanwhile.
+            until = time.monotonic() + _DYING_SECONDS
             for path in sorted(p for p in runs.iterdir() if p.is_dir()):
                 lock = _open_lock(path)
                 stack.callback(os.close, lock)
-                if free(lock):
+                if free(lock, until - time.monotonic()):
                     found.append(path)
         yield found
 
 
-def free(lock: int, deadline_seconds: float = 5.0) -> bool:
+def free(lock: int, deadline_seconds: float = _DYING_SECONDS) -> bool:
     """Take a run's lock, unless a live process has it. What a killed one was just starting holds it for a moment more:
     it was forked with it, and dies of its parent's death in its own time."""
     until = time.monotonic() + deadline_seconds
@@ -346,10 +353,14 @@ def is_told(path: Path) -> bool:
 
 @contextlib.contextmanager
 def gate(runs: Path) -> Iterator[None]:
-    """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned."""
+    """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned.
+
+    Raises:
+        errors.KeeperError: somebody holds it for too long; a keeper that waited for good would end its run no more.
+    """
     fd = os.open(f"{runs}/.gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        durable.turn(fd, where=f"{runs}/.gate")
         yield
     finally:
         durable.let_go(fd)

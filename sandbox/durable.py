@@ -22,7 +22,10 @@ from policy import errors
 from sandbox.kernel import libc
 
 LOCK_SECONDS = 10.0
-_POLL_SECONDS = 0.005
+# Of what everybody passes in their turn and nobody holds for longer than a moment: whoever does hangs, or was stopped.
+TURN_SECONDS = 30.0
+_POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, 0.002
+_LOCKS = Path("/proc/locks")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -221,6 +224,37 @@ def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> boo
             time.sleep(poll_seconds)
         else:
             return True
+
+
+def turn(fd: int, *, where: str, seconds: float | None = None) -> None:
+    """As ``take``, where nothing can be done without; for ``TURN_SECONDS`` unless given.
+
+    Raises:
+        errors.KeeperError: another held it for so many seconds; which one, if the kernel says so.
+    """
+    seconds = TURN_SECONDS if seconds is None else seconds
+    if take(fd, seconds, poll_seconds=_TURN_POLL_SECONDS):
+        return
+    pid = _holder(fd)
+    raise errors.KeeperError(
+        f"`{where}` is held by {'another process' if pid is None else f'process {pid}'}, and was for {seconds:g} s",
+        hint="let it go on if it was stopped (`kill -CONT`), or end it by its process id; then repeat",
+        where=where,
+    )
+
+
+def _holder(fd: int) -> int | None:
+    """Who locked an open file, as proc_locks(5) tells it; None where that is not seen from here, or not sure."""
+    info = os.fstat(fd)
+    exact = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    found: list[tuple[str, str]] = []
+    with contextlib.suppress(OSError):
+        lines = [line.split() for line in _LOCKS.read_text().splitlines()]
+        found = [(words[5], words[4]) for words in lines if len(words) > 5 and words[1] == "FLOCK"]
+    # A file system such as btrfs tells stat(2) of another device than the one that is listed there.
+    same = [pid for place, pid in found if place == exact]
+    same = same or [pid for place, pid in found if place.endswith(f":{info.st_ino}")]
+    return int(same[0]) if len(same) == 1 and same[0].isdigit() else None
 
 
 def let_go(fd: int) -> None:

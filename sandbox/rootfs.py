@@ -31,6 +31,8 @@ MountPoint = tuple[str, MountKind]
 
 _LAYOUT = b"covenant rootfs 1\n"
 _MAX_PATH = 4096
+# Whoever has the turn may be removing all that is of no use any more.
+_TURN_SECONDS = 120.0
 
 # Merging a thousand files costs milliseconds, so its digest is remembered.
 # INVARIANT: keys hold identities of closures, which the values keep alive.
@@ -124,10 +126,14 @@ class Skeletons:
 
     @contextlib.contextmanager
     def _gate(self) -> Iterator[None]:
-        """Between a directory's making and its lock, ``collect`` may not take it for a leftover."""
+        """Between a directory's making and its lock, ``collect`` may not take it for a leftover.
+
+        Raises:
+            errors.KeeperError: somebody holds it for too long.
+        """
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            durable.turn(fd, where=str(self.directory), seconds=_TURN_SECONDS)
             yield
         finally:
             os.close(fd)

@@ -61,9 +61,13 @@ class PackageStore:
 
     @contextlib.contextmanager
     def _gate(self) -> Iterator[None]:
-        """Between a copy's making and its lock, ``sweep`` may not take it for a dead maker's."""
+        """Between a copy's making and its lock, ``sweep`` may not take it for a dead maker's.
+
+        Raises:
+            errors.KeeperError: somebody holds it for too long.
+        """
         with _opened(self._directory) as fd:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            durable.turn(fd, where=str(self._directory))
             yield
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,19 @@ _SETTLED = ".settled"
 _USED = ".used-"
 _COUNTED = frozenset(field.name for field in dataclasses.fields(contract.Usage))
 _STEP_BYTES = 64 * 1024
+# Whoever has the turn may read a long log, and write the ends of all that a machine had running.
+_TURN_SECONDS = 60.0
+_DYING_SECONDS = 5.0
 _STARTED, _ENDED = b'"kind":{"type":"run_started"', b'"kind":{"type":"run_ended"'
 _STATE = b'"kind":{"type":"run_state"'
 
 
 class Mark:
-    """This process will write the run's end. Made before the start is written."""
+    """This process will write the run's end. Made before the start is written.
+
+    Raises:
+        errors.KeeperError: ends of others are being written for too long.
+    """
 
     def __init__(self, ledger: Ledger, run_id: str) -> None:
         self._path = _place(ledger) / run_id
@@ -61,12 +69,14 @@ def settling(ledger: Ledger) -> Iterator[list[dict[str, Any]]]:
 
     Raises:
         errors.LedgerError: the log cannot be read.
+        errors.KeeperError: another is at it for too long.
     """
     place = _place(ledger)
     with _gate(place):
         # INVARIANT: the marks first. A run that ends after this look still counts as live; one that had no mark then
         # has written its end, which the log shows now, or never will.
-        marks = {name: _held(place / name) for name in os.listdir(place) if not name.startswith(".")}
+        until = time.monotonic() + _DYING_SECONDS  # of all of them together: no run starts meanwhile
+        marks = {name: _held(place / name, until) for name in os.listdir(place) if not name.startswith(".")}
         begin = settled(ledger.place.parent)
         started: dict[str, tuple[int, dict[str, Any]]] = {}
         end = begin
@@ -151,13 +161,13 @@ def _place(ledger: Ledger) -> Path:
     return place
 
 
-def _held(path: Path) -> bool:
+def _held(path: Path, until: float) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False  # its run has just ended
     try:
-        return not bundle.free(fd)
+        return not bundle.free(fd, until - time.monotonic())
     finally:
         durable.let_go(fd)
 
@@ -167,7 +177,7 @@ def _gate(place: Path) -> Iterator[None]:
     """Between a mark's making and its lock, nobody may take it for a dead process's."""
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        durable.turn(fd, where=str(place), seconds=_TURN_SECONDS)
         yield
     finally:
         durable.let_go(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, durable
+from sandbox import bundle, durable, registry
 from sandbox.kernel import libc
 
 
@@ -115,3 +116,44 @@ def test_a_lock_is_let_go_though_whoever_was_forked_meanwhile_has_a_copy_of_it(t
         for pid in children:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def held(place: Path) -> Iterator[None]:
+    """Somebody has the lock and does not go on."""
+    with open(place) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_whoever_holds_a_lock_for_good_is_named_and_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "TURN_SECONDS", 0.01)
+    gate = tmp_path / ".gate"
+    gate.touch(mode=0o600)
+    with held(gate):
+        with pytest.raises(errors.KeeperError, match=rf"is held by process {os.getpid()}, ") as refused:
+            bundle.RunDirectory(tmp_path / "one", {}).__enter__()
+        assert refused.value.where == str(gate)
+        with pytest.raises(errors.KeeperError):
+            registry.live(tmp_path)
+        with pytest.raises(errors.KeeperError), bundle.abandoned(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == [gate]
+    monkeypatch.setattr(durable, "_LOCKS", tmp_path / "of-another-kernel")
+    with held(gate), pytest.raises(errors.KeeperError, match="held by another process"):
+        registry.live(tmp_path)
+
+
+def test_what_a_run_came_to_is_told_where_its_directory_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        with bundle.RunDirectory(tmp_path / "one", {"agent_id": "a"}) as one:
+            monkeypatch.setattr(durable, "TURN_SECONDS", 0.01)
+            stack.enter_context(held(tmp_path / ".gate"))
+        assert one.path.exists()
+    assert registry.live(tmp_path) == []
+    with bundle.abandoned(tmp_path) as found:
+        assert found == [one.path]

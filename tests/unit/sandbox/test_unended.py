@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from policy import errors
 from sandbox import memo, rows, unended
 from sandbox.ledger import Ledger
 
@@ -111,3 +112,16 @@ def test_what_is_settled_is_not_read_again_and_no_note_of_it_hides_a_start(ledge
         rows.cut_off(ledger)
         assert ends(ledger)[-1] == (run("late"), "cut_off")
         assert len(ends(ledger)) == 4
+
+
+def test_whoever_writes_ends_and_does_not_go_on_keeps_no_run_from_being_refused(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unended, "_TURN_SECONDS", 0.01)
+    with unended.settling(ledger):
+        with pytest.raises(errors.KeeperError, match=f"process {os.getpid()}") as refused:
+            unended.Mark(ledger, run("late"))
+        with pytest.raises(errors.KeeperError):
+            rows.cut_off(ledger)
+    assert refused.value.where == str(place(ledger))
+    assert os.listdir(place(ledger)) == []
