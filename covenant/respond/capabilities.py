@@ -7,6 +7,7 @@ that takes authority away is made first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -132,9 +133,10 @@ async def revoke_capability(
         return responses.CapabilityRevoked(signature_b58=signature, removed=False)
     lacked = routing.lacking(server)
     ended = await server.capabilities.revoke(signature, server.now_ms())
-    await withdrawal.enforce(server, lacked)
-    rows = [Entry("capability_revoked", _revoked(one, removed=True), caller.agent) for one in ended]
-    await server.audit.append_all(rows or [Entry("capability_revoked", _revoked(grant, removed=False), caller.agent)])
+    # INVARIANT: nothing waits here. From the revocation on both are done, whoever goes away.
+    told = [(one, True) for one in ended] or [(grant, False)]
+    rows = [Entry("capability_revoked", _revoked(one, removed=removed), caller.agent) for one, removed in told]
+    await withdrawal.enforce(server, lacked, functools.partial(server.audit.append_all, rows))
     return responses.CapabilityRevoked(signature_b58=signature, removed=bool(ended))
 
 

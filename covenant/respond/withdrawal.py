@@ -7,7 +7,7 @@ request that asks for it. Nothing in it is a condition: what cannot be ended is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-async def enforce(server: Server, lacked: Container[str]) -> None:
+async def enforce(server: Server, lacked: Container[str], write: Callable[[], Awaitable[object]]) -> None:
     """End the runs whose intent needs what whoever asked holds no more; but not those that ``lacked`` it before, whose
-    grant ran out while they ran."""
+    grant ran out while they ran. Meanwhile ``write`` says in the log what was taken back: a tree may take its time to
+    end, and whoever asked, or the daemon, may be gone by then.
+
+    Raises:
+        errors.CovenantError: what ``write`` raised, once they have ended.
+    """
     ending: list[Live] = []
     for intent_id, action in routing.lacking(server).items():
         live = server.runners.live[intent_id]
@@ -32,11 +37,18 @@ async def enforce(server: Server, lacked: Container[str]) -> None:
             # INVARIANT: before anything waits. An answer that comes meanwhile is not given.
             live.withdrawn = f"the grant of `{action}`"
             ending.append(live)
+    unwritten: errors.CovenantError | None = None
     # It is done whether or not whoever asked is still there.
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as group:
             for live in ending:
                 group.start_soon(_end, server, live)
+            try:
+                await write()
+            except errors.CovenantError as e:
+                unwritten = e
+    if unwritten is not None:
+        raise unwritten
 
 
 async def _end(server: Server, live: Live) -> None:

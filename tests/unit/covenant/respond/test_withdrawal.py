@@ -202,3 +202,37 @@ async def test_it_is_ended_though_whoever_takes_it_back_goes_away(tmp_path: Path
             group.start_soon(_revoke, server, signature)
         assert await _until(said, "hers") == "revoked"
         assert works.cancelled == []
+        assert [row["signature_b58"] for row in await rows(server, "capability_revoked")] == [signature]
+
+
+async def test_that_it_was_taken_back_is_written_while_the_run_still_ends(tmp_path: Path) -> None:
+    works = Works()
+    async with _at_work(tmp_path, works, ("hers", ALICE)) as (server, said):
+        whole: Any = works.end
+
+        async def slowly(*given: Any, **named: Any) -> Any:
+            while not await rows(server, "capability_revoked"):
+                await anyio.lowlevel.checkpoint()
+            return await whole(*given, **named)
+
+        works.end = slowly  # type: ignore[method-assign]
+        await _revoke(server, _held(server, ALICE, WRITE))
+        assert await _until(said, "hers") == "revoked"
+
+
+async def test_it_is_ended_though_the_log_takes_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = Works()
+    async with _at_work(tmp_path, works, ("hers", ALICE)) as (server, said):
+        whole = server.audit.append_all
+
+        async def full(entries: Any) -> Any:
+            if any(one.kind == "capability_revoked" for one in entries):
+                raise errors.StoreError("no space left on the device")
+            return await whole(entries)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.audit, "append_all", full)
+            with pytest.raises(errors.StoreError, match="no space"):
+                await _revoke(server, _held(server, ALICE, WRITE))
+        assert [intent_id for intent_id, _ in works.wholes] == [works.asked[0].id]
+        assert await _until(said, "hers") == "revoked"
