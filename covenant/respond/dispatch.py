@@ -237,7 +237,8 @@ class Dispatch:
         """
         self._stage = "capability"
         server, facts = self.server, authority.Facts(tier=Tier.WORKING)
-        if routing.missing(server, self.caller, card):
+        # Again, where rows were written meanwhile: of those that found a grant another may have been taken back.
+        while routing.missing(server, self.caller, card):
             # Of a refusal there is a row, as of the one before.
             await authority.require(server, self.caller, _WRITE, agent_id="memory:write", facts=facts)
             agent_id = "" if card is None else card.id

@@ -95,6 +95,40 @@ async def test_what_ended_while_credits_were_reserved_is_not_served_by_what_was_
         assert [row["passed"] for row in await rows(server, "capability_check")][-1] is False
 
 
+async def test_a_grant_that_is_taken_back_while_another_is_found_again_lets_nothing_begin(tmp_path: Path) -> None:
+    """The row of the last look is written while somebody gives one of two grants back and takes the other."""
+    acts = Acts()
+    runtime_kit.package(tmp_path, "finder", budget=9, required='["tool.web_search"]')
+    server = await _made(tmp_path, acts=acts, grants=("memory.write", "tool.web_search"))
+    debit, append = server.budget.try_debit, server.audit.append_all
+    looks: list[str] = []
+
+    async def take(action: str) -> None:
+        (held,) = server.capabilities.candidates(ALICE.agent.pubkey, action, server.now_ms())
+        await server.capabilities.revoke(held.signature, server.now_ms())
+
+    async def slow(*given: Any, **more: Any) -> Any:
+        done = await debit(*given, **more)
+        await take("tool.web_search")
+        looks.append("began")
+        return done
+
+    async def written(entries: Any) -> Any:
+        done = await append(entries)
+        if looks == ["began"]:
+            looks.append("again")
+            await intents_kit.granted(server, ALICE, "tool.web_search")
+            await take("memory.write")
+        return done
+
+    server.budget.try_debit = slow  # type: ignore[method-assign]
+    server.audit.append_all = written  # type: ignore[method-assign]
+    with pytest.raises(errors.CapabilityMissingError, match=r"`memory\.write`"):
+        await _submit(server, "find", agent="finder")
+    assert looks == ["began", "again"]
+    assert acts.asked == []
+
+
 async def test_without_an_agent_the_answer_is_version_1_s_echo(tmp_path: Path) -> None:
     server = await _made(tmp_path)
     result = await _submit(server, "nobody knows this")
