@@ -87,7 +87,7 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
                 return None
             artefacts = artefact_files.read(directory / bundle.POLICY)
         except (OSError, errors.ArtefactError):
-            if directory.exists():
+            if _is_there(directory):
                 raise
             return None
         # (2), (3)
@@ -96,12 +96,17 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         report = attest.examine(made, artefacts, known, state=state)
         if not report.gone:
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
-        if not directory.exists():
+        if not _is_there(directory):
             return None
         if time.monotonic() > until:
             absent = Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, absent), domains)
         time.sleep(_AGAIN_SECONDS)
+
+
+def _is_there(directory: Path) -> bool:
+    """Whether the run has not ended; its directory may stay a moment longer (bundle.RunDirectory.vacate)."""
+    return (directory / attest.RECORD).exists()
 
 
 def _trusted(

@@ -36,6 +36,8 @@ _LABEL_BYTES = 16 * 1024
 _ROOM_BYTES = 4096
 _CGROUPS = "cgroups.json"
 _NETWORK = "network.json"
+# What stays of a run that is over until its network is gone.
+_LEFT = frozenset(("lock", _NETWORK))
 _REVOKED = "revoked"
 # How long what a killed process was just starting may take to die with it.
 _DYING_SECONDS = 5.0
@@ -90,9 +92,8 @@ class RunDirectory:
         # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
         try:
             # Of a run that failed somebody may still live, or a part be half made.
-            if self._spares is not None and error is None and self._complete:
-                for part in (BUNDLE, POLICY):
-                    self._spares.give(part, self.path / part)
+            if error is None:
+                self._give()
             # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
             # run came to is told all the same.
             with contextlib.suppress(errors.KeeperError):
@@ -100,6 +101,27 @@ class RunDirectory:
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
+
+    def vacate(self) -> None:
+        """The run is over, but not yet gone what lies outside of its directory (``note_network``): of the directory,
+        what a recovery needs for that stays, and nobody sees a run in it any more."""
+        with gate(self.path.parent), os.scandir(self.path) as found:
+            entries = [one for one in found if one.name not in _LEFT]
+            # Files first: by these whoever looks in knows that there is a run, and reads the rest of it then.
+            for one in entries:
+                if not one.is_dir(follow_symlinks=False):
+                    os.unlink(one.path)
+            self._give()
+            for one in entries:
+                if one.is_dir(follow_symlinks=False) and os.path.isdir(one.path):
+                    shutil.rmtree(one.path)
+
+    def _give(self) -> None:
+        """Leave its parts to the next of its policy."""
+        if self._spares is not None and self._complete:
+            for part in (BUNDLE, POLICY):
+                self._spares.give(part, self.path / part)
+        self._complete = False
 
     def note_cgroups(self, paths: Mapping[str, Path]) -> None:
         """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""

@@ -38,11 +38,25 @@ _COLLECT_SECONDS = 1.0
 
 
 def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
-    """Start the sandbox, hold the exchange, end everything.
+    """Start the sandbox, hold the exchange, end everything; what of the network takes longest goes with ``job.after``.
 
     Raises:
         errors.MachineError: the sandbox could not be set up; nothing of it is left.
     """
+    with contextlib.ExitStack() as lasting:
+        directory, finished = _run(job, runs, uids, hierarchies or cgroupfs.Hierarchies.read(), lasting)
+        if job.after is not None and _networked(job):
+            # Where the gate is not to be had, all of it is taken away now.
+            with contextlib.suppress(errors.KeeperError):
+                directory.vacate()
+                job.after.push(lasting.pop_all())
+        return finished
+
+
+def _run(
+    job: Job, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies, lasting: contextlib.ExitStack
+) -> tuple[RunDirectory, Finished]:
+    """``lasting`` is given what is still there when nobody lives any more: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
         heard = None
         if job.tries is not None:
@@ -50,10 +64,10 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             job = dataclasses.replace(job, denied=heard.denied)
         uid = stack.enter_context(uids)
         spares = Spares(runs.parent / SPARE, job.artefacts.digest)
-        directory = stack.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
+        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
-        leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), job.run_id)
+        leaf = cgroupfs.Leaf(hierarchies, job.run_id)
         gates = _gates(job, leaf)
         directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_leaf.noted(gates))})
         stack.enter_context(leaf)
@@ -67,9 +81,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         directory.write_config(config)
         job = mounting.with_secrets(job, stack, uid)
         mounts = mounting.attached(job, directory, stack, uid)
-        gate = None if gates is None else _gateway(job, directory, gates, stack)
-        # Before runsc takes the addresses over: then it may have less than this, and never more.
-        network = None if gate is None or gates is None else _network(job, gate, gates)
+        gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), lasting)
         started = trace.StartTrace(directory.trace)
         stack.callback(started.close)
         calls = _refused_calls(job, directory, stack, heard)
@@ -82,8 +94,11 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
             raise revoked
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
-        # Whatever happens next, everything in the sandbox is dead before its gateway is taken away.
         stack.callback(leaf.kill)
+        # INVARIANT: before the trace session is answered, for which runsc waits before it makes the sandbox: no agent
+        # has run by then, no gate is unsealed that an attestation could find, and the addresses are not taken over.
+        # Then there may be less than this, and never more.
+        network = None if gate is None or gates is None else _network(job, gate, gates)
         attestor = _attestor(job, directory, leaf, limits, child, uid, network)
         watches = {**job.watches, **(gate.watches if gate else {}), **(broker.watches if broker else {})}
         rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
@@ -116,7 +131,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
         if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
             raise fault
-        return _finish(exchange, status, leaf, revoked, meter)
+        return directory, _finish(exchange, status, leaf, revoked, meter, gate)
 
 
 def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:
@@ -130,14 +145,15 @@ def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:
 
 def _gates(job: Job, leaf: cgroupfs.Leaf) -> cgroupfs.Leaf | None:
     """The cgroup of the run's gates, not made yet; None for a run without a network."""
-    if job.artefacts.json("network.json")["mode"] == "off":
-        return None
-    return gate_leaf.of(leaf)
+    return gate_leaf.of(leaf) if _networked(job) else None
+
+
+def _networked(job: Job) -> bool:
+    return bool(job.artefacts.json("network.json")["mode"] != "off")
 
 
 def _gateway(job: Job, directory: RunDirectory, gates: cgroupfs.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
-    """What the network of the run passes through, ready."""
-    stack.enter_context(gates)
+    """What the network of the run passes through: closed, and not made yet."""
     gates.apply(gate_leaf.LIMITS[gates.hierarchies.version])
     opened = gateway.opened(
         job.artefacts,
@@ -236,6 +252,7 @@ def _patience(job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf) -> process
 
 
 def _network(job: Job, gate: gateway.Gateway, gates: cgroupfs.Leaf) -> attest_network.Network:
+    gate.make()
     nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
     bounds = gate_leaf.written(gates)
     return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=nft, own=own, gates=bounds)
@@ -333,8 +350,15 @@ def _channel(
 
 
 def _finish(
-    exchange: Exchange, status: int, leaf: cgroupfs.Leaf, revoked: errors.RunRevokedError | None, meter: Meter
+    exchange: Exchange,
+    status: int,
+    leaf: cgroupfs.Leaf,
+    revoked: errors.RunRevokedError | None,
+    meter: Meter,
+    gate: gateway.Gateway | None,
 ) -> Finished:
+    if gate is not None:
+        gate.stop()
     oom = leaf.oom_kills()
     error = exchange.error
     if revoked is not None:

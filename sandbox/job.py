@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,9 @@ class Job:
     another first process than the agent, for a self-test alone. ``broker`` answers the agent where its policy has one;
     without it every request is refused. ``steering`` is what may be asked of the run from outside. ``later`` is
     given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets`` puts each
-    granted secret, where they are files, and serves what is to be watched meanwhile; without it there is none."""
+    granted secret, where they are files, and serves what is to be watched meanwhile; without it there is none.
+    ``after`` is given what is left of the run's network once it is over, to be taken away when its answer was given;
+    without it nothing is left when the run has ended."""
 
     run_id: str
     artefacts: Artefacts
@@ -71,3 +74,4 @@ class Job:
     steering: Steering | None = None
     later: Callable[[Started], Later] | None = None
     secrets: Secrets | None = None
+    after: contextlib.ExitStack | None = None

@@ -142,7 +142,7 @@ class Run(Terms):
                 advisory = (*advisory, _NO_SELF_TEST)
             advisory = (*advisory, *self._stands_by(decision))
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
-            job = dataclasses.replace(job, steering=self._steering(decision.effective.lifetime))
+            job = dataclasses.replace(job, steering=self._steering(decision.effective.lifetime), after=means.after)
             finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))

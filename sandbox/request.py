@@ -76,7 +76,7 @@ class Means:
     """What the supervisor lends to a run. ``state`` is the one that decides: the supervisor's own, or a dev state.
     ``watches`` are whoever else may end it: a client that goes away (channel.Channel.watches). ``below`` are those that
     end what it starts as well, whose descriptors its children's keepers keep. ``isolated`` says that this process's
-    network namespace is not the host's."""
+    network namespace is not the host's. ``after`` is closed once the answer was given (job.Job)."""
 
     path: Path
     config: Config
@@ -89,3 +89,4 @@ class Means:
     keeps_standby: bool = False
     isolated: bool = False
     below: gateway.Watches = field(default_factory=dict)
+    after: contextlib.ExitStack | None = None

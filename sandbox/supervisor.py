@@ -163,9 +163,11 @@ class Supervisor:
         *,
         watches: gateway.Watches | None = None,
         reached: standby_wire.Reached | None = None,
+        after: contextlib.ExitStack | None = None,
     ) -> Answer:
         """Decide and run. ``watches`` are descriptors of whoever may end it (channel.Channel.watches), ``reached`` an
-        instance that was told that somebody comes.
+        instance that was told that somebody comes, ``after`` is closed by the caller once the answer was given
+        (job.Job).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
@@ -179,7 +181,7 @@ class Supervisor:
         idle = standby_wire.giving_way(self.path / "runs")
         while True:
             try:
-                return self._run_cold(request, watches)
+                return self._run_cold(request, watches, after)
             except errors.ResourceViolation as e:
                 # Whoever only waits gives way to whoever is asked: as few as make up for what is missing.
                 freed, missing = 0, e.details.get("missing_mb", 0)
@@ -192,10 +194,12 @@ class Supervisor:
                 if not freed:
                     raise
 
-    def _run_cold(self, request: Request, watches: gateway.Watches | None) -> Answer:
+    def _run_cold(
+        self, request: Request, watches: gateway.Watches | None, after: contextlib.ExitStack | None
+    ) -> Answer:
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
-            means = dataclasses.replace(self.means(), state=state, watches=watches or {})
+            means = dataclasses.replace(self.means(), state=state, watches=watches or {}, after=after)
             one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
             try:
                 answer = one.go()

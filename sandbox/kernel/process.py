@@ -41,9 +41,10 @@ class Launch:
     """Everything that the child does before execve, in order: cgroups, session, network, mounts, ``prepare``, stdio.
 
     ``join_files`` are joined first, so that no later step is outside the limits. ``network`` is a descriptor of the
-    network namespace that it enters, None for the caller's own; ``covered`` are directories that it sees empty.
-    ``prepare`` is for what a backend adds (identity, filter); it must not return with rights that the program may not
-    have. ``keep`` are descriptors above 2 that the program is given by their numbers here.
+    network namespace that it enters, None for the caller's own, or for a new one with ``own_network``; ``covered`` are
+    directories that it sees empty. ``prepare`` is for what a backend adds (identity, filter); it must not return with
+    rights that the program may not have. ``keep`` are descriptors above 2 that the program is given by their numbers
+    here.
     """
 
     program: str
@@ -56,6 +57,7 @@ class Launch:
     prepare: Callable[[], None] | None = None
     directory: str = "/"
     keep: Sequence[int] = ()
+    own_network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,8 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
         step = "enter the network namespace"
         if launch.network is not None:
             libc.setns(launch.network, libc.CLONE_NEWNET)
+        elif launch.own_network:
+            libc.unshare(libc.CLONE_NEWNET)
         step = "attach the mounts"
         if launch.mounts or launch.covered:
             libc.private_mounts()

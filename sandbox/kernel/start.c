@@ -13,6 +13,7 @@
  *     join FILE          write itself into this cgroup.procs or tasks
  *     die                be killed when the caller's thread ends; do nothing where that has happened already
  *     network FD         enter this network namespace
+ *     isolate            enter a new network namespace, with a loopback that is down
  *     private            a mount namespace of its own, of which nothing reaches any other
  *     cover DIRECTORY    an empty tmpfs, read-only, over this directory
  *     attach FD TARGET   move a detached mount there
@@ -88,6 +89,12 @@ static int network(char **word)
     return fd < 0 ? -1 : setns(fd, CLONE_NEWNET);
 }
 
+static int isolate(char **word)
+{
+    (void)word;
+    return unshare(CLONE_NEWNET);
+}
+
 static int private(char **word)
 {
     (void)word;
@@ -143,9 +150,9 @@ static const struct step {
     int words;
     int (*take)(char **word);
 } steps[] = {
-    {"join", 1, join},           {"die", 0, die},   {"network", 1, network}, {"private", 0, private},
-    {"cover", 1, cover},         {"attach", 2, attach}, {"directory", 1, directory},
-    {"keep", 1, keep},           {"execute", 2, execute},
+    {"join", 1, join},       {"die", 0, die},     {"network", 1, network},     {"isolate", 0, isolate},
+    {"private", 0, private}, {"cover", 1, cover}, {"attach", 2, attach},       {"directory", 1, directory},
+    {"keep", 1, keep},       {"execute", 2, execute},
 };
 
 static const struct step *find(const char *name)

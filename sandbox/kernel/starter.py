@@ -35,6 +35,8 @@ class Steps:
         self._add("be killed with the caller", "die")
         if launch.network is not None:
             self._add("enter the network namespace", "network", launch.network)
+        elif launch.own_network:
+            self._add("enter the network namespace", "isolate")
         if launch.mounts or launch.covered:
             self._add("attach the mounts", "private")
         for place in launch.covered:

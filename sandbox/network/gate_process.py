@@ -28,7 +28,7 @@ from typing import Any
 
 from policy import denials, errors
 from policy.compile import bpf, seccomp
-from sandbox.kernel import libc, process
+from sandbox.kernel import process
 from sandbox.network import gate_main
 from sandbox.network.tokens import Tokens
 
@@ -210,14 +210,6 @@ def start(gate: Gate) -> Iterator[GateProcess]:
 
 
 def _launch(gate: Gate, document: int, reports: int) -> process.Launch:
-    def prepare() -> None:
-        if gate.namespace is None:
-            libc.unshare(libc.CLONE_NEWNET)
-        else:
-            libc.setns(gate.namespace, libc.CLONE_NEWNET)
-        for fd in (document, reports, *gate.fds.values()):
-            os.set_inheritable(fd, True)
-
     # -I: no variable and no directory of the caller's decides what is imported; -S: nor does a .pth file. The
     # paths are those that this process has its own modules from, so that it works from a wheel and from a clone.
     return process.Launch(
@@ -225,7 +217,9 @@ def _launch(gate: Gate, document: int, reports: int) -> process.Launch:
         arguments=[sys.executable, "-I", "-S", "-B", "-c", _START, gate.module, str(document), *_roots()],
         environment={"LC_ALL": "C.UTF-8"},
         join_files=gate.join_files,
-        prepare=prepare,
+        network=gate.namespace,
+        own_network=gate.namespace is None,
+        keep=(document, reports, *gate.fds.values()),
     )
 
 

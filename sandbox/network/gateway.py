@@ -7,6 +7,7 @@
     (5) the way out by the operator's interface, in that moment
     (6) the gates are ready
 
+(2) to (6) may follow the start of runsc, which has much to do before its agent's first instruction, but not that.
 All of it lasts as long as the block, and the agent must have ended before.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from policy import denials, errors
@@ -28,18 +29,37 @@ from sandbox.network import addresses, dns_gate, netns, resolvers, rulesets, tls
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Gateway:
-    """What the run's other parts need of it: where the agent lives, and what to listen to while it does."""
+    """What the run's other parts need of it: where the agent lives, and, once it is made, what to listen to while it
+    does and the run's place towards the world."""
 
     spaces: netns.Spaces
-    place: addresses.Uplink
-    watches: Watches
-    remembered: conntrack.Remembered
+    _make: Callable[[Gateway], None]
+    place: addresses.Uplink | None = None
+    watches: dict[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
+    gates: Sequence[dns_gate.DnsGate | tls_gate.TlsGate] = ()
+    remembered: conntrack.Remembered | None = None
+
+    def make(self) -> None:
+        """(2) to (6).
+
+        Raises:
+            errors.NotEnforceableError: the interface that the operator has named is not there.
+            errors.MachineError: a part could not be made.
+            errors.RunError: what the patience of a gate's start watches said so, or it was not executed in time.
+        """
+        self._make(self)
+
+    def stop(self) -> None:
+        """Once the agent is dead: end every gate, and tell what it refused in the last moment."""
+        for gate in self.gates:
+            gate.process.end()
+            gate.process.tell_rest()
 
     def collect(self) -> None:
         """To be called every second: beyond what few connections leave, what is over is taken out of the tables."""
-        if self.remembered.count() > walls.MAX_CONNECTIONS // 2:
+        if self.remembered is not None and self.remembered.count() > walls.MAX_CONNECTIONS // 2:
             self.remembered.collect()
 
 
@@ -54,13 +74,13 @@ def opened(
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[Gateway]:
-    """The gateway of one run. ``note`` is told what lies outside of our own descriptors before any of it is made;
-    ``join_files`` are those of the cgroup that its gates join (``gate_leaf``), and ``patience`` is for their start.
+    """The gateway of one run: (1), and the rest by ``Gateway.make``, before which no agent may run. ``note`` is told
+    what lies outside of our own descriptors before any of it is made; ``join_files`` are those of the cgroup that its
+    gates join (``gate_leaf``), and ``patience`` is for their start.
 
     Raises:
-        errors.NotEnforceableError: the operator has named no interface, or it is not there.
-        errors.MachineError: a part could not be made; nothing of it is left.
-        errors.RunError: what ``patience`` watches said so, or a gate was not executed in time; as well.
+        errors.NotEnforceableError: the operator has named no interface.
+        errors.MachineError: a part could not be made, or not be taken away; of the former nothing is left.
     """
     if not config.uplink:
         raise errors.NotEnforceableError(
@@ -72,23 +92,28 @@ def opened(
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(netns.made())  # (1)
         netns.connect(made)
-        rules = artefacts.files["firewall.nft"] + walls.GATEWAY
-        made.inside(lambda: rulesets.apply(binary, rules, state=config.state))  # (2)
-        spaces.within(made.agent, lambda: nft.apply(binary, walls.AGENT, checked=False))
-        netns.open_link(made)  # (3)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
         note(about)
-        given = {"inside": made.inside, "denied": denied, "join_files": join_files, "patience": patience}
-        gates = _gates(artefacts, config, given, stack)  # (4)
-        place = stack.enter_context(uplink.connected(made, run_id, device=config.uplink, binary=binary))  # (5)
-        note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
-        refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
-        watches: dict[int, Callable[[], errors.RunError | None]] = {refused.fileno(): refused.ready}
-        for gate in gates:
-            gate.process.ready()  # (6)
-            watches.update(gate.watches)
-        remembered = stack.enter_context(contextlib.closing(made.inside(conntrack.Remembered)))
-        yield Gateway(made, place, watches, remembered)
+        # What it makes at once is no way out of these namespaces yet.
+        plug = stack.enter_context(uplink.connecting(made, run_id, device=config.uplink, binary=binary))
+
+        def make(gateway: Gateway) -> None:
+            rules = artefacts.files["firewall.nft"] + walls.GATEWAY
+            made.inside(lambda: rulesets.apply(binary, rules, state=config.state))  # (2)
+            spaces.within(made.agent, lambda: nft.apply(binary, walls.AGENT, checked=False))
+            netns.open_link(made)  # (3)
+            given = {"inside": made.inside, "denied": denied, "join_files": join_files, "patience": patience}
+            gateway.gates = _gates(artefacts, config, given, stack)  # (4)
+            refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
+            gateway.watches[refused.fileno()] = refused.ready
+            gateway.remembered = stack.enter_context(contextlib.closing(made.inside(conntrack.Remembered)))
+            gateway.place = place = plug()  # (5)
+            note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
+            for gate in gateway.gates:
+                gate.process.ready()  # (6)
+                gateway.watches.update(gate.watches)
+
+        yield Gateway(made, make)
 
 
 def _gates(

@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -130,32 +130,53 @@ def reserved() -> str:
 
 
 @contextlib.contextmanager
-def connected(run: netns.Spaces, run_id: str, *, device: str, binary: Path) -> Iterator[addresses.Uplink]:
-    """The run's gateway reaches the world by ``device`` while the block lasts; the last run takes all of it away.
+def connecting(
+    run: netns.Spaces, run_id: str, *, device: str, binary: Path
+) -> Iterator[Callable[[], addresses.Uplink]]:
+    """What is called connects the run's gateway to the world by ``device``, for as long as the block lasts; the last
+    run takes all of it away. What all runs share is made meanwhile, in a thread.
 
     Raises:
-        errors.NotEnforceableError: there is no such interface, or no place is left.
-        errors.KernelError: the kernel refuses a part of it; nothing is left.
+        errors.NotEnforceableError: what is called: there is no such interface, or no place is left.
+        errors.KernelError: it, and the block at its end: the kernel refuses a part of it; nothing is left.
     """
     name = addresses.host_device(run_id)
-    with contextlib.ExitStack() as undo:
-        with _lock():
-            held = held_table(binary)
-            if held is not None and held.device != device:
-                raise errors.NotEnforceableError(
-                    f"runs are live that use the uplink `{held.device}`",
-                    hint="let them end before another interface is used",
-                    grant="resources.network",
-                )
-            before = held or look(device)
-            undo.callback(_end, name, binary)
-            if held is None:
-                # A constant but for the interface's name, in one transaction that the kernel takes whole or refuses.
-                nft.apply(binary, text(before), checked=False)
-            _forward(before, on=True)
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as turn:
+        # INVARIANT: until there is a device of the run's, or another whose run ends may take the table for the last's.
+        shared = spaces.aside(lambda: _shared(turn, undo, name, device, binary))
+
+        def connect() -> addresses.Uplink:
+            before = shared()
             place = _plug(run, run_id, name, before)
             undo.callback(_unplug, name, place)
-        yield place
+            turn.close()
+            return place
+
+        try:
+            yield connect
+        finally:
+            # However the block ends, nothing is taken away while it is still being made.
+            with contextlib.suppress(errors.CovenantError, OSError):
+                shared()
+
+
+def _shared(turn: contextlib.ExitStack, undo: contextlib.ExitStack, name: str, device: str, binary: Path) -> Before:
+    """The table of all runs, and an interface that forwards."""
+    turn.enter_context(_lock())
+    held = held_table(binary)
+    if held is not None and held.device != device:
+        raise errors.NotEnforceableError(
+            f"runs are live that use the uplink `{held.device}`",
+            hint="let them end before another interface is used",
+            grant="resources.network",
+        )
+    before = held or look(device)
+    undo.callback(_end, name, binary, before)
+    if held is None:
+        # A constant but for the interface's name, in one transaction that the kernel takes whole or refuses.
+        nft.apply(binary, text(before), checked=False)
+    _forward(before, on=True)
+    return before
 
 
 def noted(about: Mapping[str, Any]) -> addresses.Uplink | None:
@@ -254,18 +275,20 @@ def forget(place: addresses.Uplink) -> None:
             conntrack.forget(address)
 
 
-def _end(name: str, binary: Path) -> None:
-    """Take one run's device away, and with the last of them everything else."""
+def _end(name: str, binary: Path, before: Before | None = None) -> None:
+    """Take one run's device away, and with the last of them everything else. ``before`` is what the table says, where
+    that is known: as long as there is a run, it is the same table."""
     with _lock(), netlink.Route() as route:
         links = route.links()
         if name in links:
             _delete(route, links[name])
         if any(link.startswith(addresses.HOST_PREFIX) for link in links if link != name):
             return
-        held = held_table(binary)
+        held = before or held_table(binary)
         if held is not None:
             _forward(held, on=False)
-            nft.apply(binary, f"delete table inet {TABLE}\n".encode())
+            # Made where somebody has taken it away already, so that there is something to delete.
+            nft.apply(binary, f"table inet {TABLE}\ndelete table inet {TABLE}\n".encode(), checked=False)
 
 
 def _forward(before: Before, *, on: bool) -> None:

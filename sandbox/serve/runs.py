@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -31,13 +32,24 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     if asked.user is not None and talk.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = talk.directory(0)
-    with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
-        retelling = Retelling(own.ledger)
-        if asked.rows:
-            stack.push(functools.partial(_retell, talk, own, retelling))
-        answer = _run(talk, asked, own, directory, retelling, reached)
-    talk.answer(document(answer))
-    talk.again = _is_plain(asked, answer)
+    with contextlib.ExitStack() as after:
+        with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
+            retelling = Retelling(own.ledger)
+            if asked.rows:
+                stack.push(functools.partial(_retell, talk, own, retelling))
+            answer = _run(talk, asked, own, directory, retelling, reached, after)
+        talk.answer(document(answer))
+        talk.again = _taken_away(after) and _is_plain(asked, answer)
+
+
+def _taken_away(after: contextlib.ExitStack) -> bool:
+    """Whether what was left of a run is gone. Whoever asked has their answer; the operator reads what is wrong."""
+    try:
+        after.close()
+    except errors.CovenantError as e:
+        print(f"covenant-supervisor: {e.message}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -58,6 +70,7 @@ def _run(
     directory: int,
     retelling: Retelling,
     reached: standby_wire.Reached | None,
+    after: contextlib.ExitStack,
 ) -> Answer:
     issuer = talk.issuer(own)
     talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
@@ -92,7 +105,7 @@ def _run(
             began=retelling.began,
             **_for_whom(asked.on_behalf_of, issuer),
         )
-        return own.run(request, watches=talk.watches(detach=asked.detach), reached=reached)
+        return own.run(request, watches=talk.watches(detach=asked.detach), reached=reached, after=after)
 
 
 def _is_plain(asked: protocol.Run, answer: Answer) -> bool:

@@ -194,6 +194,7 @@ def _behind(spaces: Namespaces, artefacts: Artefacts, config: Config, ids: Seque
         outside = stack.enter_context(_tapped(spaces, "world", "eth0"))
         opened = gateway.opened(artefacts, RUN_ID, config=config, note=lambda _: None, denied=told)
         made = stack.enter_context(opened)
+        made.make()
         stack.enter_context(_attended(made))
         path = f"/proc/{os.getpid()}/fd/{made.spaces.agent}"
         rows = _plain("network", ids, netns_path=path, inside=hostile_control.inside(path), resolver="192.0.0.1")

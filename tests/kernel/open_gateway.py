@@ -27,6 +27,7 @@ class Opened:
         self._thread = threading.Thread(target=self._hold, name="gateway")
         self.error: BaseException | None = None
         self.gateway: gateway.Gateway
+        self.place: own.Uplink
 
     def _told(self, denial: denials.Denial, *, count: int = 1) -> None:
         self.told += [denial] * count
@@ -48,6 +49,9 @@ class Opened:
             with gateway.opened(
                 self._artefacts, self.run_id, config=self._config, note=lambda about: None, denied=self._told
             ) as self.gateway:
+                self.gateway.make()
+                assert self.gateway.place is not None
+                self.place = self.gateway.place
                 self._up.set()
                 assert self._down.wait(300)
 

@@ -182,7 +182,7 @@ def test_arp_and_neighbours_are_answered_for_the_gateway_alone(opened: Opened, w
         return False
 
     assert asked(own.GATEWAY4)
-    for other in (opened.gateway.place.ipv4, own.HOST4, "192.0.0.5"):
+    for other in (opened.place.ipv4, own.HOST4, "192.0.0.5"):
         assert not asked(other), other
 
 
@@ -264,7 +264,7 @@ def test_the_gateway_takes_no_settings_from_the_link(opened: Opened) -> None:
 def test_a_second_gateway_has_another_place_and_the_last_takes_the_table(net: Internet, opened: Opened) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     with Opened(net, artefacts) as second:
-        assert second.gateway.place != opened.gateway.place
+        assert second.place != opened.place
         names = [line.split()[1] for line in net.run("host", "ip", "-o", "link").splitlines() if "cv-" in line]
         assert len(names) == 2
     assert "covenant_uplink" in net.run("host", "nft", "list", "tables")
@@ -277,12 +277,12 @@ def test_a_place_that_is_taken_is_left_to_whose_it_is(net: Internet) -> None:
     net.run("host", "ip", "route", "add", f"{wanted.ipv4}/32", "dev", "eth0")
     try:
         with second:
-            assert second.gateway.place == own.uplink(zlib.crc32(second.run_id.encode()) + 1)
+            assert second.place == own.uplink(zlib.crc32(second.run_id.encode()) + 1)
     finally:
         net.run("host", "ip", "route", "del", f"{wanted.ipv4}/32", "dev", "eth0")
     with Opened(net, artefacts) as third:
         # The control: where nobody has it, a run has the place that its id leads to.
-        assert third.gateway.place == own.uplink(zlib.crc32(third.run_id.encode()))
+        assert third.place == own.uplink(zlib.crc32(third.run_id.encode()))
 
 
 def test_two_interfaces_at_once_are_refused(net: Internet, opened: Opened) -> None:
@@ -304,7 +304,7 @@ def test_the_host_forgets_the_connections_of_a_run_that_is_over(net: Internet) -
         return [line for line in lines if f"src={place}" in line]
 
     with Opened(net, artefacts) as second:
-        place = second.gateway.place.ipv4
+        place = second.place.ipv4
 
         def connect() -> None:
             with socket.create_connection(("93.184.216.34", 80), timeout=10):
@@ -320,7 +320,7 @@ def test_what_is_said_while_a_run_ends_is_forgotten_too(net: Internet, monkeypat
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     forget = conntrack.forget
     with Opened(net, artefacts) as second:
-        place, agent = second.gateway.place.ipv4, os.dup(second.gateway.spaces.agent)
+        place, agent = second.place.ipv4, os.dup(second.gateway.spaces.agent)
 
         def speak() -> None:
             with contextlib.suppress(OSError), socket.create_connection(("93.184.216.34", 80), timeout=1):
@@ -342,7 +342,7 @@ def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
     most = begun = 0
     with Opened(net, artefacts) as second, contextlib.ExitStack() as stack:
-        place = second.gateway.place.ipv4
+        place = second.place.ipv4
 
         def hold() -> None:
             for _ in range(walls.MAX_CONNECTIONS - 32):

@@ -118,6 +118,16 @@ def test_a_program_cannot_tell_how_it_was_started(monkeypatch: pytest.MonkeyPatc
     assert sorted(os.listdir(folders / "over")) == ["of-over"]
 
 
+def test_a_network_of_its_own_is_a_new_one_with_nothing_up(way: str) -> None:
+    show = ["sh", "-c", "readlink /proc/self/ns/net; cat /sys/class/net/lo/flags /proc/net/dev"]
+    with process.spawn(process.Launch("/bin/sh", show, {"PATH": "/bin"}, own_network=True)) as child:
+        assert child.reap() == 0
+        space, _, devices = os.read(child.stdout, 4096).decode().partition("\n")
+    assert space.startswith("net:[")
+    assert space != os.readlink("/proc/self/ns/net")
+    assert [line.split(":")[0].strip() for line in devices.splitlines() if ":" in line] == ["lo"]
+
+
 FAILURES: dict[str, tuple[Callable[[int], process.Launch], str]] = {
     "join": (lambda fd: process.Launch(*TRUE, join_files=["/nowhere/procs"]), "join the cgroup: No such file"),
     "join a folder": (lambda fd: process.Launch(*TRUE, join_files=["/"]), "join the cgroup: Is a directory"),
