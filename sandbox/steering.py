@@ -59,6 +59,8 @@ class Steering:
         self._watches: dict[int, Callable[[], Outcome]] = {}
         self._given_at: float | None = None
         self._suspended_at = 0.0
+        # Whether it stood when its end was written down.
+        self._stood = False
         # When the run ends by itself, and who wants it and why.
         self._to_end: tuple[float, Mapping[str, Any]] | None = None
         self.table: dict[str, control.Handler] = {
@@ -90,8 +92,8 @@ class Steering:
         self._leaf = leaf
 
         def terminate() -> None:
-            # A process that stands cannot be asked to end.
-            (channel.kill if self._rows.state is State.SUSPENDED else channel.terminate)()
+            # A process that stands cannot be asked to end, and has no grace. Its end is written down by now.
+            (channel.kill if self._stood else channel.terminate)()
 
         return dataclasses.replace(
             channel,
@@ -119,7 +121,11 @@ class Steering:
 
     def _ending(self, error: errors.RunError) -> None:
         if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
-            self._rows.to(State.TERMINATED, f"{error.code}: {error.message}")
+            self._terminated(f"{error.code}: {error.message}")
+
+    def _terminated(self, words: str) -> None:
+        self._stood = self._rows.state is State.SUSPENDED
+        self._rows.to(State.TERMINATED, words)
 
     def _clocks(self) -> Outcome:
         """The ttl that suspends, and the one more that a run may stay suspended."""
@@ -223,7 +229,7 @@ class Steering:
         if cause is None or not issubclass(cause, errors.RunError):
             raise errors.UsageError("no run ends with such a code")
         words = _words(cause.code, request)
-        self._rows.to(State.TERMINATED, words)
+        self._terminated(words)
         self._to_end = None
         patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
         error = cause(f"ended {words.partition(' ')[2]}", **patience)

@@ -312,12 +312,20 @@ def test_an_end_for_another_cause_has_its_code() -> None:
     assert one.log.said == ["Terminated: cut_off by its parent"]
 
 
-def test_a_suspended_run_is_killed_and_not_asked_to_end() -> None:
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: bool) -> None:
+    """In the order of an exchange: that it ends is written down first, whoever wants it. What stands would take all of
+    the grace that somebody gives it, and do nothing with it."""
     one = World()
+    if stands:
+        one.ask("suspend")
+    error = one.ask("kill", grace_ms=60_000).end if asked else errors.DeadlineError("it is over", clock="ttl_seconds")
+    assert error is not None
+    one.channel.ending(error)
     one.channel.terminate()
-    one.ask("suspend")
-    one.channel.terminate()
-    assert one.log.said == ["ask", "Suspended: asked by root", "freeze", "kill"]
+    assert one.state == "Terminated"
+    assert one.log.said[-1] == ("kill" if stands else "ask")
 
 
 def _clock(one: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
