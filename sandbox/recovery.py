@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from policy import contract
+from policy import contract, errors
 from sandbox.bundle import abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs
@@ -27,16 +27,25 @@ def recover(
     What the log says of them is for ``rows.cut_off``, afterwards; ``used`` is told what they had used, before it is
     taken away with what counted it. ``isolated`` says that this process is not in the host's network: of a run that had
     a part of that, all else is taken away, and the directory that says so stays for whoever is.
+
+    Raises:
+        errors.CovenantError: one cannot be ended or taken away, and stays; the others are gone.
     """
-    removed = []
-    with abandoned(runs) as paths:
+    removed, failed = [], list[errors.CovenantError]()
+    with abandoned(runs) as found:
+        paths = []
         # First of all, and whatever of the rest fails: what still runs has nobody who watches it.
-        for path in paths:
-            leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
-            leaf.adopt(cgroups_of(path))
-            leaf.kill()
-            used(path.name, used_by(leaf, path))
-            leaf.remove()
+        for path in found:
+            try:
+                leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
+                leaf.adopt(cgroups_of(path))
+                leaf.kill()
+                used(path.name, used_by(leaf, path))
+                leaf.remove()
+            except errors.CovenantError as e:
+                failed.append(e)  # one that a hung disk keeps alive keeps no other
+            else:
+                paths.append(path)
         networked = {path: about for path in paths if (about := network_of(path)) is not None}
         # Before the first directory goes: it is what says that there is something to take away.
         if networked and not isolated:
@@ -47,6 +56,8 @@ def recover(
                 continue
             remove(path)
             removed.append(path.name)
+    if failed:
+        raise failed[0]
     return removed
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policy import contract
+from policy import contract, errors
 from sandbox import limits, recovery
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.network import uplink
@@ -64,3 +64,22 @@ def test_whoever_is_not_in_the_host_s_network_leaves_the_note_of_what_lies_there
     assert used == ["with", "without"]  # their ends can be written whoever finds them
     assert (taken, found) == (([], ["without"]) if isolated else (["with"], ["with", "without"]))
     assert (tmp_path / "with").exists() is isolated
+
+
+def test_one_that_cannot_be_ended_keeps_no_other_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process in an agent's sandbox may be that waits for a disk which does not answer."""
+    for name in ("hangs", "other"):
+        (tmp_path / name).mkdir()
+    killed = list[str]()
+
+    def kill(leaf: Leaf) -> None:
+        if leaf.name == "hangs":
+            raise errors.KernelError("processes [7] survive SIGKILL")
+        killed.append(leaf.name)
+
+    monkeypatch.setattr(Leaf, "kill", kill)
+    with pytest.raises(errors.KernelError, match="survive"):
+        recovery.recover(tmp_path, hierarchies=Hierarchies(0, {}))
+    assert killed == ["other"]
+    # What is left of it is still there for the next look.
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["hangs"]
