@@ -101,6 +101,7 @@ class Conversation:
     again: bool = False
     _opened: Supervisor | None = field(default=None, repr=False)
     _gone: bool = field(default=False, repr=False)
+    _answered: bool = field(default=False, repr=False)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Supervisor]:
@@ -136,7 +137,10 @@ class Conversation:
             self._gone = True
 
     def answer(self, document: Mapping[str, Any]) -> None:
-        """Say the one answer; who is gone has none."""
+        """Say the one answer; who is gone has none, and who has it is told of nothing that goes wrong afterwards."""
+        if self._answered:
+            return
+        self._answered = True
         frame = frames.encode(document)
         if len(frame) > frames.ANSWER_BYTES:
             frame = frames.encode(errors.ServiceError("the answer is too large for its frame").to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import attest_runs, registry
+from sandbox import package as packages
+from sandbox.supervisor import Request, Supervisor
 from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -21,6 +26,18 @@ from tests.unit.policy.compile import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 GRANTS = internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com", "[443]", "tls"))
+
+# A keeper that is killed between the answer and the rest.
+KILLED = """
+import contextlib, json, os, signal, sys
+from pathlib import Path
+from sandbox import package
+from sandbox.supervisor import Request, Supervisor
+with Supervisor(Path(sys.argv[1])) as supervisor:
+    request = Request(package.read(Path(sys.argv[2])), "hi", json.loads(sys.argv[3]))
+    assert supervisor.run(request, after=contextlib.ExitStack()).error is None
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +82,42 @@ def test_a_killed_supervisor_leaves_no_device_table_or_setting(networked: Networ
         assert leftovers(networked) == []
     # The control: there was something to take away.
     assert "table inet covenant_uplink" in seen
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_is_left_of_a_network_when_the_answer_was_given(networked: NetworkedWorld, killed: bool) -> None:
+    """It is no run any more, holds no place and can be killed over: the directory says what is to be taken away."""
+    net, runs = networked.internet, networked.state / "runs"
+    package = networked.sign(networked.package({"main.py": HEAD + "answer = 1" + TAIL}, network="full", more=GRANTS))
+    after = contextlib.ExitStack()
+
+    def run() -> None:
+        with Supervisor(networked.state, never_granted=(str(networked.home),)) as supervisor:
+            answer = supervisor.run(Request(packages.read(package), "hi", networked.issuer), after=after)
+            assert answer.error is None
+
+    if killed:
+        entered = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{net.spaces['host']}", sys.executable, "-c", KILLED]
+        given = [str(networked.state), str(package), json.dumps(networked.issuer)]
+        done = subprocess.run([*entered, *given], env={"PYTHONPATH": str(ROOT)}, check=False, timeout=120)
+        assert done.returncode == -signal.SIGKILL
+    else:
+        net.within("host", run)
+    (left,) = [path for path in runs.iterdir() if path.is_dir()]
+    assert {path.name for path in left.iterdir()} == {"lock", "network.json"}
+    assert registry.live(runs) == []
+    assert attest_runs.live(runs) == []
+    assert any("table inet covenant_uplink" in one for one in net.leftovers())
+    if killed:
+        used = [row for row in networked.rows() if row["kind"]["type"] == "run_ended"]
+        net.within("host", lambda: Supervisor(networked.state).__enter__().__exit__())
+        # Its end was written before, and is written once.
+        assert [row for row in networked.rows() if row["kind"]["type"] == "run_ended"] == used
+        assert len(used) == 1
+    else:
+        net.within("host", after.close)
+    assert net.leftovers() == []
+    assert leftovers(networked) == []
 
 
 def test_an_uplink_that_was_renamed_meanwhile_forwards_no_more_and_its_namesake_is_left_alone(net: Internet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -105,3 +106,37 @@ def test_a_run_that_is_as_most_are(asked: dict[str, Any], answer: dict[str, Any]
     request = protocol.Run(kind="run", text="hi", **asked)
     ended = cast("Any", SimpleNamespace(**{"policy_digest": "0" * 64, "error": None, **answer}))
     assert runs._is_plain(request, ended) is plain
+
+
+def test_what_cannot_be_taken_away_once_the_answer_was_given_is_told_to_the_operator(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    done: list[str] = []
+
+    def fails_too() -> None:
+        raise errors.KernelError("cannot delete `cv-1`")
+
+    with contextlib.ExitStack() as after:
+        after.callback(done.append, "the rest all the same")
+        after.callback(fails_too)
+        assert not runs._taken_away(after)
+    assert done == ["the rest all the same"]
+    assert "covenant-supervisor: cannot delete `cv-1`" in capfd.readouterr().err
+    assert runs._taken_away(contextlib.ExitStack())
+
+
+def test_who_has_an_answer_is_given_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the supervisor is stopped while what is left of a run is taken away."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def answered_and_interrupted(talk: Conversation) -> None:
+            talk.sock, given = theirs, talk.sock
+            talk.answer({"kind": "runs", "runs": []})
+            assert given is not theirs
+            raise KeyboardInterrupt
+
+        assert not ends(monkeypatch, _PS, answered_and_interrupted)
+        theirs.shutdown(socket.SHUT_WR)
+        said = b"".join(iter(lambda: ours.recv(4096), b""))
+    assert said == frames.encode({"kind": "runs", "runs": []})
