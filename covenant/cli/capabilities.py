@@ -122,14 +122,20 @@ def _whole(daemon: Any, action: str) -> str:
 @capabilities.command(epilog=door.examples("covenant capabilities revoke 3mJr7AoUXx2Wqd..."))
 @click.argument("signature")
 @door.as_json
-def revoke(signature: str, as_json: bool) -> None:
-    """Take the grant with SIGNATURE back, and what was narrowed from it. How it begins, as in tables, is enough."""
+@click.pass_context
+def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
+    """Take the grant with SIGNATURE back, and what was narrowed from it. How it begins, as in tables, is enough.
+
+    Status 1 where no grant that holds is meant.
+    """
     with door.daemon() as daemon:
         response = daemon.ask("revoke_capability", signature_b58=_whole_signature(daemon, signature))
     if as_json:
         common.emit(door.envelope("capability_revoked", response))
     else:
         common.say("revoked" if response["removed"] else "there is no such grant that holds")
+    if not response["removed"]:
+        ctx.exit(common.EXIT_FAILED)
 
 
 def _whole_signature(daemon: Any, begins: str) -> str:
