@@ -527,8 +527,8 @@ def told(event, arguments):
             file.write(f"{name} {len(os.listdir('/proc/self/task'))} {where}\\n")
 sys.addaudithook(told)
 """
-# What executes at once, or does nothing that could want a lock (ADR 0037).
-_AMONG_THREADS = {"process.py:_fork", "idmap.py:namespace"}
+# What is no Python, executes at once, or does nothing that could want a lock (ADR 0037, ADR 0051).
+_AMONG_THREADS = {"starter.py:start", "process.py:_fork", "idmap.py:namespace"}
 
 
 def test_instances_with_a_network_each_have_their_own_in_one_holder(
