@@ -102,11 +102,11 @@ class RunDirectory:
             if self._lock >= 0:
                 os.close(self._lock)
 
-    def vacate(self) -> None:
+    def vacate(self, *kept: str) -> None:
         """The run is over, but not yet gone what lies outside of its directory (``note_network``): of the directory,
-        what a recovery needs for that stays, and nobody sees a run in it any more."""
+        what a recovery needs for that stays, and what is ``kept``, and nobody sees a run in it any more."""
         with gate(self.path.parent), os.scandir(self.path) as found:
-            entries = [one for one in found if one.name not in _LEFT]
+            entries = [one for one in found if one.name not in _LEFT.union(kept)]
             # Files first: by these whoever looks in knows that there is a run, and reads the rest of it then.
             for one in entries:
                 if not one.is_dir(follow_symlinks=False):

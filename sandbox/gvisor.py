@@ -48,7 +48,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
         if job.after is not None and _networked(job):
             # Where the gate is not to be had, all of it is taken away now.
             with contextlib.suppress(errors.KeeperError):
-                directory.vacate()
+                # Its end is not written yet: of one that is killed before that nobody shall say that it used nothing.
+                directory.vacate(METER)
                 job.after.push(lasting.pop_all())
         return finished
 

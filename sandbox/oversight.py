@@ -149,7 +149,7 @@ def ended(state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lam
             # More who wait than the keeper takes would push each other out without a pause.
             time.sleep(_PUSHED_OUT_SECONDS)
         except errors.NoRunError:
-            if not registry.held(entry.path) or not control.until_there(entry.path, 1.0):
+            if not registry.under_way(entry.path) or not control.until_there(entry.path, 1.0):
                 return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
         except errors.KeeperError:
             time.sleep(_AGAIN_SECONDS)
@@ -169,7 +169,7 @@ class _Ask:
                 control.ask(entry.path, operation, by=self._asker.display, reason=self._reason, **more)
             except errors.NoRunError:
                 # It listens a moment after it can be seen.
-                if not registry.held(entry.path) or time.monotonic() > until:
+                if not registry.under_way(entry.path) or time.monotonic() > until:
                     raise
                 time.sleep(_AGAIN_SECONDS)
             else:
@@ -278,7 +278,8 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
     ending = None if found else unended.named(state, run)
-    if ending is not None and not registry.held(state / "runs" / ending) and asker.may(_started_by(state, ending)):
+    gone = ending is not None and not registry.under_way(state / "runs" / ending)
+    if ending is not None and gone and asker.may(_started_by(state, ending)):
         # It lives no more and has no record yet: whoever keeps it has still to write its end, or was killed.
         try:
             found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS).run_id]

@@ -140,3 +140,9 @@ def _number(label: Mapping[str, str], name: str) -> int:
 def held(path: Path) -> bool:
     """Whether a process holds the run's lock."""
     return durable.held(path / "lock")
+
+
+def under_way(path: Path) -> bool:
+    """Whether there is a run still. Its directory may stay a moment longer (bundle.RunDirectory.vacate), held by
+    whoever takes its network away once whoever asked has their answer, and takes their time to read it."""
+    return held(path) and bundle.label_of(path) is not None

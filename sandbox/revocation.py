@@ -453,7 +453,7 @@ def _links(entries: Iterable[registry.Entry], failed: list[str]) -> list[cutting
 def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarchies) -> None:
     """Runs in which nothing ran yet: what joins their cgroups is killed, until their keepers are done with them."""
     until = time.monotonic() + _STARTING_SECONDS
-    while left := [one for one in entries if registry.held(one.path)]:
+    while left := [one for one in entries if registry.under_way(one.path)]:
         leaves = [leaf for one in left for leaf in _leaves(hierarchies, one.path)]
         ending.stop(leaves)
         ending.kill(leaves)

@@ -93,8 +93,9 @@ class GateProcess:
         # Twice what an honest gate reports; at once, more than the line holds when nobody has listened for a while.
         self._tokens = Tokens(2 * gate_main.PER_SECOND, 10 * gate_main.BURST, time.monotonic())
 
-    def ready(self, timeout_seconds: float = 10.0) -> None:
-        """Wait until the gate is sealed and serves.
+    def ready(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the gate is sealed and serves; as long as its patience has it unless given. Where many runs begin
+        at once its interpreter takes its time.
 
         Raises:
             errors.KernelError: it ended, or is not ready in time.
@@ -102,6 +103,8 @@ class GateProcess:
         """
         if self._is_ready:
             return
+        if timeout_seconds is None:
+            timeout_seconds = self._gate.patience.seconds
         until = time.monotonic() + timeout_seconds
         if not self._gate.patience.readable(self._reports.fileno(), until=until):
             raise errors.KernelError(f"the {self._gate.layer} gate is not ready after {timeout_seconds:g} s")

@@ -104,7 +104,8 @@ def test_what_is_left_of_a_network_when_the_answer_was_given(networked: Networke
     else:
         net.within("host", run)
     (left,) = [path for path in runs.iterdir() if path.is_dir()]
-    assert {path.name for path in left.iterdir()} == {"lock", "network.json"}
+    assert {path.name for path in left.iterdir()} == {"lock", "meter", "network.json"}
+    assert not registry.under_way(left)
     assert registry.live(runs) == []
     assert attest_runs.live(runs) == []
     assert any("table inet covenant_uplink" in one for one in net.leftovers())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from policy import contract, errors
-from sandbox import limits, recovery
+from sandbox import bundle, limits, recovery, registry
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.network import uplink
 
@@ -83,3 +84,21 @@ def test_one_that_cannot_be_ended_keeps_no_other_alive(tmp_path: Path, monkeypat
     assert killed == ["other"]
     # What is left of it is still there for the next look.
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["hangs"]
+
+
+def test_of_one_that_was_over_and_whose_end_was_not_written_nobody_says_that_it_used_nothing(tmp_path: Path) -> None:
+    """What its cgroup had counted is gone with it, while its network is still to be taken away."""
+    used = dict[str, contract.Usage]()
+    with bundle.RunDirectory(tmp_path / "one", {"agent_id": "a"}) as one:
+        one.note_cgroups({})
+        (one.path / limits.METER).write_text("5000")
+        assert registry.under_way(one.path)
+        one.vacate(limits.METER)
+        assert not registry.under_way(one.path)
+        assert registry.held(one.path)
+        assert [path.name for path in tmp_path.iterdir() if path.name != ".gate"] == ["one"]
+        left = tmp_path / "two"
+        shutil.copytree(one.path, left)
+    recovery.recover(tmp_path, hierarchies=Hierarchies(0, {}), used=used.__setitem__)
+    assert used == {"two": contract.Usage(None, None, None)}
+    assert not left.exists()
