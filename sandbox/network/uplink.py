@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import re
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from sandbox.network import addresses, netns, walls
 TABLE: Final = "covenant_uplink"
 LOCK: Final = Path("/run/covenant-uplink.lock")
 _LOCK_SECONDS = 20.0
+# For so long a run that is about to start keeps the lock for itself. It may stand on its way: its sandbox joins a
+# cgroup that somebody has stopped, or is given a file system that does not answer.
+_KEEP_SECONDS = 3.0
 _ATTEMPTS = 64
 # What a packet of a run must not have when it comes in by the interface: these are not in the settings of `default`.
 _DEVICE: Final = {
@@ -140,13 +144,23 @@ def connecting(
         errors.NotEnforceableError: what is called: there is no such interface, or no place is left.
         errors.KernelError: it, and the block at its end: the kernel refuses a part of it; nothing is left.
     """
-    name = addresses.host_device(run_id)
+    name, wanted = addresses.host_device(run_id), threading.Event()
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as turn:
-        # INVARIANT: until there is a device of the run's, or another whose run ends may take the table for the last's.
-        shared = spaces.aside(lambda: _shared(turn, undo, name, device, binary))
+
+        def ahead() -> Before | None:
+            before = _shared(turn, undo, name, device, binary)
+            # INVARIANT: until there is a device of the run's, or another whose run ends may take the table for the
+            # last's. Where that takes too long for all the others, it is made again.
+            if wanted.wait(_KEEP_SECONDS):
+                return before
+            turn.close()
+            return None
+
+        shared = spaces.aside(ahead)
 
         def connect() -> addresses.Uplink:
-            before = shared()
+            wanted.set()
+            before = shared() or _shared(turn, undo, name, device, binary)
             place = _plug(run, run_id, name, before)
             undo.callback(_unplug, name, place)
             turn.close()
@@ -156,6 +170,7 @@ def connecting(
             yield connect
         finally:
             # However the block ends, nothing is taken away while it is still being made.
+            wanted.set()
             with contextlib.suppress(errors.CovenantError, OSError):
                 shared()
 

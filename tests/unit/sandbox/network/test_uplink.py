@@ -1,0 +1,92 @@
+"""The lock that all runs share on their way to the uplink: whoever stands on theirs does not keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import durable
+from sandbox.network import addresses, uplink
+
+PLACE = addresses.Uplink("192.0.2.2", "2001:db8::2")
+
+
+class Made:
+    """What is made of the way out, and taken away, in order; each says whether the lock was ours then."""
+
+    def __init__(self, lock: Path) -> None:
+        self._lock, self.steps = lock, list[str]()
+
+    def step(self, name: str, *, locked: bool) -> None:
+        assert self.is_free() is not locked, name
+        self.steps.append(name)
+
+    def is_free(self) -> bool:
+        with open(self._lock) as file:
+            return durable.take(file.fileno(), 0.0)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    lock = tmp_path / "lock"
+    lock.touch()
+    made = Made(lock)
+
+    def held(binary: Path) -> Any:
+        made.step("table", locked=True)
+        return uplink.Before("eth0", True, None, True, 0)
+
+    def plug(*given: object) -> addresses.Uplink:
+        made.step("plug", locked=True)
+        return PLACE
+
+    monkeypatch.setattr(uplink, "LOCK", lock)
+    monkeypatch.setattr(uplink, "held_table", held)
+    monkeypatch.setattr(uplink, "_forward", lambda before, *, on: None)
+    monkeypatch.setattr(uplink, "_plug", plug)
+    monkeypatch.setattr(uplink, "_unplug", lambda name, place: made.step("unplug", locked=False))
+    monkeypatch.setattr(uplink, "_end", lambda name, binary, before: made.step("end", locked=False))
+    return made
+
+
+@contextlib.contextmanager
+def connecting() -> Iterator[Any]:
+    spaces: Any = None  # nothing that is made here enters any
+    with uplink.connecting(spaces, "run", device="eth0", binary=Path("nft")) as connect:
+        yield connect
+    assert not any(thread.name == "netns" for thread in threading.enumerate())
+
+
+def test_a_run_on_its_way_keeps_the_lock_until_it_has_its_device(made: Made) -> None:
+    with connecting() as connect:
+        assert connect() == PLACE
+        assert made.is_free()
+    assert made.steps == ["table", "plug", "unplug", "end"]
+
+
+def test_one_that_stands_on_its_way_lets_others_pass_and_looks_again(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "_KEEP_SECONDS", 0.01)
+    with connecting() as connect:
+        until = time.monotonic() + 60
+        while "table" not in made.steps or not made.is_free():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert connect() == PLACE
+        assert made.is_free()
+    assert made.steps[:3] == ["table", "table", "plug"]
+    assert made.is_free()
+
+
+def test_one_that_never_comes_so_far_leaves_the_lock(made: Made) -> None:
+    with pytest.raises(RuntimeError), connecting():
+        raise RuntimeError
+    assert made.is_free()
+    assert made.steps == ["table", "end"]
