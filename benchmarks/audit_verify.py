@@ -66,10 +66,10 @@ def main(rows: int, rounds: int) -> None:
         actions: dict[str, Callable[[], object]] = {
             "bare": lambda: bare(lines),
             "verify": lambda: audit.verify(events, chain, head, key),
-            "daemon": lambda: checking.verify(opened),
+            "daemon": lambda: checking.verify(opened, opened.snapshot()),
         }
         assert audit.verify(events, chain, head, key).root_hash_hex == bare(lines)
-        assert checking.verify(opened).valid
+        assert checking.verify(opened, opened.snapshot()).valid
         results: dict[str, list[float]] = {name: [] for name in actions}
         for _ in range(rounds):
             for name, action in actions.items():

@@ -32,6 +32,8 @@ from covenant.stores.settlement.durable import DurableReceipts
 _LOG: Final = logging.getLogger(__name__)
 # A store that cannot be closed must not keep the daemon from ending.
 _CLOSE_SECONDS: Final = 30.0
+# After so many moments with many writers at once the audit log has a process of its own to write it.
+_CROWDS: Final = 16
 
 
 def now_ms() -> int:
@@ -70,7 +72,8 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         memory = closing("memory", await DurableMemory.open(home / "memory.db", space=embedder.name))
         receipts = closing("receipts", await DurableReceipts.open(home / "receipts" / "working.jsonl"))
         identity = await anyio.to_thread.run_sync(Identity.load, home)
-        audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=clock))
+        log = await DurableAudit.open(home, issuer=identity.agent, now_ms=clock, crowds=_CROWDS)
+        audit = closing("audit", log)
         runtime = await stack.enter_async_context(wiring.opened(settings, audit=audit, now_ms=clock))
         capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
         ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)

@@ -75,6 +75,18 @@ class Turns(Generic[T, R]):
             loop.call_soon(self._begin, loop)
         return mine
 
+    def take_over(self, waiting: Sequence[tuple[asyncio.Future[R], T]]) -> None:
+        """Write what others waited for elsewhere, as if they had submitted it here."""
+        if self._failure is not None:
+            for future, _ in waiting:
+                if not future.done():
+                    refuse(future, self._refused())
+            return
+        self._queue.extend(waiting)
+        if waiting and not self._busy:
+            self._busy = True
+            self._begin(asyncio.get_running_loop())
+
     async def close(self, reason: str) -> None:
         """Refuse what comes from now on, after what waits has been written."""
         self._failure = self._failure or reason
@@ -96,13 +108,7 @@ class Turns(Generic[T, R]):
             if self._told is not None:
                 self._told(answers)
         finally:
-            for future, answer in zip(waiting, answers, strict=True):
-                if future.done():  # cancelled by whoever waited
-                    continue
-                if isinstance(answer, Exception):
-                    _refuse(future, answer)
-                else:
-                    future.set_result(answer)
+            answer(waiting, answers)
 
     def _tell_last(
         self,
@@ -118,12 +124,12 @@ class Turns(Generic[T, R]):
     def _fail(
         self, loop: asyncio.AbstractEventLoop, waiting: Sequence[asyncio.Future[R]], cause: BaseException
     ) -> None:
-        self._failure = _reason(cause)
+        self._failure = reason(cause)
         for future in [*waiting, *(future for future, _ in self._queue)]:
             if not future.done():
                 error = self._refused()
                 error.__cause__ = cause
-                _refuse(future, error)
+                refuse(future, error)
         self._queue.clear()
         self._rest(loop)
 
@@ -136,11 +142,7 @@ class Turns(Generic[T, R]):
             self._idle.set()
 
     def _refused(self) -> errors.StoreError:
-        return errors.StoreError(
-            f"{self._what} takes no more records after: {self._failure}",
-            hint="nothing that was acknowledged is lost; mend the disk and start the daemon again",
-            where=self._what,
-        )
+        return refused(self._what, self._failure or "")
 
     # --- in the thread ----------------------------------------------------------------------------------
 
@@ -215,13 +217,35 @@ def _in_no_thread(items: Sequence[object]) -> NoReturn:
     raise AssertionError("these are written on the loop")
 
 
-def _refuse(future: asyncio.Future[R], error: Exception) -> None:
+def refused(what: str, failure: str) -> errors.StoreError:
+    """What whoever waits hears when nobody knows what is on the disk."""
+    return errors.StoreError(
+        f"{what} takes no more records after: {failure}",
+        hint="nothing that was acknowledged is lost; mend the disk and start the daemon again",
+        where=what,
+    )
+
+
+def answer(waiting: Sequence[asyncio.Future[R]], answers: Sequence[R | Exception]) -> None:
+    """Have each of those that still wait go on with its answer."""
+    for future, one in zip(waiting, answers, strict=True):
+        if future.done():  # cancelled by whoever waited
+            continue
+        if isinstance(one, Exception):
+            refuse(future, one)
+        else:
+            future.set_result(one)
+
+
+def refuse(future: asyncio.Future[R], error: Exception) -> None:
+    """Have whoever waits fail with the error."""
     future.set_exception(error)
     # Whoever waits hears of it. Where that one is cancelled just now nobody does, which is no bug to be logged.
     future.exception()
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Why nobody knows what is on the disk."""
     if isinstance(error, errors.CovenantError):
         return error.message
     return (isinstance(error, OSError) and error.strerror) or type(error).__name__

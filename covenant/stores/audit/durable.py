@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,26 +15,37 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from covenant.stores import journal, turns
-from covenant.stores.audit import adopting, checking, cutting, files, interface, notary, places, proving, rows, shared
+from covenant.stores.audit import (
+    adopting,
+    checking,
+    cutting,
+    dictation,
+    files,
+    interface,
+    notary,
+    places,
+    proving,
+    rows,
+    shared,
+)
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import audit, errors, events, ledger, note
 
 T = TypeVar("T")
 
+_LOG: Final = logging.getLogger(__name__)
+
+_WHAT: Final = "the audit log"
 _MOST_AT_ONCE: Final = 1024
-
-
-# The bits of a UUID that say its version and its variant (RFC 9562, 4).
-_VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
-_VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
-
-# Where the digits of a UUID stand in its text.
-_ID_LENGTH: Final = 36
-_DIGITS: Final = [place for place in range(_ID_LENGTH) if place not in (8, 13, 18, 23)]
+# So many at once are a crowd: the daemon is busy enough for a second process to pay.
+_CROWD: Final = 16
+# So many crowds make a crowded time.
+_AGAIN: Final = 16
 
 
 # What a line says behind its id and its time, and the key of whose it is.
@@ -45,12 +57,7 @@ class _Cut:
     before_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """Nothing to write: whoever waits for it waits for its turn."""
-
-
-_Item = tuple[_New, ...] | _Cut | _Nothing
+_Item = tuple[_New, ...] | _Cut
 _Answer = list[ledger.Row] | interface.Purged
 
 
@@ -58,7 +65,13 @@ class DurableAudit:
     """The log in a home's ``audit`` and ``audit-head``. Make it with ``DurableAudit.open``."""
 
     def __init__(
-        self, of: files.Files, notes: notary.Notary, kept: journal.Journal, issuer: AgentId, now_ms: Callable[[], int]
+        self,
+        of: files.Files,
+        notes: notary.Notary,
+        kept: journal.Journal,
+        issuer: AgentId,
+        now_ms: Callable[[], int],
+        crowds: int | None = None,
     ) -> None:
         self._files = of
         self._notes = notes
@@ -71,14 +84,32 @@ class DurableAudit:
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
         self._turns: turns.Turns[_Item, _Answer] = turns.Turns(
-            self._write, what="the audit log", most=_MOST_AT_ONCE, told=self._publish
+            self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._told
         )
         self._shape = _Shape()
         self._proving = anyio.Lock()
+        # Who writes: a thread of ours, or, while many wait at once, a process (``covenant.stores.audit.scribe``).
+        self._dictation: dictation.Dictation | None = None
+        self._crowds_until_scribe = crowds
+        self._changing_hands = anyio.Lock()
+        self._handing: asyncio.Task[None] | None = None
+        self._taking: asyncio.Task[None] | None = None
+        # Where the next row of the scribe's stands.
+        self._begin_offset = 0
 
     @classmethod
-    async def open(cls, home: Path, *, issuer: AgentId, now_ms: Callable[[], int], origin: str | None = None) -> Self:
+    async def open(
+        cls,
+        home: Path,
+        *,
+        issuer: AgentId,
+        now_ms: Callable[[], int],
+        origin: str | None = None,
+        crowds: int | None = None,
+    ) -> Self:
         """Open or make the log; what a crash left is set right first (``recovered``).
+
+        A process of its own writes once ``crowds`` times more waited at once than one group needs; None is never.
 
         Raises:
             errors.LedgerError: a file is unsafe, or the log does not hold together.
@@ -95,7 +126,10 @@ class DurableAudit:
         except BaseException:
             await anyio.to_thread.run_sync(of.close)
             raise
-        return cls(of, notes, kept, issuer, now_ms)
+        opened = cls(of, notes, kept, issuer, now_ms, crowds)
+        if crowds == 0:
+            await opened._hand_over()
+        return opened
 
     @property
     def recovered(self) -> list[str]:
@@ -123,7 +157,7 @@ class DurableAudit:
 
     async def append(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None = None) -> str:
         """As the interface says."""
-        written = await self._turns.submit((self._new(kind, fields, issuer),))
+        written = await self._submit((self._new(kind, fields, issuer),))
         assert isinstance(written, list)
         return written[0].event_id
 
@@ -131,13 +165,13 @@ class DurableAudit:
         """As the interface says."""
         if not entries:
             return []
-        written = await self._turns.submit(tuple(self._new(one.kind, one.fields, one.issuer) for one in entries))
+        written = await self._submit(tuple(self._new(one.kind, one.fields, one.issuer) for one in entries))
         assert isinstance(written, list)
         return [row.event_id for row in written]
 
     async def caught_up(self) -> None:
         """As the interface says."""
-        await self._turns.submit(_Nothing())
+        await self._submit(())
 
     async def recent(
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
@@ -159,10 +193,14 @@ class DurableAudit:
 
     async def verify(self) -> audit.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
-        return await self._reading(lambda: checking.verify(self._files))
+        return await self._reading(lambda: checking.verify(self._files, self._snapshot()))
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
+        # Whoever asked may go away; who writes is decided all the same.
+        while self._dictation is not None:
+            self._taking = asyncio.get_running_loop().create_task(self._by_the_thread())
+            await asyncio.shield(self._taking)
         done = await self._turns.submit(_Cut(before_ms))
         assert isinstance(done, interface.Purged)
         return done
@@ -192,9 +230,10 @@ class DurableAudit:
 
     async def close(self) -> None:
         """As the interface says."""
+        settled = await self._end_writing()
         await self._turns.close("it was closed")
         await self._kept.close()
-        await anyio.to_thread.run_sync(self._close)
+        await anyio.to_thread.run_sync(self._close, settled)
 
     async def __aenter__(self) -> Self:
         return self
@@ -207,6 +246,16 @@ class DurableAudit:
     def _new(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None) -> _New:
         who = issuer or self._issuer
         return shared.body_text(kind, fields, who), who.pubkey
+
+    def _submit(self, item: tuple[_New, ...]) -> asyncio.Future[_Answer]:
+        return (self._dictation or self._turns).submit(item)
+
+    def _told(self, answers: Sequence[_Answer | Exception]) -> None:
+        if self._crowds_until_scribe and len(answers) >= _CROWD:
+            self._crowds_until_scribe -= 1
+            if self._crowds_until_scribe == 0:
+                self._handing = asyncio.get_running_loop().create_task(self._hand_over())
+        self._publish(answers)
 
     def _publish(self, answers: Sequence[_Answer | Exception]) -> None:
         """Rows are told as they stand in the log, whatever became of whoever wrote them."""
@@ -242,7 +291,68 @@ class DurableAudit:
             await self.append("audit_checkpoint", shared.checkpoint_fields(checkpoint))
         return found
 
-    # --- in the writer's thread -------------------------------------------------------------------------
+    # --- who writes -------------------------------------------------------------------------------------
+
+    async def _hand_over(self) -> None:
+        """Have a process write from now on. Where none can be started the thread goes on."""
+        told = dictation.Told(self._batch, self._wrote, self._publish)
+        taking = dictation.Dictation(self._files, told, what=_WHAT)
+        async with self._changing_hands:
+            try:
+                await taking.start()
+            except (OSError, errors.CovenantError) as e:
+                _LOG.warning("the audit log goes on without a process of its own: %s", e)
+                return
+            # What is submitted from now on waits there, until what was before is written.
+            self._dictation = taking
+            try:
+                await self._turns.submit(())
+                self._begin_offset = self._files.head.events_bytes
+                taking.begin()
+            except (OSError, errors.CovenantError) as e:
+                await taking.abandon(turns.reason(e))
+
+    async def _by_the_thread(self) -> None:
+        async with self._changing_hands:
+            if self._dictation is not None:
+                await self._take_back(self._dictation)
+
+    async def _take_back(self, taken: dictation.Dictation) -> None:
+        """Have the thread write again."""
+        left = await taken.end()
+        self._dictation = None
+        self._crowds_until_scribe = _AGAIN
+        self._turns.take_over(left)
+
+    async def _end_writing(self) -> bool:
+        """Refuse what comes from now on, after what waits has been written; whether the files are ours."""
+        self._crowds_until_scribe = None
+        if self._handing is not None:
+            await asyncio.wait([self._handing])
+        async with self._changing_hands:
+            taken = self._dictation
+            if taken is None:
+                return True
+            taken.refuse("it was closed")
+            try:
+                await taken.drained()
+                await self._take_back(taken)
+            except errors.CovenantError:
+                # Whoever waited was told; the next opening finds out what is on the disk.
+                await taken.abandon("it was closed")
+                return False
+            return True
+
+    def _snapshot(self) -> files.Snapshot:
+        """How the files are between two writes; asked from a reader's thread, which keeps a cut off."""
+        return anyio.from_thread.run(self._shown)
+
+    async def _shown(self) -> files.Snapshot:
+        if self._dictation is not None and self._dictation.begun:
+            return await self._dictation.snapshot()
+        return await anyio.to_thread.run_sync(self._files.snapshot)
+
+    # --- in the writer's thread, or where rows are dictated ---------------------------------------------
 
     def _write(self, items: Sequence[_Item]) -> list[_Answer | Exception]:
         answers: list[_Answer | Exception] = []
@@ -253,28 +363,40 @@ class DurableAudit:
                 continue
             answers += self._write_rows(together)
             together = []
-            answers.append(self._cut(item.before_ms) if isinstance(item, _Cut) else [])
+            answers.append(self._cut(item.before_ms))
         return answers + self._write_rows(together)
 
     def _write_rows(self, items: Sequence[tuple[_New, ...]]) -> list[_Answer | Exception]:
-        if not items:
-            return []
+        if not any(items):
+            return [[] for _ in items]
+        batch = self._batch(items)
+        begin = self._files.head.events_bytes
+        try:
+            self._files.append(batch.rows)
+        except errors.StoreFullError as e:
+            return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
+        self._rows.wrote(batch.pubkeys, [row.line for row in batch.rows], begin)
+        return [*batch.answers]
+
+    def _batch(self, items: Sequence[tuple[_New, ...]]) -> dictation.Batch:
+        if not any(items):
+            return dictation.Batch(self._last_ms, [], [], [[] for _ in items])
         # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
         new = [one for item in items for one in item]
-        ids = _event_ids(len(new))
+        ids = shared.event_ids(len(new))
         lines = events.lines(ids, now, [body for body, _ in new])
         made = list(map(ledger.Row, lines, ids, itertools.repeat(now)))
-        begin = self._files.head.events_bytes
-        try:
-            self._files.append(made)
-        except errors.StoreFullError as e:
-            return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
-        self._rows.wrote([pubkey for _, pubkey in new], lines, begin)
-        if len(items) == len(made):
-            return [[row] for row in made]
+        pubkeys = [pubkey for _, pubkey in new]
+        if len(items) == len(made) and all(items):
+            return dictation.Batch(now, made, pubkeys, [[row] for row in made])
         following = iter(made)
-        return [list(itertools.islice(following, len(item))) for item in items]
+        return dictation.Batch(now, made, pubkeys, [list(itertools.islice(following, len(item))) for item in items])
+
+    def _wrote(self, batch: dictation.Batch) -> None:
+        lines = [row[0] for row in batch.rows]
+        self._rows.wrote(batch.pubkeys, lines, self._begin_offset)
+        self._begin_offset += sum(map(len, lines)) + len(lines)
 
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
@@ -290,8 +412,8 @@ class DurableAudit:
                 self._prover.forget()
         return interface.Purged(done.purged, before, self._files.head.chain_hash_hex, done.rebase_id)
 
-    def _close(self) -> None:
-        self._files.close()
+    def _close(self, settled: bool) -> None:
+        self._files.close(settled=settled)
         self._files.at.close()
 
 
@@ -355,20 +477,6 @@ class _Source:
             start = chain.rfind(b"\n", 0, at) + 1
             anchor = ledger.Anchor.parse(chain[start : chain.find(b"\n", at)])
         return anchor.index if anchor and anchor.event_id == event_id else None
-
-
-def _event_ids(count: int) -> list[str]:
-    """As many random UUIDs of version 4 as str(uuid.uuid4()) would give, from one read of the kernel's randomness."""
-    raw = bytearray(os.urandom(16 * count))
-    raw[6::16] = raw[6::16].translate(_VERSION)
-    raw[8::16] = raw[8::16].translate(_VARIANT)
-    digits = raw.hex().encode()
-    # All ids at once, a digit of each at a time.
-    whole = bytearray(b"-" * (_ID_LENGTH * count))
-    for place, digit in zip(_DIGITS, range(32), strict=True):
-        whole[place::_ID_LENGTH] = digits[digit::32]
-    text = whole.decode()
-    return [text[at : at + _ID_LENGTH] for at in range(0, len(text), _ID_LENGTH)]
 
 
 def _open(home: Path) -> files.Files:

@@ -23,6 +23,8 @@ NOTE_KEY, NOTE_PUBLIC = "checkpoint.key", "checkpoint.vkey"
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _KEY_BYTES: Final = 32
+# How long whoever opens the log waits for a writer that is just ending.
+_LOCK_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Places:
         """Open or make ``audit`` and ``audit-head`` in the daemon's home.
 
         Raises:
-            errors.LedgerError: one is a symlink or not ours alone.
+            errors.LedgerError: one is a symlink or not ours alone, or another process has the log.
         """
         with contextlib.ExitStack() as stack:
             above = durable.open_directory(home, error=errors.LedgerError)
@@ -50,6 +52,14 @@ class Places:
                     fd = durable.open_subdirectory(above, name, where=str(home), make=True, error=errors.LedgerError)
                     opened.callback(os.close, fd)
                     found.append(fd)
+                # INVARIANT: one writer. Descriptors that a process of ours was given hold it as well, and it is free
+                # only when that is gone too: what it has begun to write it has written, or never will.
+                if not durable.take(found[1], _LOCK_SECONDS):
+                    raise errors.LedgerError(
+                        f"another process has had the log open for {_LOCK_SECONDS:.0f} seconds",
+                        hint="end what writes it; one that hangs in a disk ends with its write",
+                        where=str(home / "audit"),
+                    )
                 opened.pop_all()
             return cls(home, *found)
 
