@@ -10,7 +10,7 @@ median of the rounds' own ratios, so that a machine that others use as well tell
 is shown by itself: on a disk whose sync costs a fraction of a millisecond it is most of the time.
 
 The processor's part of the log is that of the daemon itself, whose loop has everything else to do as well; what the
-process has that writes the log for it is shown behind the rounds.
+process has that writes the log for it is shown behind the rounds. GROUPS, of the environment, is how long a round is.
 
 .venv/bin/python benchmarks/audit_append.py [rounds] [rows of the large log] [thread]
 """
@@ -37,7 +37,7 @@ from covenant.wire.types import AgentId  # noqa: E402
 from policy import base58  # noqa: E402
 
 WRITERS = 64
-GROUPS = 40
+GROUPS = int(os.environ.get("GROUPS", "40"))
 # As the daemon has it: a few crowded moments, and a process of its own writes the log. `thread` is without.
 CROWDS = None if "thread" in sys.argv else 16
 AGENT = AgentId(display="user@local", pubkey=base58.encode(b"d" * 32))

@@ -20,7 +20,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -136,12 +136,22 @@ class Head:
 def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
     """As ``Head.advance`` for many rows at once: the chain lines with their newlines, the last head but one, and the
     last. For no rows both are ``head``."""
-    if not rows:
+    sha256 = hashlib.sha256
+    event_hashes = [sha256(row[0]).hexdigest() for row in rows]
+    sizes = (sum([len(row[0]) for row in rows]) + len(rows), len(rows[-1].line) + 1) if rows else (0, 0)
+    return extend_hashed(head, event_hashes, [row[1:] for row in rows], *sizes)
+
+
+def extend_hashed(
+    head: Head, event_hashes: Sequence[str], anchors: Iterable[tuple[str, int]], size: int, last_size: int
+) -> tuple[bytes, Head, Head]:
+    """``extend`` for whoever has the lines' hashes: with each the line's event id and time; ``size`` is that of all
+    lines with their newlines, ``last_size`` that of the last."""
+    if not event_hashes:
         return b"", head, head
-    # Three passes, each with little in it: every row of every log goes through here.
+    # Passes with little in each: every row of every log goes through here.
     sha256, quoted = hashlib.sha256, json.encoder.encode_basestring_ascii
     first, previous = head.count, head.chain_hash_hex
-    event_hashes = [sha256(row[0]).hexdigest() for row in rows]
     hashes = [previous]
     for event_hex in event_hashes:
         previous = sha256(f"{previous}\n{event_hex}".encode()).hexdigest()
@@ -149,8 +159,8 @@ def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
     entries = [
         f'{{"index":{index},"event_id":{quoted(event_id)},"timestamp_ms":{timestamp_ms},'
         f'"event_hash_hex":"{event_hex}","previous_hash_hex":"{before_hex}","chain_hash_hex":"{after_hex}"}}\n'
-        for index, (_, event_id, timestamp_ms), event_hex, before_hex, after_hex in zip(
-            itertools.count(first), rows, event_hashes, hashes, hashes[1:], strict=False
+        for index, (event_id, timestamp_ms), event_hex, before_hex, after_hex in zip(
+            itertools.count(first), anchors, event_hashes, hashes, hashes[1:], strict=False
         )
     ]
     chain = "".join(entries).encode()
@@ -160,9 +170,9 @@ def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
         marks = tuple((n, hashes[n - first] if n > first else kept[n]) for n in _mark_counts(count))
         return Head(count, hashes[count - first], events, chain, marks)
 
-    events_bytes = head.events_bytes + sum([len(row[0]) for row in rows]) + len(rows)
-    last = at(first + len(rows), events_bytes, head.chain_bytes + len(chain))
-    before = at(last.count - 1, events_bytes - len(rows[-1].line) - 1, last.chain_bytes - len(entries[-1]))
+    events_bytes = head.events_bytes + size
+    last = at(first + len(event_hashes), events_bytes, head.chain_bytes + len(chain))
+    before = at(last.count - 1, events_bytes - last_size, last.chain_bytes - len(entries[-1]))
     return chain, before, last
 
 

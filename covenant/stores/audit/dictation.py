@@ -234,7 +234,7 @@ class Dictation:
             self._send(frames.frame(kind))
             self._sent.append(([], Batch(0, [], [], []), 0))
             return
-        body = b"".join([row[0] + b"\n" for row in batch.rows])
+        body = frames.rows(batch.rows)
         self._sent.append((waiting, batch, len(body)))
         self._underway += len(body)
         # Of a crowd the scribe need not hear that nobody else is ready.

@@ -4,8 +4,8 @@
 
     READY                    the scribe may be given the log
     HELLO    document        the log: signed heads, where the next record goes, the key; its files come along
-    ROWS     time, lines     rows of one moment, and more are being made
-    LAST     time, lines     rows, maybe none, and nobody else is ready to write
+    ROWS     time, rows      rows of one moment, and more are being made
+    LAST     time, rows      rows, maybe none, and nobody else is ready to write
     SHOW                     have `head.json` name the last row, and say how the files are
     BYE                      the daemon writes on by itself
     DONE     frames, head    rows of so many frames are durable, and this is the head behind them
@@ -14,16 +14,19 @@
     SHOWN    sizes, heads
     GONE     document        the log, handed back
 
+Rows are: how many, and how long the last line is; of each its id, then of each its hash; the lines with their newlines.
 What does not read so ends the exchange: it comes from nobody of ours.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from policy import errors
+from policy import errors, ledger
 
 READY, HELLO, ROWS, LAST, SHOW, BYE, DONE, FULL, FAILED, SHOWN, GONE = range(1, 12)
 # What one frame carries at most: rows that are written together and are no more than that.
@@ -32,6 +35,9 @@ MAX_BYTES: Final = 1 << 30
 SIZES: Final = struct.Struct("<QQ")
 _OPENING: Final = struct.Struct("<IBQ")
 _OPENING_BYTES: Final = _OPENING.size
+_ROWS: Final = struct.Struct("<II")
+_ID_BYTES: Final = 36
+_HASH_BYTES: Final = 64
 
 Frame = tuple[int, int, bytes]
 
@@ -91,6 +97,50 @@ def members(body: bytes, **types: type) -> dict[str, Any]:
     if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != types:
         raise garbage()
     return found
+
+
+def rows(of: Sequence[ledger.Row]) -> bytes:
+    """Rows as the body of a frame; nothing for none. Their ids are UUIDs."""
+    if not of:
+        return b""
+    sha256 = hashlib.sha256
+    ids, hashes = [row[1] for row in of], [sha256(row[0]).hexdigest() for row in of]
+    lines = [row[0] for row in of]
+    opening = _ROWS.pack(len(of), len(lines[-1]) + 1)
+    return b"".join((opening, "".join(ids).encode("ascii"), "".join(hashes).encode("ascii"), b"\n".join(lines), b"\n"))
+
+
+class Rows(NamedTuple):
+    """What ``rows`` made."""
+
+    ids: list[str]
+    hashes: list[str]
+    lines: bytes
+    last_size: int
+
+
+def read_rows(body: bytes) -> Rows:
+    """What ``rows`` made.
+
+    Raises:
+        errors.LedgerError: it is nothing of that kind.
+    """
+    try:
+        count, last_size = _ROWS.unpack_from(body)
+        ids_end = _ROWS.size + _ID_BYTES * count
+        hashes_end = ids_end + _HASH_BYTES * count
+        ids, hashes = body[_ROWS.size : ids_end].decode("ascii"), body[ids_end:hashes_end].decode("ascii")
+    except (struct.error, UnicodeDecodeError) as e:
+        raise garbage() from e
+    lines = body[hashes_end:]
+    if not count or lines.count(b"\n") != count or lines.rfind(b"\n", 0, -1) != len(lines) - last_size - 1:
+        raise garbage()
+    return Rows(
+        [ids[at : at + _ID_BYTES] for at in range(0, len(ids), _ID_BYTES)],
+        [hashes[at : at + _HASH_BYTES] for at in range(0, len(hashes), _HASH_BYTES)],
+        lines,
+        last_size,
+    )
 
 
 def garbage() -> errors.LedgerError:

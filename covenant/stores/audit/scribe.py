@@ -1,8 +1,8 @@
-"""A process that writes the log for the daemon while many write at once: hashes, signatures and syncs beside its loop.
+"""A process that writes the log for the daemon while many write at once: chain, signatures and syncs beside its loop.
 
 It is given the open log (``frames.HELLO``) and hands it back (``GONE``); between the two nobody else writes it. Rows
-come while the daemon still makes others, and are numbered and hashed at once. What stands together when nothing more is
-there to be read is one group: one signed head, one sync, one answer.
+come while the daemon still makes others, and are numbered and chained at once. What stands together when nothing more
+is there to be read is one group: one signed head, one sync, one answer.
 
 It ends with the daemon: what was not acknowledged by then is not written. INVARIANT: it holds the log's directory, and
 with it the lock that whoever opens the log waits for (``places``), until it is gone.
@@ -29,13 +29,8 @@ CROWD: Final = 32
 # Less than the daemon sends before it hears of anything: one that holds back always gets an answer.
 _GROUP_BYTES: Final = 1 << 19
 # Groups under one hold of the lock that readers wait for: some milliseconds.
-_SERIES: Final = 8
+_SERIES: Final = 16
 _AT_ONCE: Final = 256 * 1024
-
-# A line up to what comes behind its time: `{"id":"`, a UUID, and the rest.
-_ID_FROM: Final = 7
-_ID_TO: Final = _ID_FROM + 36
-_BEGIN: Final = b'{"id":"'
 
 FDS: Final = 6
 
@@ -111,18 +106,15 @@ class Scribe:
         return False
 
     def _add(self, time_ms: int, body: bytes) -> None:
-        """Number and hash rows; they are written with their group."""
-        lines = body.split(b"\n")
-        between = b'","timestamp_ms":%d,"issuer":{' % time_ms
-        end = _ID_TO + len(between)
-        if lines.pop() or not all(line[:_ID_FROM] == _BEGIN and line[_ID_TO:end] == between for line in lines):
-            raise frames.garbage()
-        ids = [line[_ID_FROM:_ID_TO].decode() for line in lines]
-        rows = list(map(ledger.Row, lines, ids, itertools.repeat(time_ms)))
-        entries, self._before, self._ahead = ledger.extend(self._ahead, rows)
-        self._lines.append(body)
+        """Number and chain rows; they are written with their group."""
+        rows = frames.read_rows(body)
+        anchors = zip(rows.ids, itertools.repeat(time_ms), strict=False)
+        entries, self._before, self._ahead = ledger.extend_hashed(
+            self._ahead, rows.hashes, anchors, len(rows.lines), rows.last_size
+        )
+        self._lines.append(rows.lines)
         self._entries.append(entries)
-        self._rows += len(rows)
+        self._rows += len(rows.ids)
         self._bytes += len(body)
 
     def _commit(self) -> None:

@@ -327,7 +327,8 @@ def given(home: Path) -> Iterator[Given]:
 def rows(count: int, kind: int = frames.LAST) -> bytes:
     ids = [f"{n:08x}-0000-4000-8000-000000000000" for n in range(count)]
     lines = events.lines(ids, 7, [BODY] * count)
-    return frames.frame(kind, 7, b"".join(line + b"\n" for line in lines))
+    made = [ledger.Row(line, event_id, 7) for line, event_id in zip(lines, ids, strict=True)]
+    return frames.frame(kind, 7, frames.rows(made))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +341,10 @@ def rows(count: int, kind: int = frames.LAST) -> bytes:
         frames.frame(frames.DONE, 1),
         frames.frame(frames.LAST, 7, b"no row\n"),
         frames.frame(frames.LAST, 7, rows(1)[13:-1]),
-        frames.frame(frames.LAST, 8, rows(1)[13:]),
+        frames.frame(frames.LAST, 7, rows(2)[13:-1] + b"x"),
+        frames.frame(frames.LAST, 7, rows(2)[13:].replace(b"\n", b" ", 1)),
+        frames.frame(frames.LAST, 7, b"\xff\xff\xff\xff" + rows(1)[17:]),
+        frames.frame(frames.LAST, 7, rows(1)[13:17] + b"\x01\x00\x00\x00" + rows(1)[21:]),
         frames.frame(frames.LAST, 7, rows(1)[13:] + b"\n"),
     ],
 )
