@@ -59,8 +59,10 @@ class Scribe:
             errors.CovenantError, OSError: nobody knows what is on the disk; the daemon was told.
         """
         try:
-            while self._step():
-                pass
+            # Whichever way it ends, the readers' lock is let go; where it ends well `head.json` is written before that.
+            with self._hold:
+                while self._step():
+                    pass
         except (BrokenPipeError, ConnectionResetError):
             # The daemon is gone: nobody waits for an answer.
             return
