@@ -27,8 +27,10 @@ from covenant.stores import turns
 from covenant.stores.audit import files, frames, scribe
 from policy import errors, ledger
 
+# What the daemon itself was started from is imported, before another of the same name; where an installation has it
+# anyway the standard library stays before it.
 _START: Final = (
-    "import sys; sys.path.insert(0, sys.argv[2]); "
+    "import sys; sys.argv[2] in sys.path or sys.path.insert(0, sys.argv[2]); "
     "from covenant.stores.audit import scribe; scribe.main(int(sys.argv[1]))"
 )
 _STARTS_SECONDS: Final = 10.0
@@ -79,8 +81,8 @@ class Dictation:
         # Whether the scribe is still to hear that nobody else is ready.
         self._owed = False
         self._scheduled = False
-        # Whether rows may be sent; whether the scribe has the log.
-        self._begun = self._given = False
+        # Whether rows may be sent; whether the scribe has the log; whether it is being asked for it.
+        self._begun = self._given = self._ending = False
         self._failure: str | None = None
         self._closed: str | None = None
         self._unsent: deque[memoryview] = deque()
@@ -90,6 +92,7 @@ class Dictation:
         self._moved = asyncio.Event()
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._burying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process; when this returns it may be given the log.
@@ -120,8 +123,13 @@ class Dictation:
             raise
 
     def begin(self) -> None:
-        """Give the log to the scribe. INVARIANT: nobody else writes it from now on until ``end`` returned."""
-        assert self._sock is not None
+        """Give the log to the scribe. INVARIANT: nobody else writes it from now on until ``end`` returned.
+
+        Raises:
+            OSError, errors.StoreError: the scribe is gone already, and was given nothing.
+        """
+        if self._sock is None:
+            raise self._refused()
         of = self._files
         given = of.hand()
         key = of.key.private_bytes_raw().hex()
@@ -138,7 +146,7 @@ class Dictation:
         Raises:
             errors.StoreError: an earlier write failed in a way that left the disk's state unknown.
         """
-        if self._failure is not None or self._closed is not None:
+        if (self._failure is not None and self._given) or self._closed is not None:
             raise self._refused()
         mine = self._loop.create_future()
         self._queue.append((mine, item))
@@ -150,17 +158,24 @@ class Dictation:
             self._flush(frames.ROWS)
         return mine
 
-    async def snapshot(self) -> files.Snapshot:
-        """How the files are between two writes.
+    async def snapshot(self) -> files.Snapshot | None:
+        """How the files are between two writes; None once the log was handed back.
 
         Raises:
             errors.StoreError: the scribe failed.
         """
+        while self._ending and self._given and self._failure is None:
+            # Nobody answers what is asked behind the question for the log.
+            await self._move()
+        if not self._given:
+            return None
         _, _, body = await self._ask(frames.SHOW, frames.SHOWN)
-        if len(body) != frames.SIZES.size + ledger.HEAD_BYTES:
+        shown, signed = body[frames.SIZES.size :][: ledger.HEAD_BYTES], body[frames.SIZES.size + ledger.HEAD_BYTES :]
+        # Not the head that is acknowledged by now: the sizes are of that moment.
+        head = ledger.read_signed_head(signed, self._files.key.public_key())
+        if head is None:
             raise frames.garbage()
-        sizes = frames.SIZES.unpack_from(body)
-        return files.Snapshot(self._files.head, body[frames.SIZES.size :], *sizes)
+        return files.Snapshot(head, shown, *frames.SIZES.unpack_from(body))
 
     async def drained(self) -> None:
         """Wait until nobody waits for a row."""
@@ -173,22 +188,28 @@ class Dictation:
         Raises:
             errors.StoreError: the scribe failed; nobody knows what is on the disk.
         """
-        self._begun = False
+        self._begun, self._ending = False, True
         # Behind what was sent: its answers come before this one.
         _, _, body = await self._ask(frames.BYE, frames.GONE)
         given = frames.members(body, head=str, before=str, end=int)
         fds = self._files.fds
         self._files.taken_back(files.Handed(fds, given["head"].encode(), given["before"].encode(), given["end"]))
         self._given = False
-        left, self._queue = self._queue, deque()
-        self._failure = "its scribe was sent away"
+        self._moved.set()
+        # What comes meanwhile waits for the same one.
         await self._let_go()
-        return left
+        return self._left()
+
+    async def withdraw(self) -> deque[tuple[Waiter, Item]]:
+        """Let go of a scribe that was not given the log; what waits is for somebody else to write."""
+        await self._let_go()
+        return self._left()
 
     async def abandon(self, reason: str) -> None:
         """Refuse what waits, and let go of the scribe, which ends."""
         self._fail(reason)
-        await self._let_go()
+        if self._burying is not None:
+            await asyncio.wait([self._burying])
 
     def refuse(self, reason: str) -> None:
         """Take no more rows; what waits is still written."""
@@ -210,7 +231,7 @@ class Dictation:
         if not self._begun or self._failure is not None or not (self._queue or self._owed):
             return
         queue = self._queue
-        while self._underway < _UNDERWAY_BYTES:
+        while queue and self._underway < _UNDERWAY_BYTES:
             waiting: list[Waiter] = []
             items: list[Item] = []
             size = 0
@@ -222,19 +243,19 @@ class Dictation:
                     items.append(item)
                     size += sum([len(body) for body, _ in item])
             self._dictate(waiting, items, frames.ROWS if queue else kind)
-            if not queue:
-                return
+        if self._owed and kind == frames.LAST and not queue:
+            # INVARIANT: however much is underway. It is what the scribe waits for, and nobody else would send it.
+            self._dictate([], [], kind)
 
     def _dictate(self, waiting: list[Waiter], items: Sequence[Item], kind: int) -> None:
         try:
             batch = self._told.make(items)
+            body = frames.rows(batch.rows)
         except Exception as e:
             for waiter in waiting:
-                turns.refuse(waiter, e)
-            self._send(frames.frame(kind))
-            self._sent.append(([], Batch(0, [], [], []), 0))
-            return
-        body = frames.rows(batch.rows)
+                if not waiter.done():
+                    turns.refuse(waiter, e)
+            waiting, batch, body = [], Batch(0, [], [], []), b""
         self._sent.append((waiting, batch, len(body)))
         self._underway += len(body)
         # Of a crowd the scribe need not hear that nobody else is ready.
@@ -262,7 +283,7 @@ class Dictation:
                 sent = 0
             except OSError as e:
                 # Not from within whoever submits: what waits is refused in one place.
-                self._loop.call_soon(self._fail, f"its scribe is gone: {e.strerror}")
+                self._loop.call_soon(self._gone, e)
                 return
             if sent == len(data):
                 return
@@ -278,12 +299,18 @@ class Dictation:
             except BlockingIOError:
                 return
             except OSError as e:
-                self._fail(f"its scribe is gone: {e.strerror}")
+                self._gone(e)
                 return
             self._unsent[0] = self._unsent[0][sent:]
             if not self._unsent[0]:
                 self._unsent.popleft()
         self._loop.remove_writer(self._sock.fileno())
+
+    def _gone(self, error: OSError) -> None:
+        # It may have said why.
+        if self._sock is not None:
+            self._readable()
+        self._fail(f"its scribe is gone: {error.strerror}")
 
     # --- from the scribe --------------------------------------------------------------------------------
 
@@ -311,8 +338,8 @@ class Dictation:
         elif kind == frames.FULL:
             said = frames.members(body, message=str, hint=str, where=str)
             for waiting, batch in self._taken(number):
-                refused = [errors.StoreFullError(said["message"], hint=said["hint"], where=said["where"])]
-                self._answer(waiting, [*refused * len(batch.answers)])
+                refused = [errors.StoreFullError(**said) for _ in batch.answers]
+                self._answer(waiting, refused)
         elif kind == frames.FAILED:
             self._fail(str(frames.members(body, reason=str)["reason"]))
         elif self._asked:
@@ -345,22 +372,39 @@ class Dictation:
     def _answer(self, waiting: Sequence[Waiter], answers: Sequence[list[ledger.Row] | Exception]) -> None:
         try:
             self._told.publish(answers)
-        finally:
-            turns.answer(waiting, answers)
+        except Exception as e:
+            # As whatever a callback of the loop raises: others wait for what came with this.
+            self._loop.call_exception_handler({"message": "a listener of the audit log failed", "exception": e})
+        turns.answer(waiting, answers)
 
     def _fail(self, reason: str) -> None:
-        """Refuse everything that waits, and everything later."""
+        """Refuse everything that waits, and everything later; but rows of a log that it never had are another's."""
         if self._failure is None:
             self._failure = reason
         waiting: list[asyncio.Future[Any]] = [one for group, *_ in self._sent for one in group]
-        waiting += [*(one for one, _ in self._queue), *self._asked]
-        for each in (self._sent, self._queue, self._asked):
-            each.clear()
+        waiting += self._asked
+        self._sent.clear()
+        self._asked.clear()
+        if self._given:
+            waiting += [one for one, _ in self._queue]
+            self._queue.clear()
         for waiter in waiting:
             if not waiter.done():
                 turns.refuse(waiter, self._refused())
         self._moved.set()
         self._silence()
+        if self._given and self._burying is None:
+            self._burying = self._loop.create_task(self._bury())
+
+    async def _bury(self) -> None:
+        """Whoever reads waits for the lock of a scribe that was killed as long as our descriptors hold it."""
+        if await self._let_go():
+            self._files.let_readers_in()
+
+    def _left(self) -> deque[tuple[Waiter, Item]]:
+        left, self._queue = self._queue, deque()
+        self._failure = self._failure or "its scribe was sent away"
+        return left
 
     def _refused(self) -> errors.StoreError:
         return turns.refused(self._what, self._failure or self._closed or "")
@@ -380,12 +424,15 @@ class Dictation:
             self._sock = None
         self._unsent.clear()
 
-    async def _let_go(self) -> None:
+    async def _let_go(self) -> bool:
+        """Have the process end; whether it is gone."""
         self._silence()
         process, self._process = self._process, None
+        gone = process is None
         if process is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_reaped, process)
+                gone = await anyio.to_thread.run_sync(_reaped, process)
+        return gone
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -407,10 +454,11 @@ def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _reaped(process: subprocess.Popen[bytes]) -> None:
+def _reaped(process: subprocess.Popen[bytes]) -> bool:
     """Wait until the process is gone; one that hangs in a disk nobody can end, and the lock says that it is there."""
     for seconds in (_ENDS_SECONDS, 1.0):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-            return
+            return True
         process.kill()
+    return False

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import json
 import logging
-import mmap
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -29,6 +25,7 @@ from covenant.stores.audit import (
     notary,
     places,
     proving,
+    reading,
     rows,
     shared,
 )
@@ -79,14 +76,14 @@ class DurableAudit:
         self._issuer = issuer
         self._now_ms = now_ms
         self._rows = rows.Rows(of)
-        self._prover = proving.Prover(_Source(of), notes, of.key.public_key())
+        self._prover = proving.Prover(reading.Source(of), notes, of.key.public_key())
         self._listeners: list[interface.Listener] = []
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
         self._turns: turns.Turns[_Item, _Answer] = turns.Turns(
             self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._told
         )
-        self._shape = _Shape()
+        self._shape = reading.Shape()
         self._proving = anyio.Lock()
         # Who writes: a thread of ours, or, while many wait at once, a process (``covenant.stores.audit.scribe``).
         self._dictation: dictation.Dictation | None = None
@@ -94,8 +91,8 @@ class DurableAudit:
         self._changing_hands = anyio.Lock()
         self._handing: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
-        # Where the next row of the scribe's stands.
-        self._begin_offset = 0
+        # Where the next row of the scribe's stands; how many had the log.
+        self._begin_offset = self._scribes = 0
 
     @classmethod
     async def open(
@@ -309,8 +306,10 @@ class DurableAudit:
                 await self._turns.submit(())
                 self._begin_offset = self._files.head.events_bytes
                 taking.begin()
+                self._scribes += 1
             except (OSError, errors.CovenantError) as e:
-                await taking.abandon(turns.reason(e))
+                _LOG.warning("the audit log goes on without a process of its own: %s", e)
+                await self._without(taking.withdraw())
 
     async def _by_the_thread(self) -> None:
         async with self._changing_hands:
@@ -319,9 +318,13 @@ class DurableAudit:
 
     async def _take_back(self, taken: dictation.Dictation) -> None:
         """Have the thread write again."""
-        left = await taken.end()
-        self._dictation = None
+        await self._without(taken.end())
         self._crowds_until_scribe = _AGAIN
+
+    async def _without(self, ending: Awaitable[Sequence[tuple[dictation.Waiter, dictation.Item]]]) -> None:
+        left = await ending
+        # INVARIANT: at once: nothing is submitted between the two.
+        self._dictation = None
         self._turns.take_over(left)
 
     async def _end_writing(self) -> bool:
@@ -336,7 +339,7 @@ class DurableAudit:
             taken.refuse("it was closed")
             try:
                 await taken.drained()
-                await self._take_back(taken)
+                await self._without(taken.end())
             except errors.CovenantError:
                 # Whoever waited was told; the next opening finds out what is on the disk.
                 await taken.abandon("it was closed")
@@ -348,9 +351,16 @@ class DurableAudit:
         return anyio.from_thread.run(self._shown)
 
     async def _shown(self) -> files.Snapshot:
-        if self._dictation is not None and self._dictation.begun:
-            return await self._dictation.snapshot()
-        return await anyio.to_thread.run_sync(self._files.snapshot)
+        while True:
+            if self._dictation is not None and self._dictation.begun:
+                found = await self._dictation.snapshot()
+                if found is not None:
+                    return found
+            before = self._scribes
+            found = await anyio.to_thread.run_sync(self._files.snapshot)
+            # A scribe that was given the log meanwhile writes without asking us.
+            if self._scribes == before:
+                return found
 
     # --- in the writer's thread, or where rows are dictated ---------------------------------------------
 
@@ -415,68 +425,6 @@ class DurableAudit:
     def _close(self, settled: bool) -> None:
         self._files.close(settled=settled)
         self._files.at.close()
-
-
-class _Shape:
-    """Whoever reads by offsets keeps the file what it is, many at once; a cut, which makes it another one, waits."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Condition()
-        self._readers = 0
-        self._changing = False
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        with self._turn:
-            # A cut that waits comes first: rows are written behind it.
-            while self._changing:
-                self._turn.wait()
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._readers -= 1
-                self._turn.notify_all()
-
-    @contextlib.contextmanager
-    def changed(self) -> Iterator[None]:
-        with self._turn:
-            self._changing = True
-            try:
-                while self._readers:
-                    self._turn.wait()
-                yield
-            finally:
-                self._changing = False
-                self._turn.notify_all()
-
-
-class _Source:
-    """The files, as what proves asks of them."""
-
-    def __init__(self, of: files.Files) -> None:
-        self._files = of
-
-    @property
-    def head(self) -> ledger.Head:
-        return self._files.head
-
-    def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
-        return self._files.lines(start)
-
-    def index_of(self, event_id: str) -> int | None:
-        size = self._files.head.chain_bytes
-        if not size:
-            return None
-        needle = f'"event_id":{json.dumps(event_id)},'.encode()
-        with mmap.mmap(self._files.chain, size, prot=mmap.PROT_READ) as chain:
-            at = chain.find(needle)
-            if at < 0:
-                return None
-            start = chain.rfind(b"\n", 0, at) + 1
-            anchor = ledger.Anchor.parse(chain[start : chain.find(b"\n", at)])
-        return anchor.index if anchor and anchor.event_id == event_id else None
 
 
 def _open(home: Path) -> files.Files:

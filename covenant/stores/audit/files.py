@@ -212,6 +212,10 @@ class Files:
             self._show_again()
             self._settle()
 
+    def let_readers_in(self) -> None:
+        """Let go of the lock that a process that died while it had the files did not: these are its descriptors too."""
+        fcntl.flock(self.events, fcntl.LOCK_UN)
+
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """The acknowledged lines between two offsets where lines begin, each with its own."""
         stop = self.head.events_bytes if end is None else end

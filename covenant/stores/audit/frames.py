@@ -11,7 +11,7 @@
     DONE     frames, head    rows of so many frames are durable, and this is the head behind them
     FULL     frames, error   there was no room for them, and nothing else suffered
     FAILED   reason          nobody knows what is on the disk
-    SHOWN    sizes, heads
+    SHOWN    sizes, the two heads of `head.json`, the head that is right
     GONE     document        the log, handed back
 
 Rows are: how many, and how long the last line is; of each its id, then of each its hash; the lines with their newlines.

@@ -102,7 +102,7 @@ class Scribe:
         if kind == frames.SHOW:
             shown = self._files.snapshot()
             sizes = frames.SIZES.pack(shown.events_bytes, shown.chain_bytes)
-            self._sock.sendall(frames.frame(frames.SHOWN, 0, sizes + shown.shown))
+            self._sock.sendall(frames.frame(frames.SHOWN, 0, sizes + shown.shown + self._files.hand().head))
             return True
         self._sock.sendall(frames.document(frames.GONE, 0, **told(self._files.hand())))
         return False

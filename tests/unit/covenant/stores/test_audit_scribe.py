@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -277,6 +279,280 @@ async def test_no_room_refuses_the_rows_and_later_takes_others(home: Path) -> No
         made.append(await log.append("authentication_failed", big))
         assert (await log.verify()).events == 42
     assert await there(home) == set(made)
+
+
+# Between the two -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(log: DurableAudit) -> Iterator[None]:
+    """Its scribe does nothing meanwhile."""
+    theirs = process(log)
+    theirs.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, theirs.pid, os.WSTOPPED | os.WNOWAIT)
+    try:
+        yield
+    finally:
+        theirs.send_signal(signal.SIGCONT)
+
+
+async def test_rows_that_come_while_the_log_is_taken_back_are_written_by_the_thread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, reaped = threading.Event(), dictation._reaped
+
+    def slowly(one: subprocess.Popen[bytes]) -> bool:
+        assert ends.wait(60)
+        return reaped(one)
+
+    monkeypatch.setattr(dictation, "_reaped", slowly)
+    async with await opened(home) as log:
+        made = [await row(log, 1)]
+        taken = log._dictation
+        purge = asyncio.ensure_future(log.purge(1))
+        await until(lambda: taken is not None and not taken.begun)
+        late = asyncio.ensure_future(crowd(log, 40))
+        # Nobody but us has the log by now, however long the process takes to be gone.
+        assert (await log.verify()).events == 1
+        ends.set()
+        made += await late
+        assert (await purge).purged == 0
+        assert (await log.verify()).events == len(made) == 41
+    assert await there(home) == set(made)
+
+
+async def test_who_asks_for_the_files_behind_a_purge_is_answered(home: Path) -> None:
+    async with await opened(home) as log:
+        made = await crowd(log, 40)
+        taken = log._dictation
+        assert taken is not None
+        with stopped(log):
+            purge = asyncio.ensure_future(log.purge(1))
+            await until(lambda: taken._ending)
+            asked = [asyncio.ensure_future(log.verify()) for _ in range(3)]
+            late = asyncio.ensure_future(crowd(log, 3, "late"))
+            await anyio.sleep(0.05)
+        with anyio.fail_after(60):
+            await purge
+            assert all(report.valid for report in await asyncio.gather(*asked))
+            made += await late
+    assert await there(home) == set(made)
+
+
+@contextmanager
+def deaf(log: DurableAudit) -> Iterator[Callable[[], list[int]]]:
+    """The daemon hears nothing of its scribe meanwhile; what kinds of answers wait for it."""
+    taken, loop = log._dictation, asyncio.get_running_loop()
+    assert taken is not None
+    assert taken._sock is not None
+    sock = taken._sock
+
+    def said() -> list[int]:
+        incoming, kinds = frames.Incoming(), []
+        try:
+            incoming.feed(sock.recv(1 << 20, socket.MSG_PEEK))
+        except BlockingIOError:
+            return []
+        while frame := incoming.take():
+            kinds.append(frame[0])
+        return kinds
+
+    loop.remove_reader(sock.fileno())
+    yield said
+    loop.add_reader(sock.fileno(), taken._readable)
+
+
+async def test_what_is_acknowledged_behind_an_answer_about_the_files_is_not_part_of_it(home: Path) -> None:
+    """All three answers come in one piece: sizes of one moment go with the head of that moment."""
+    async with await opened(home) as log:
+        with deaf(log) as said:
+            first = asyncio.ensure_future(row(log, 1))
+            await until(lambda: said() == [frames.DONE])
+            asked = asyncio.ensure_future(log._shown())
+            await until(lambda: said() == [frames.DONE, frames.SHOWN])
+            second = asyncio.ensure_future(row(log, 2))
+            await until(lambda: said() == [frames.DONE, frames.SHOWN, frames.DONE])
+        shown = await asked
+        assert (shown.head.count, shown.head.events_bytes) == (1, shown.events_bytes)
+        assert len({await first, await second}) == 2
+
+
+async def test_a_scribe_that_waits_for_more_hears_that_nothing_more_comes_however_much_is_underway(home: Path) -> None:
+    def big(size: int) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(log.append("authentication_failed", {"transport": "ipc", "reason": "x" * size}))
+
+    async with await opened(home) as log:
+        with deaf(log) as said:
+            waiting = [big(900_000)]
+            await until(lambda: said() == [frames.DONE])
+            # Just as many at once as are sent before it is known that nobody else is ready, and few rows.
+            waiting += [asyncio.ensure_future(log.caught_up()) for _ in range(scribe.CROWD - 1)]
+            waiting.append(big(200_000))
+            await until(lambda: log._dictation is not None and log._dictation._underway > 1 << 20)
+        with anyio.fail_after(60):
+            await asyncio.gather(*waiting)
+        assert (await log.verify()).events == 2
+
+
+async def test_no_room_amid_rows_that_follow_refuses_none_that_is_there(home: Path) -> None:
+    async with await opened(home) as log:
+        made = await crowd(log, 3)
+        resource.prlimit(process(log).pid, resource.RLIMIT_FSIZE, (files.PENDING_BYTES, resource.RLIM_INFINITY))
+        with stopped(log):
+            big = {"transport": "ipc", "reason": "x" * files.PENDING_BYTES}
+            waiting = [asyncio.ensure_future(log.append("authentication_failed", big))]
+            for n in range(100):
+                waiting.append(asyncio.ensure_future(row(log, n)))
+                await anyio.lowlevel.checkpoint()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        refused = [one for one in found if isinstance(one, errors.StoreFullError)]
+        made += [one for one in found if isinstance(one, str)]
+        assert len(refused) + len(made) == 104
+        assert refused[0] is found[0]
+        assert len({id(one) for one in refused}) == len(refused)
+        made.append(await row(log, "last"))
+        assert (await log.verify()).events == len(made)
+    assert await there(home) == set(made)
+
+
+async def test_readers_get_in_where_a_scribe_was_killed_that_kept_them_out(home: Path) -> None:
+    log = await opened(home)
+    await row(log, 1)
+    with stopped(log):
+        # As it holds the lock: its descriptors are ours.
+        fcntl.flock(log._files.events, fcntl.LOCK_EX)
+        process(log).kill()
+    with (home / "audit" / "events.jsonl").open("rb") as reader:
+
+        def lets_in() -> bool:
+            try:
+                fcntl.flock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        await until(lets_in)
+    with pytest.raises(errors.StoreError, match="takes no more records"):
+        await row(log, 2)
+    await log.close()
+    assert len(await there(home)) == 1
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_a_scribe_that_dies_before_it_has_the_log_costs_no_row(
+    home: Path, monkeypatch: pytest.MonkeyPatch, *, seen: bool
+) -> None:
+    waiting: list[dictation.Waiter] = []
+    begin, start = dictation.Dictation.begin, dictation.Dictation.start
+
+    def killed(of: dictation.Dictation) -> None:
+        waiting.append(of.submit(((BODY, DAEMON.pubkey),)))
+        if not seen:
+            assert of._process is not None
+            of._process.kill()
+            of._process.wait()
+        begin(of)
+
+    async def started(of: dictation.Dictation) -> None:
+        await start(of)
+        if seen:
+            assert of._process is not None
+            of._process.kill()
+            await until(lambda: of._sock is None)
+
+    monkeypatch.setattr(dictation.Dictation, "begin", killed)
+    monkeypatch.setattr(dictation.Dictation, "start", started)
+    async with await opened(home) as log:
+        assert log._dictation is None
+        [[first]] = [await one for one in waiting]
+        made = [first.event_id, *await crowd(log, 40)]
+    assert await there(home) == set(made)
+
+
+async def test_a_listener_that_fails_holds_up_no_row(home: Path) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def fails(event: object) -> None:
+        raise ValueError("not so")
+
+    try:
+        async with await opened(home) as log:
+            log._listeners.append(fails)
+            with anyio.fail_after(60):
+                assert len(await crowd(log, 100)) == 100
+    finally:
+        asyncio.get_running_loop().set_exception_handler(None)
+    assert {str(context["exception"]) for context in told} == {"not so"}
+
+
+async def test_rows_that_cannot_be_made_hold_up_neither_others_nor_the_end(home: Path) -> None:
+    log = await opened(home)
+    made = await crowd(log, 3)
+
+    def fails() -> int:
+        raise ValueError("no time")
+
+    log._now_ms = fails
+    found = await asyncio.gather(*[row(log, n) for n in range(scribe.CROWD)], return_exceptions=True)
+    assert {str(one) for one in found} == {"no time"}
+    with anyio.fail_after(60):
+        await log.close()
+    assert await there(home) == set(made)
+
+
+_DAEMON = """
+import sys
+from pathlib import Path
+import anyio
+sys.path.insert(0, sys.argv[1])
+from tests.unit.covenant.stores import test_audit_scribe as kit
+
+async def write(log, name):
+    n = 0
+    while True:
+        print(await kit.row(log, f"{name} {n}"), flush=True)
+        n += 1
+
+async def main():
+    log = await kit.opened(Path(sys.argv[2]))
+    print(kit.process(log).pid, flush=True)
+    async with anyio.create_task_group() as group:
+        for name in range(48):
+            group.start_soon(write, log, name)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("which", ["daemon", "both", "hanging"])
+async def test_a_daemon_that_is_killed_loses_nothing_that_it_acknowledged(home: Path, which: str) -> None:
+    root = str(Path(__file__).resolve().parents[4])
+    command = [sys.executable, "-c", _DAEMON, root, str(home)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        theirs = int(daemon.stdout.readline())
+        acknowledged = {daemon.stdout.readline().decode().strip() for _ in range(200)}
+        held = os.pidfd_open(theirs)
+        try:
+            if which == "hanging":
+                signal.pidfd_send_signal(held, signal.SIGSTOP)
+            daemon.kill()
+            if which == "both":
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+            *whole, _ = daemon.stdout.read().decode().split("\n")
+            acknowledged |= set(whole)
+            opening = asyncio.ensure_future(there(home))
+            if which == "hanging":
+                # Nobody has the log while it may still write.
+                with pytest.raises(TimeoutError):
+                    with anyio.fail_after(0.2):
+                        await asyncio.shield(opening)
+                signal.pidfd_send_signal(held, signal.SIGCONT)
+            assert acknowledged <= await opening
+        finally:
+            os.close(held)
+    assert offline(home).valid
 
 
 # What is said ------------------------------------------------------------------------------------------------------

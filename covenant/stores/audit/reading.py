@@ -1,0 +1,79 @@
+"""What reads the log while it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import threading
+from collections.abc import Iterator
+
+from covenant.stores.audit import files
+from policy import ledger
+
+
+class Shape:
+    """Whoever reads by offsets keeps the file what it is, many at once; a cut, which makes it another one, waits."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Condition()
+        self._readers = 0
+        self._changing = False
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Read by offsets."""
+        with self._turn:
+            # A cut that waits comes first: rows are written behind it.
+            while self._changing:
+                self._turn.wait()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._readers -= 1
+                self._turn.notify_all()
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        """Make the file another one."""
+        with self._turn:
+            self._changing = True
+            try:
+                while self._readers:
+                    self._turn.wait()
+                yield
+            finally:
+                self._changing = False
+                self._turn.notify_all()
+
+
+class Source:
+    """The files, as what proves asks of them."""
+
+    def __init__(self, of: files.Files) -> None:
+        self._files = of
+
+    @property
+    def head(self) -> ledger.Head:
+        """What is acknowledged."""
+        return self._files.head
+
+    def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The lines from an offset on, each with its own."""
+        return self._files.lines(start)
+
+    def index_of(self, event_id: str) -> int | None:
+        """Which line, counted from 0, has this id."""
+        size = self._files.head.chain_bytes
+        if not size:
+            return None
+        needle = f'"event_id":{json.dumps(event_id)},'.encode()
+        with mmap.mmap(self._files.chain, size, prot=mmap.PROT_READ) as chain:
+            at = chain.find(needle)
+            if at < 0:
+                return None
+            start = chain.rfind(b"\n", 0, at) + 1
+            anchor = ledger.Anchor.parse(chain[start : chain.find(b"\n", at)])
+        return anchor.index if anchor and anchor.event_id == event_id else None
