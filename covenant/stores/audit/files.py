@@ -77,6 +77,7 @@ class Files:
         self._told: bytes | None = None
         self._read: tuple[bytes, ledger.Head] = (b"", self._head)
         self._end = 0
+        self._last_signed: tuple[ledger.Head, bytes] | None = None
         # Whether ``head.json`` names ``head``.
         self._shown = True
         self._writing = threading.Lock()
@@ -316,10 +317,15 @@ class Files:
     # --- writing ----------------------------------------------------------------------------------------
 
     def _signed(self, head: ledger.Head) -> bytes:
-        return ledger.signed_head(head, self.key, signer=self._signer)
+        # Two signatures of one head are the same bytes (RFC 8032), and the newest is asked for again and again.
+        last = self._last_signed
+        if last is None or last[0] is not head:
+            last = self._last_signed = head, ledger.signed_head(head, self.key, signer=self._signer)
+        return last[1]
 
     def _show_again(self) -> None:
-        heads = {head.count: head for head in (self._before, self.head)}.values()
+        # The newest first: it was signed for `pending` just now.
+        heads = {head.count: head for head in (self.head, self._before, self.head)}.values()
         _write(self._head_fd, _slots(*((head, self._signed(head)) for head in heads)), 0)
         self._shown = True
 
