@@ -10,9 +10,15 @@ median of the rounds' own ratios, so that a machine that others use as well tell
 is shown by itself: on a disk whose sync costs a fraction of a millisecond it is most of the time.
 
 The processor's part of the log is that of the daemon itself, whose loop has everything else to do as well; what the
-process has that writes the log for it is shown behind the rounds. GROUPS, of the environment, is how long a round is.
+process has that writes the log for it is shown behind the rounds.
 
-.venv/bin/python benchmarks/audit_append.py [rounds] [rows of the large log] [thread]
+What is shown is a rate that lasts: a round is 200 groups of each, some tenths of a second, and one round goes before
+that does not count, in which whatever comes for a crowd has come. Of short ones each begins with processes that sleep
+and ends with writers for whom nobody else is there: 40 groups are a burst of 20 ms.
+
+.venv/bin/python benchmarks/audit_append.py [rounds] [rows of the large log] [groups of a round] [thread]
+
+`thread` is without a process of its own for the log.
 """
 
 from __future__ import annotations
@@ -37,7 +43,8 @@ from covenant.wire.types import AgentId  # noqa: E402
 from policy import base58  # noqa: E402
 
 WRITERS = 64
-GROUPS = int(os.environ.get("GROUPS", "40"))
+_NUMBERS = [int(one) for one in sys.argv[1:] if one.isdigit()]
+ROUNDS, ROWS, GROUPS = (*_NUMBERS, *(7, 1_000_000, 200)[len(_NUMBERS) :])
 # As the daemon has it: a few crowded moments, and a process of its own writes the log. `thread` is without.
 CROWDS = None if "thread" in sys.argv else 16
 AGENT = AgentId(display="user@local", pubkey=base58.encode(b"d" * 32))
@@ -112,6 +119,7 @@ async def main(rounds: int, rows: int) -> None:
         os.sync()
         [(_, row)] = small._files.lines()  # noqa: SLF001
         line = row + b"\n"
+        await one_round(folder, line, small, large, turned=False)
         rounds_made = [await one_round(folder, line, small, large, turned=bool(n % 2)) for n in range(rounds)]
         begin = time.perf_counter()
         report = await large.verify()
@@ -139,4 +147,4 @@ async def main(rounds: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 7, int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000)
+    anyio.run(main, ROUNDS, ROWS)
