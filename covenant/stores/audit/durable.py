@@ -305,8 +305,9 @@ class DurableAudit:
             try:
                 await self._turns.submit(())
                 self._begin_offset = self._files.head.events_bytes
-                taking.begin()
+                # INVARIANT: before: a reader's thread looks at it while the scribe may write already.
                 self._scribes += 1
+                taking.begin()
             except (OSError, errors.CovenantError) as e:
                 _LOG.warning("the audit log goes on without a process of its own: %s", e)
                 await self._without(taking.withdraw())
@@ -348,19 +349,21 @@ class DurableAudit:
 
     def _snapshot(self) -> files.Snapshot:
         """How the files are between two writes; asked from a reader's thread, which keeps a cut off."""
-        return anyio.from_thread.run(self._shown)
-
-    async def _shown(self) -> files.Snapshot:
         while True:
-            if self._dictation is not None and self._dictation.begun:
-                found = await self._dictation.snapshot()
-                if found is not None:
-                    return found
             before = self._scribes
-            found = await anyio.to_thread.run_sync(self._files.snapshot)
+            found = anyio.from_thread.run(self._shown)
+            if found is not None:
+                return found
+            # INVARIANT: in this thread. Another of the same threads might never come: as many readers hold them all.
+            found = self._files.snapshot()
             # A scribe that was given the log meanwhile writes without asking us.
             if self._scribes == before:
                 return found
+
+    async def _shown(self) -> files.Snapshot | None:
+        """What the scribe says; None where it has not got the log."""
+        taken = self._dictation
+        return await taken.snapshot() if taken is not None else None
 
     # --- in the writer's thread, or where rows are dictated ---------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -339,6 +340,16 @@ async def test_who_asks_for_the_files_behind_a_purge_is_answered(home: Path) -> 
     assert await there(home) == set(made)
 
 
+@pytest.mark.parametrize("crowds", [0, None])
+async def test_more_readers_than_there_are_threads_for_them_are_answered(home: Path, crowds: int | None) -> None:
+    many = int(anyio.to_thread.current_default_thread_limiter().total_tokens) + 20
+    async with await opened(home, crowds) as log:
+        await row(log, 1)
+        with anyio.fail_after(60):
+            reports = await asyncio.gather(*[log.verify() for _ in range(many)])
+        assert {(report.events, report.valid) for report in reports} == {(1, True)}
+
+
 @contextmanager
 def deaf(log: DurableAudit) -> Iterator[Callable[[], list[int]]]:
     """The daemon hears nothing of its scribe meanwhile; what kinds of answers wait for it."""
@@ -373,6 +384,7 @@ async def test_what_is_acknowledged_behind_an_answer_about_the_files_is_not_part
             second = asyncio.ensure_future(row(log, 2))
             await until(lambda: said() == [frames.DONE, frames.SHOWN, frames.DONE])
         shown = await asked
+        assert shown is not None
         assert (shown.head.count, shown.head.events_bytes) == (1, shown.events_bytes)
         assert len({await first, await second}) == 2
 
