@@ -381,11 +381,12 @@ def gate(runs: Path) -> Iterator[None]:
         errors.KeeperError: somebody holds it for too long; a keeper that waited for good would end its run no more.
     """
     fd = os.open(f"{runs}/.gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        durable.turn(fd, where=f"{runs}/.gate")
-        yield
-    finally:
-        durable.let_go(fd)
+    with durable.unstopped():
+        try:
+            durable.turn(fd, where=f"{runs}/.gate")
+            yield
+        finally:
+            durable.let_go(fd)
 
 
 def _open_lock(path: Path) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import stat
 import time
 import uuid
@@ -26,6 +27,7 @@ LOCK_SECONDS = 10.0
 TURN_SECONDS = 30.0
 _POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, 0.002
 _LOCKS = Path("/proc/locks")
+_STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -226,6 +228,20 @@ def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> boo
             return True
 
 
+@contextlib.contextmanager
+def unstopped() -> Iterator[None]:
+    """While the block lasts no terminal stops this process: under sudo an ordinary user holds it, and whoever is
+    stopped over a lock has all others wait. What came meanwhile stops it then.
+
+    Of a process with threads that is for each of them to say.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def turn(fd: int, *, where: str, seconds: float | None = None) -> None:
     """As ``take``, where nothing can be done without; for ``TURN_SECONDS`` unless given.
 
@@ -278,12 +294,13 @@ def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> 
         fd = os.open("lock", flags, 0o600, dir_fd=directory)
     except OSError as e:
         raise error(f"`{where}/lock` cannot be opened: {e.strerror}", where=where) from e
-    try:
-        if not take(fd, LOCK_SECONDS):
-            raise error(f"`{where}` is held by another process", where=where)
-        yield
-    finally:
-        let_go(fd)
+    with unstopped():
+        try:
+            if not take(fd, LOCK_SECONDS):
+                raise error(f"`{where}` is held by another process", where=where)
+            yield
+        finally:
+            let_go(fd)
 
 
 def sync_directory(path: Path) -> None:

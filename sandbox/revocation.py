@@ -384,12 +384,13 @@ def _line(label: Mapping[str, str]) -> tuple[authority.Authority, ...]:
 def _gate(runs: Path, failed: list[str]) -> Iterator[None]:
     """The gate of the runs; without it when it cannot be had in time: what hangs behind it may be what must end."""
     fd = os.open(runs / ".gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        if not durable.take(fd, _GATE_SECONDS, poll_seconds=0.001):
-            failed.append("the gate of the runs is not free: one that was just starting may have been missed")
-        yield
-    finally:
-        os.close(fd)
+    with durable.unstopped():
+        try:
+            if not durable.take(fd, _GATE_SECONDS, poll_seconds=0.001):
+                failed.append("the gate of the runs is not free: one that was just starting may have been missed")
+            yield
+        finally:
+            os.close(fd)
 
 
 def _leaves(hierarchies: cgroupfs.Hierarchies, path: Path) -> list[cgroupfs.Leaf]:

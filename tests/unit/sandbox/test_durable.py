@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import bundle, durable, registry
+from sandbox import bundle, durable, registry, revocation
 from sandbox.kernel import libc
 
 
@@ -157,3 +157,21 @@ def test_what_a_run_came_to_is_told_where_its_directory_cannot_be_removed(
     assert registry.live(tmp_path) == []
     with bundle.abandoned(tmp_path) as found:
         assert found == [one.path]
+
+
+@pytest.mark.parametrize("what", ["gate", "enforcement", "directory"])
+def test_a_terminal_stops_nobody_over_a_lock(tmp_path: Path, folder: int, what: str) -> None:
+    """Under sudo an ordinary user holds the terminal of `covenant ps`, which passes the gate."""
+    stopping = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert not stopping & blocked
+    locks = {
+        "gate": lambda: bundle.gate(tmp_path),
+        "enforcement": lambda: revocation.going_on(tmp_path / "one"),
+        "directory": lambda: durable.locked(folder, where="here", error=errors.StateError),
+    }
+    with locks[what]():
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked | stopping
+    with pytest.raises(RuntimeError), locks[what]():
+        raise RuntimeError
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
