@@ -35,6 +35,7 @@ from tests.kernel.serving import Served  # noqa: E402
 from tests.kernel.world import HEAD, TAIL  # noqa: E402
 
 AGENT = HEAD + "answer = 'hi'\n" + TAIL
+SETTLE_SECONDS = 0.5
 GRANTS = {
     "by address": internet.entries(("93.184.216.34", "[80]", "tcp")),
     "by names": internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com", "[443]", "tls")),
@@ -143,6 +144,8 @@ def measure(name: str, one: Subject, net: Internet, served: Served, pairs: int) 
         answer = served.run(one.package)
         taken["resident"] = time.perf_counter() - begin
         assert answer.error is None, (answer.error, answer.stderr)
+        # What is done once the answer was given must not be what the raw tool waits for.
+        time.sleep(SETTLE_SECONDS)
         if index >= 2:
             for key, seconds in taken.items():
                 times[key].append(seconds)

@@ -14,7 +14,7 @@ from policy.compile.firewall import GATE_UID
 from policy.grants import addresses as grants
 from sandbox.kernel import nft_elements
 from sandbox.kernel.process import PATIENCE, Patience
-from sandbox.network import addresses, broker, gate_process
+from sandbox.network import addresses, broker, gate_begun, gate_process
 
 LAYER = "dns"
 # Why a question is refused, and what is wrong with it or with its answer.
@@ -24,6 +24,8 @@ UID = GATE_UID - 1
 CALLS = frozenset({"accept4", "getsockname"})
 # About 40 questions and answers; more is a flood, and falls out here instead of being worked off.
 _BUFFER_BYTES = 128 * 1024
+# What has to be begun for it.
+KIND = gate_begun.Kind("sandbox.network.dns_serve", own_network=True)
 _BACKLOG = 16
 _DESCRIPTORS = 128
 
@@ -65,7 +67,7 @@ def open(  # noqa: A001 - the module's verb: dns_gate.open(...)
             with contextlib.ExitStack() as ours:
                 udp, tcp = (ours.enter_context(one) for one in inside(lambda: _listeners(plan["listen"])))
                 gate = gate_process.Gate(
-                    module="sandbox.network.dns_serve",
+                    module=KIND.module,
                     layer=LAYER,
                     codes=CODES,
                     uid=UID,

@@ -10,18 +10,21 @@ import base64
 import importlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sandbox.kernel import seal
+from sandbox.kernel import libc, seal
 from sandbox.network.tokens import Tokens
 
 READY = b'{"ready":true}'
 REPORT_BYTES = 1024
 # Reports of one gate: as many as this at once, and then this many a second.
 BURST, PER_SECOND = 100, 50
+# More than any gate is given.
+_DESCRIPTORS = 16
 
 
 class Gate:
@@ -59,11 +62,28 @@ class Gate:
             os._exit(1)  # nobody is there to serve any more
 
 
-def main(module: str, document_fd: str) -> NoReturn:
-    """Run ``module.serve(gate)``; returns never, and a gate whose module returns has failed."""
-    with open(int(document_fd), "rb") as file:
-        gate = Gate(json.load(file))
+def main(module: str, control: str) -> NoReturn:
+    """Import ``module``, wait for what it is to do, and run ``module.serve(gate)``; returns never, and a gate whose
+    module returns has failed.
+
+    What comes over the socket ``control`` are descriptors: the document, the one to report on, those that the document
+    names, in its order, and the network namespace to enter where it says so.
+    """
+    served = importlib.import_module(module)
+    with socket.socket(fileno=int(control)) as line:
+        said, fds, _, _ = socket.recv_fds(line, 1, _DESCRIPTORS)
+    if not said:
+        sys.exit(0)  # nobody needs it
+    document_fd, reports, *given = fds
+    with open(document_fd, "rb") as file:
+        document = json.load(file)
+    if document["enters"]:
+        space = given.pop()
+        libc.setns(space, libc.CLONE_NEWNET)
+        os.close(space)
+    names = document["fds"]
+    gate = Gate({**document, "fds": dict(zip(names, given, strict=True)), "reports": reports})
     # A traceback may be long and its reader may be busy: it is cut, and nothing waits.
     os.set_blocking(2, False)
-    importlib.import_module(module).serve(gate)
+    served.serve(gate)
     sys.exit("the gate stopped serving")

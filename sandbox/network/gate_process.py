@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import platform
@@ -19,17 +18,15 @@ import resource
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from policy import denials, errors
 from policy.compile import bpf, seccomp
 from sandbox.kernel import process
-from sandbox.network import gate_main
+from sandbox.network import gate_begun, gate_main
 from sandbox.network.tokens import Tokens
 
 # What the interpreter itself needs once everything is imported, and reading and writing of what it was given.
@@ -46,7 +43,6 @@ WHERE: Mapping[str, tuple[tuple[bpf.Masked, ...], ...]] = {
     "fcntl": tuple((bpf.Masked(1, _INT, command),) for command in (3, 4, 1031)),
     "sendto": ((bpf.Masked(3, _INT & ~socket.MSG_DONTWAIT, 0),),),
 }
-_START = "import sys; sys.path += sys.argv[3:]; from sandbox.network import gate_main; gate_main.main(*sys.argv[1:3])"
 _STDERR_BYTES = 4096
 # How long a gate that is killed may take, until it is looked whether its cgroup stands.
 _DEATH_SECONDS = 0.25
@@ -76,6 +72,11 @@ class Gate:
     memory_bytes: int = 512 << 20
     join_files: Sequence[str] = ()
     patience: process.Patience = process.PATIENCE
+
+    @property
+    def kind(self) -> gate_begun.Kind:
+        """What has to be begun for it."""
+        return gate_begun.Kind(self.module, own_network=self.namespace is None)
 
     def describe(self) -> str:
         """The operation in words."""
@@ -203,48 +204,29 @@ def start(gate: Gate) -> Iterator[GateProcess]:
         with theirs:
             # Of the open file: a gate never waits for its supervisor's ear.
             theirs.setblocking(False)
-            with _document(gate, theirs.fileno()) as document:
-                launch = _launch(gate, document, theirs.fileno())
-                child = stack.enter_context(process.spawn(launch, gate.patience))
-        started = GateProcess(gate, child, ours)
-        stack.callback(started.end)
+            begun = stack.enter_context(gate_begun.one(gate.kind, gate.patience))
+            started = GateProcess(gate, begun.child, ours)
+            stack.callback(started.end)
+            with _document(gate) as document:
+                space = () if gate.namespace is None else (gate.namespace,)
+                try:
+                    begun.give((document, theirs.fileno(), *gate.fds.values(), *space), join_files=gate.join_files)
+                except (BrokenPipeError, ConnectionResetError, ProcessLookupError):
+                    pass  # it has ended, of which whoever waits for it hears, and why
+                except OSError as e:
+                    raise errors.KernelError(f"cannot start the {gate.layer} gate: {e.strerror}") from e
         yield started
         started.tell_rest()
 
 
-def _launch(gate: Gate, document: int, reports: int) -> process.Launch:
-    # -I: no variable and no directory of the caller's decides what is imported; -S: nor does a .pth file. The
-    # paths are those that this process has its own modules from, so that it works from a wheel and from a clone.
-    return process.Launch(
-        program=sys.executable,
-        arguments=[sys.executable, "-I", "-S", "-B", "-c", _START, gate.module, str(document), *_roots()],
-        environment={"LC_ALL": "C.UTF-8"},
-        join_files=gate.join_files,
-        network=gate.namespace,
-        own_network=gate.namespace is None,
-        keep=(document, reports, *gate.fds.values()),
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def _roots() -> tuple[str, ...]:
-    roots: dict[str, None] = {}
-    for name in ("sandbox", "policy", "dns"):
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:
-            raise errors.InstallationError(f"module `{name}` is missing", hint="install Covenant again")
-        roots[str(Path(found.origin).resolve().parents[1])] = None
-    return tuple(roots)
-
-
 @contextlib.contextmanager
-def _document(gate: Gate, reports: int) -> Iterator[int]:
+def _document(gate: Gate) -> Iterator[int]:
     """A sealed file in memory with what the gate is to do: a plan of a thousand names fits no pipe."""
     document = {
         "plan": gate.plan,
-        "fds": gate.fds,
+        "fds": list(gate.fds),
+        "enters": gate.namespace is not None,
         "layer": gate.layer,
-        "reports": reports,
         "seal": {
             "uid": gate.uid,
             "parent": os.getpid(),

@@ -24,7 +24,7 @@ from sandbox.config import Config, trusted_binary
 from sandbox.kernel import conntrack, nflog, nft
 from sandbox.kernel import netns as spaces
 from sandbox.kernel.process import PATIENCE, Patience
-from sandbox.network import addresses, dns_gate, netns, resolvers, rulesets, tls_gate, uplink, walls
+from sandbox.network import addresses, dns_gate, gate_begun, netns, resolvers, rulesets, tls_gate, uplink, walls
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
@@ -36,10 +36,10 @@ class Gateway:
 
     spaces: netns.Spaces
     _make: Callable[[Gateway], None]
-    place: addresses.Uplink | None = None
+    place: addresses.Uplink = field(init=False)
     watches: dict[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
     gates: Sequence[dns_gate.DnsGate | tls_gate.TlsGate] = ()
-    remembered: conntrack.Remembered | None = None
+    remembered: conntrack.Remembered = field(init=False)
 
     def make(self) -> None:
         """(2) to (6).
@@ -59,7 +59,7 @@ class Gateway:
 
     def collect(self) -> None:
         """To be called every second: beyond what few connections leave, what is over is taken out of the tables."""
-        if self.remembered is not None and self.remembered.count() > walls.MAX_CONNECTIONS // 2:
+        if self.remembered.count() > walls.MAX_CONNECTIONS // 2:
             self.remembered.collect()
 
 
@@ -90,6 +90,9 @@ def opened(
         )
     binary = trusted_binary(config.nft)
     with contextlib.ExitStack() as stack:
+        # They import for longer than the rest takes.
+        stack.callback(gate_begun.drop)
+        gate_begun.ahead(_kinds(artefacts), patience)
         made = stack.enter_context(netns.made())  # (1)
         netns.connect(made)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
@@ -114,6 +117,11 @@ def opened(
                 gateway.watches.update(gate.watches)
 
         yield Gateway(made, make)
+
+
+def _kinds(artefacts: Artefacts) -> list[gate_begun.Kind]:
+    plan = artefacts.json("gates.json")
+    return [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 
 
 def _gates(

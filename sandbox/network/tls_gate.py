@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from policy import denials, errors
 from policy.compile.firewall import GATE_UID
 from sandbox.kernel.process import PATIENCE, Patience
-from sandbox.network import client_hello, gate_process, splice, tls_serve
+from sandbox.network import client_hello, gate_begun, gate_process, splice, tls_serve
 
 T = TypeVar("T")
 LAYER = "sni"
@@ -23,6 +23,8 @@ CALLS = frozenset({
 })  # fmt: skip
 # Two sockets a connection, the stock of pipes, and what the interpreter and the gate hold besides.
 _DESCRIPTORS = 2 * tls_serve.CONNECTIONS + 2 * splice.PIPES + 64
+# What has to be begun for it.
+KIND = gate_begun.Kind(tls_serve.__name__, own_network=False)
 _BACKLOG = 256
 
 
@@ -62,7 +64,7 @@ def open(  # noqa: A001 - the module's verb: tls_gate.open(...)
                 raise errors.KernelError(f"cannot listen for the TLS gate: {e.strerror}") from e
             ours.callback(os.close, namespace)
             gate = gate_process.Gate(
-                module=tls_serve.__name__,
+                module=KIND.module,
                 layer=LAYER,
                 codes=CODES,
                 uid=GATE_UID,

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import socket
 import struct
 import threading
@@ -30,6 +31,7 @@ from typing import Final
 
 from policy import errors
 from sandbox.kernel import libc
+from sandbox.network import gate_begun
 from sandbox.serve import bearings, connection, warm
 from sandbox.serve.bearings import Bearings
 from sandbox.serve.connection import Opening
@@ -48,6 +50,7 @@ IDLE_SECONDS: Final = 10.0
 # One serves so often, and not once more when it has grown by so much.
 TIMES: Final = 32
 GROWTH_BYTES: Final = 48 << 20
+_THREAD_SECONDS: Final = 1.0
 # Who asks (pid, uid, gid), and until when the request must be whole; the connection comes along (SCM_RIGHTS, unix(7)).
 _CALLER = struct.Struct("=3id")
 _INT = struct.Struct("i")
@@ -231,8 +234,11 @@ def _keep(fd: int, supervisor: Supervisor, alive: int, host_network: int) -> Non
                 raise errors.InternalError("a keeper was given the connection of another user")
             clean = connection.serve(opening, supervisor)
             del opening
+            needed = gate_begun.let_go()
             if not (clean and _is_as_before(before, grown)):
                 return
+            # After it has shown that nothing is left: these are nobody's yet, and the next will need the same.
+            gate_begun.ahead(needed)
 
 
 def _has_had_a_thread() -> None:
@@ -242,6 +248,10 @@ def _has_had_a_thread() -> None:
         first = threading.Thread(target=int, name="first")
         first.start()
         first.join()
+        # Its interpreter's part has ended; the kernel's takes a moment more, and would be counted among our bearings.
+        until = time.monotonic() + _THREAD_SECONDS
+        while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:
+            time.sleep(0.0002)
 
 
 def _is_as_before(before: Bearings, grown: int) -> bool:

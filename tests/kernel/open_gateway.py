@@ -50,7 +50,6 @@ class Opened:
                 self._artefacts, self.run_id, config=self._config, note=lambda about: None, denied=self._told
             ) as self.gateway:
                 self.gateway.make()
-                assert self.gateway.place is not None
                 self.place = self.gateway.place
                 self._up.set()
                 assert self._down.wait(300)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,8 @@ import pytest
 
 from policy import denials, errors
 from policy.compile import firewall
-from sandbox.network import gate_process
+from sandbox.network import gate_begun, gate_process
+from tests.kernel.live_runs import until
 
 UID = firewall.GATE_UID
 PROBES = ("open", "socket", "fork", "exec", "kill", "memfd")
@@ -37,6 +41,12 @@ class _Echo:
 @pytest.fixture
 def echo() -> Iterator[_Echo]:
     """A sealed gate."""
+    with _echo() as one:
+        yield one
+
+
+@contextlib.contextmanager
+def _echo() -> Iterator[_Echo]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(30)
@@ -141,3 +151,75 @@ def test_a_gate_that_reports_nonsense_is_ended(echo: _Echo) -> None:
     echo.ask("nonsense")
     assert select.select([reports], [], [], 30)[0]
     assert isinstance(watches[reports](), errors.GateError)
+
+
+@pytest.fixture
+def ahead() -> Iterator[gate_begun.Kind]:
+    """The kind of the echo gate, of which one waits."""
+    gate_begun.let_go()
+    before = sorted(os.listdir("/proc/self/fd"))
+    kind = _gate(0).kind
+    gate_begun.ahead([kind])
+    yield kind
+    gate_begun.let_go()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def _waiting(kind: gate_begun.Kind) -> int:
+    return gate_begun._own.waiting[kind].child.pid
+
+
+def _is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_one_that_was_begun_ahead_serves_one_run_and_ends_with_it(ahead: gate_begun.Kind) -> None:
+    first = _waiting(ahead)
+    gate_begun.ahead([ahead])  # one is enough
+    assert _waiting(ahead) == first
+    with _echo() as echo:
+        assert echo.started.pid == first
+        assert echo.ask("plan") == "a word"
+    assert _is_gone(first)
+    with _echo() as echo:
+        assert echo.started.pid != first
+    assert gate_begun.let_go() == {ahead}
+    assert gate_begun.let_go() == set()
+
+
+def test_one_that_was_begun_ahead_holds_nothing_and_is_nowhere(ahead: gate_begun.Kind) -> None:
+    pid = _waiting(ahead)
+    # Its three pipes and the socket that it listens on, and two of the test module's own: it waits then.
+    until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 6)
+    assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+
+
+def test_one_that_was_killed_while_it_waited_is_not_taken(ahead: gate_begun.Kind) -> None:
+    first = _waiting(ahead)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not gate_begun._own.waiting[ahead].lives())
+    with _echo() as echo:
+        assert echo.started.pid != first
+        assert echo.ask("plan") == "a word"
+    assert _is_gone(first)
+
+
+def test_one_that_nobody_needed_ends(ahead: gate_begun.Kind) -> None:
+    first = _waiting(ahead)
+    assert gate_begun.let_go() == set()
+    assert _is_gone(first)
+
+
+def test_one_of_another_thread_is_not_taken(ahead: gate_begun.Kind) -> None:
+    """The kernel would end it with that thread, and the run with it."""
+    pids: list[int] = []
+
+    def elsewhere() -> None:
+        with _echo() as echo:
+            pids.append(echo.started.pid)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert pids != [_waiting(ahead)]
+    assert not _is_gone(_waiting(ahead))

@@ -4,7 +4,6 @@ gives up in the end."""
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import pytest
 from policy import errors
 from sandbox import bundle, control, registry
 from sandbox.kernel import cgroupfs, process
-from sandbox.network import gate_leaf, gate_process
+from sandbox.network import gate_begun, gate_leaf
 from sandbox.network.gate_process import GateProcess
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -97,7 +96,7 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
 
 
 @contextlib.contextmanager
-def _standing_gates(world: World, act: Callable[[Path], None] | None) -> Iterator[None]:
+def _standing_gates(world: World, act: Callable[[Path], None]) -> Iterator[None]:
     """The gates of the one run stand while the block lasts, and ``act`` is done once somebody does in there."""
     (one,) = registry.live(world.state / "runs")
     leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
@@ -110,9 +109,6 @@ def _standing_gates(world: World, act: Callable[[Path], None] | None) -> Iterato
         until(gates.pids)
         act(one.path)
 
-    if act is None:
-        yield
-        return
     thread = threading.Thread(target=once_it_stands, args=[gates, act])
     thread.start()
     try:
@@ -121,43 +117,27 @@ def _standing_gates(world: World, act: Callable[[Path], None] | None) -> Iterato
         thread.join()
 
 
-ENDS: dict[str, tuple[Callable[[Path], None] | None, type[errors.RunError]]] = {
+ENDS: dict[str, tuple[Callable[[Path], None], type[errors.RunError]]] = {
     "whoever asks": (_ask, errors.KilledError),
     "a revocation": (lambda path: bundle.mark_revoked(path, "it leaks"), errors.RunRevokedError),
-    "its deadline": (None, errors.StartTimeoutError),
 }
 
 
-@pytest.mark.parametrize(
-    ("until_when", "by"),
-    [("executed", "whoever asks"), ("executed", "its deadline"), ("ready", "a revocation")],
-)
+@pytest.mark.parametrize("by", ["whoever asks", "a revocation"])
 def test_a_keeper_whose_gates_stand_is_not_deaf(
-    networked: NetworkedWorld, monkeypatch: pytest.MonkeyPatch, until_when: str, by: str
+    networked: NetworkedWorld, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     (act, ended), grant = ENDS[by], internet.entries(("www.example.com", "[443]", "tls"))
     package = networked.sign(networked.package({"main.py": ANSWERS}, network="full", more=grant))
-    if act is None:
-        internet.configured(networked, networked.internet, start_deadline_seconds=1)
-    spawn, ready = process.spawn, GateProcess.ready
-
-    def stand(launch: process.Launch, patience: process.Patience) -> process.Child:
-        if launch.program != sys.executable or not registry.live(networked.state / "runs"):
-            return spawn(launch, patience)
-        monkeypatch.setattr(process, "spawn", spawn)
-        with _standing_gates(networked, act):
-            return spawn(launch, patience)
+    ready = GateProcess.ready
 
     def never_ready(self: GateProcess, *arguments: Any) -> None:
         monkeypatch.setattr(GateProcess, "ready", ready)
         with _standing_gates(networked, act):
             ready(self, 60)
 
-    if until_when == "executed":
-        monkeypatch.setattr(process, "spawn", stand)
-    else:
-        monkeypatch.setattr(gate_process, "_START", "import time; time.sleep(600)")
-        monkeypatch.setattr(GateProcess, "ready", never_ready)
+    monkeypatch.setattr(gate_begun, "START", "import time; time.sleep(600)")
+    monkeypatch.setattr(GateProcess, "ready", never_ready)
     with pytest.raises(ended):
         networked.run(package)
     assert [row["kind"]["code"] for row in networked.rows() if row["kind"]["type"] == "run_ended"] == [ended.code]

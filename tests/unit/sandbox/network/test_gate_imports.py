@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sandbox.network import gate_process
+from sandbox.network import gate_begun
 
 # Heavy, or the supervisor's own business.
 NOT_IN_A_GATE = {
@@ -21,7 +21,7 @@ NOT_IN_A_GATE = {
 @pytest.mark.parametrize("module", ["sandbox.network.dns_serve", "sandbox.network.tls_serve"])
 def test_a_gate_imports_little(module: str) -> None:
     code = f"import sys; sys.path += sys.argv[1:]; import sandbox.network.gate_main, {module}; print(*sys.modules)"
-    command = [sys.executable, "-I", "-S", "-B", "-c", code, *gate_process._roots()]
+    command = [sys.executable, "-I", "-S", "-B", "-c", code, *gate_begun.roots()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={}, cwd="/")
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
