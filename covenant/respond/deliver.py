@@ -272,10 +272,13 @@ async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
         # The agent that it is routed to may be another than a moment ago.
         await mailbox.require_still(server, sender, task, None if card is None else card.digest)
 
+    def lacks(card: Card) -> str | None:
+        return mailbox.lacks_send(server, sender, task, card.digest)
+
     try:
         # It may have waited long: what it was sent under holds still, and for the agent that is there now.
         await mailbox.require_send(server, sender, task)
-        answer = await intent.submit_intent(server, sender, asked, still=still)
+        answer = await intent.submit_intent(server, sender, asked, still=still, lacks=lacks)
     except errors.CovenantError as e:
         return A2ATaskResult(task_id=name, status="error", error_message=f"{e.code}: {e.message}")
     except Exception:

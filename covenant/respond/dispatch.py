@@ -77,6 +77,8 @@ class Dispatch:
     key: str | None = None
     # What else has to hold of whom it is for, asked at the last moment; it does not wait where it holds.
     still: Callable[[Card | None], Awaitable[None]] | None = None
+    # The action of it that is held no more, asked while the agent works.
+    lacks: Callable[[Card], str | None] = lambda card: None
     intent_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _stage: str = "router"
     _metered: list[SignedCapability] = field(default_factory=list)
@@ -258,7 +260,8 @@ class Dispatch:
         priority = Priority(wanted) if self.priority is None else min(Priority(wanted), self.priority, key=_RANK.index)
         intent = Intent(self.intent_id, self.text, self.server.now_ms(), priority)
         self._say("running", agent_id=card.id)
-        ran: RunResult = await self.server.runners.run(card, intent, caller=self.caller.agent)
+        lacks = functools.partial(self.lacks, card)
+        ran: RunResult = await self.server.runners.run(card, intent, caller=self.caller.agent, lacks=lacks)
         self.server.floods.unstartable(self.caller, card.digest, None)
         return ran
 

@@ -33,10 +33,13 @@ async def submit_intent(
     asked: requests.SubmitIntent,
     *,
     still: Callable[[Card | None], Awaitable[None]] | None = None,
+    lacks: Callable[[Card], str | None] = lambda card: None,
 ) -> responses.IntentResult:
     """Do what the text says; see ``covenant.respond.dispatch``."""
     key = asked.idempotency_key
-    one = Dispatch(server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key, still=still)
+    one = Dispatch(
+        server, caller, asked.text, agent=asked.agent, priority=asked.priority, key=key, still=still, lacks=lacks
+    )
     return await one.go() if key is None else await _once(one, key)
 
 

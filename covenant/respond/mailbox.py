@@ -232,6 +232,12 @@ async def require_still(server: Server, caller: Caller, task: A2ATask, manifest_
         await _require_peer(server, caller, "send", task.recipient, facts)
 
 
+def lacks_send(server: Server, caller: Caller, task: A2ATask, manifest_sha256: str) -> str | None:
+    """The action that the task rests on and that its sender holds no more; None where it does."""
+    forms, facts = _forms("send", task.recipient), _facts_of_send(task, manifest_sha256)
+    return None if _first_held(server, caller.agent.pubkey, forms, facts) is not None else forms[1]
+
+
 def _facts_of_send(task: A2ATask, manifest_sha256: str | None) -> authority.Facts:
     return authority.Facts(peer_pubkey_b58=task.recipient.pubkey, task_id=task.id, manifest_sha256=manifest_sha256)
 

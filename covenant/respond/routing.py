@@ -46,8 +46,9 @@ def lacking(server: Server) -> dict[str, str]:
     found = {}
     for live in server.runners.live.values():
         gone = [one.action for one in _decided(server, live.caller, live.card) if one.grant is None]
-        if gone:
-            found[live.intent_id] = gone[0]
+        action = gone[0] if gone else live.lacks()
+        if action is not None:
+            found[live.intent_id] = action
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -18,6 +18,7 @@ from policy.contract import Usage
 __all__ = ["Approving", "Intent", "Live", "RunResult", "Runner", "Runners", "Spent", "Usage", "spent", "with_spent"]
 
 _SPENT: Final = "spent"
+Lacks = Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,13 @@ def spent(error: BaseException) -> Spent | None:
 @dataclass
 class Live:
     """An intent that an agent works on now, for ``caller``. ``preempted`` says why its budget ended it, ``withdrawn``
-    which grant that it rested on was taken back; each is empty while it was not."""
+    which grant that it rested on was taken back; each is empty while it was not. ``lacks`` is the action of a grant
+    that it needs beside what every intent to its agent does, and that is held no more."""
 
     card: Card
     intent_id: str
     caller: AgentId
+    lacks: Lacks = lambda: None
     preempted: str = ""
     withdrawn: str = ""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -127,15 +130,23 @@ class Runners:
         # Intents that somebody may ask for a second time while they are on their way (respond.intent).
         self.on_their_way: dict[str, anyio.Event] = {}
 
-    async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None = None) -> RunResult:
-        """As ``Runner.run``, by the runner of the card's runtime.
+    async def run(
+        self,
+        card: Card,
+        intent: Intent,
+        *,
+        caller: AgentId,
+        deadline: int | None = None,
+        lacks: Lacks = lambda: None,
+    ) -> RunResult:
+        """As ``Runner.run``, by the runner of the card's runtime; ``lacks`` as in ``Live``.
 
         Raises:
             errors.PreemptedError: its budget ended it, in the place of what the runner says of that.
             errors.RunRevokedError: likewise, a grant that it rested on was taken back.
             errors.CovenantError: as ``Runner.run``.
         """
-        live = self.live[intent.id] = Live(card, intent.id, caller)
+        live = self.live[intent.id] = Live(card, intent.id, caller, lacks)
         try:
             with live.scope:
                 ran = await self._of(card).run(card, intent, caller=caller, deadline=deadline)

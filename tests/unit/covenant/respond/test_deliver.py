@@ -183,6 +183,26 @@ async def test_what_changes_between_the_check_and_the_run_is_looked_at_again(wor
     assert world.runs.asked == []
 
 
+async def test_a_task_ends_with_the_grant_that_it_was_sent_under(world: World) -> None:
+    me, hello = world.identity.agent, await world.package("hello")
+    await world.grant(me, "memory.write")
+    digest = world.server.agents.find("hello").digest
+    signature = await world.grant(me, f"a2a.send.{hello.display}", manifest_sha256=digest)
+    world.runs.hold = anyio.Event()
+    async with delivering(world):
+        await world.send(me, hello)
+        await until(lambda: world.runs.at_once)
+        # Another of the same admits it as well, and while that holds it goes on.
+        other = await world.grant(me, f"a2a.send.{hello.pubkey}")
+        await world.ask(me, requests.RevokeCapability(signature_b58=signature))
+        assert [one.withdrawn for one in world.server.runners.live.values()] == [""]
+        await world.ask(me, requests.RevokeCapability(signature_b58=other))
+        result = await answer(world, me)
+    assert (result.status, str(result.error_message).partition(":")[0]) == ("error", "revoked")
+    assert f"the grant of `a2a.send.{hello.display}`" in str(result.error_message)
+    assert len(world.runs.ended) == 1
+
+
 async def test_a_full_disk_keeps_nobody_s_tasks_going(world: World) -> None:
     made, hello = await _of_a_peer(world)
     world.runs.hold = anyio.Event()
