@@ -12,7 +12,7 @@ loaded before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,11 +58,13 @@ class Family:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What was made: where the run's files lie by flag, its cgroups (controller to path, empty for version 2), and
-    the inode of the network namespace that the sandbox was given, None when runsc made one."""
+    the inode of the network namespace that the sandbox was given, None when runsc made one. ``threads`` are those that
+    the kernel lists in each of these cgroups; who is in no list is asked where it is."""
 
     places: Mapping[str, str]
     cgroups: Mapping[str, str]
     network: int | None = None
+    threads: Mapping[str, Collection[int]] = field(default_factory=dict)
     host: Mapping[str, int] = field(default_factory=readback.namespaces)
 
 
@@ -129,10 +131,26 @@ def _who(found: Family, expected: Expected) -> Iterator[Layer]:
 
 def _where(one: Process, expected: Expected) -> Iterator[Layer]:
     # On version 1 each thread is in a cgroup for itself (cgroups(7)); its process shows that of its first.
-    threads = readback.thread_cgroups(one.name.pid) if "" not in expected.cgroups else [one.cgroups]
+    threads: Sequence[Mapping[str, str]] = [one.cgroups]
+    # The lists are of the directories that were made, and the first thread says which those are by name.
+    if "" not in expected.cgroups and not _all_listed(one.name.pid, expected):
+        threads = readback.thread_cgroups(one.name.pid)
     for controller, path in expected.cgroups.items():
         for at in {cgroups.get(controller) for cgroups in threads} - {path}:
             yield _drift("cgroup", f"{_named(one)} in {controller}:{path}", f"it is in {at}")
+
+
+def _all_listed(pid: int, expected: Expected) -> bool:
+    """Whether each thread of a process is in each of the cgroups, by the kernel's own lists of them.
+
+    These are made anew for whoever opens them (cgroups(7), version 1). They are older than the list of threads here, so
+    that one who was born or has come since is in none, and all of the process are asked.
+    """
+    # A run has some 50 threads: a file of each costs more than all else that is looked at in a process.
+    numbers = readback.threads(pid)
+    return bool(numbers) and all(
+        numbers.issubset(expected.threads.get(controller, ())) for controller in expected.cgroups
+    )
 
 
 def _rights(one: Process, role: str) -> Iterator[Layer]:

@@ -95,7 +95,7 @@ def family(of: Name) -> list[int] | None:
         return None
     parents: dict[int, list[int]] = {}
     for pid in pids():
-        fields = _stat(pid)
+        fields = _stat(pid, 2)  # of every process of the machine
         if fields is not None and fields[0] not in (b"Z", b"X"):
             parents.setdefault(int(fields[1]), []).append(pid)
     found = [of.pid]
@@ -137,6 +137,14 @@ def process(pid: int) -> Process | None:
         )
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def threads(pid: int) -> set[int]:
+    """The numbers of a process's threads; none when it is gone."""
+    try:
+        return {int(task) for task in os.listdir(f"/proc/{pid}/task")}
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
 
 
 def thread_cgroups(pid: int) -> list[dict[str, str]]:
@@ -210,15 +218,16 @@ def open_binary(pid: int) -> tuple[int, Binary]:
     return fd, Binary(info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size)
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on: the name before it may hold anything."""
+def _stat(pid: int, most: int = -1) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the state on, the first ``most`` of them each by itself: the name before it may
+    hold anything."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return None
     try:
         # One line of at most 64 characters of name and 52 numbers.
-        return os.read(fd, 4096).rpartition(b")")[2].split()
+        return os.read(fd, 4096).rpartition(b")")[2].split(None, most)
     except ProcessLookupError:
         return None
     finally:

@@ -110,7 +110,11 @@ def one_thread_out(one: Live) -> Iterator[None]:
     try:
         yield
     finally:
-        leaf(one, "cpu", "tasks").write_text(thread)
+        # A thread that it began meanwhile was born there, and would stay.
+        while left := (aside / "tasks").read_text().split():
+            for task in left:
+                with contextlib.suppress(ProcessLookupError):
+                    leaf(one, "cpu", "tasks").write_text(task)
         aside.rmdir()
 
 

@@ -49,6 +49,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """These processes are not there: their threads are where they are."""
     by_pid = {one.name.pid: one for one in FAMILY.all()}
     monkeypatch.setattr(readback, "thread_cgroups", lambda pid: [by_pid[pid].cgroups])
+    monkeypatch.setattr(readback, "threads", lambda pid: {pid})
 
 
 def judged(found: Family, expected: Expected = EXPECTED) -> set[str]:
@@ -117,6 +118,44 @@ def test_a_thread_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = [CGROUPS, {**CGROUPS, "memory": "/"}]
     monkeypatch.setattr(readback, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
     assert judged(FAMILY) == {"cgroup"}
+
+
+LISTED = {"memory": {10, 11, 12, 13, 120, 121}, "pids": {10, 11, 12, 13, 120, 121}}
+
+
+def test_who_is_in_the_lists_of_every_cgroup_need_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(readback, "threads", lambda pid: {12, 120, 121} if pid == 12 else {pid})
+    monkeypatch.setattr(readback, "thread_cgroups", asked.append)
+    assert judged(FAMILY, replace(EXPECTED, threads=LISTED)) == set()
+    assert asked == []
+
+
+@pytest.mark.parametrize("of", CGROUPS)
+@pytest.mark.parametrize("missing", [12, 121], ids=["its first", "one of the others"])
+def test_a_thread_that_one_list_has_not_is_asked_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, of: str, missing: int
+) -> None:
+    """It left, or was born after the list: only the kernel's word for that thread tells the two apart."""
+    lists = {**LISTED, of: LISTED[of] - {missing}}
+    there = [CGROUPS, CGROUPS]
+    monkeypatch.setattr(readback, "threads", lambda pid: {12, 120, 121} if pid == 12 else {pid})
+    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: [*there, CGROUPS] if pid == 12 else [CGROUPS])
+    assert judged(FAMILY, replace(EXPECTED, threads=lists)) == set(), "born since, and where it should be"
+    there[1] = {**CGROUPS, of: "/aside"}
+    assert judged(FAMILY, replace(EXPECTED, threads=lists)) == {"cgroup"}
+
+
+def test_lists_of_another_cgroup_under_that_name_are_told_by_the_first_thread() -> None:
+    """Another directory lies over the one that was made: everybody is in its list, and elsewhere by their own word."""
+    moved = replace(FAMILY, sandbox=replace(SANDBOX, cgroups={**CGROUPS, "memory": "/aside"}))
+    assert judged(moved, replace(EXPECTED, threads=LISTED)) == {"cgroup"}
+
+
+def test_without_a_list_every_thread_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [CGROUPS, {**CGROUPS, "pids": "/"}]
+    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
+    assert judged(FAMILY, replace(EXPECTED, threads={"memory": LISTED["memory"]})) == {"cgroup"}
 
 
 def test_on_version_2_a_process_is_where_it_is() -> None:
