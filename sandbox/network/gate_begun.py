@@ -146,7 +146,11 @@ def begin(kind: Kind, patience: process.Patience) -> Begun:
 
 @functools.lru_cache(maxsize=1)
 def roots() -> tuple[str, ...]:
-    """Where the modules of a gate lie."""
+    """Where the modules of a gate lie.
+
+    Raises:
+        errors.InstallationError: one of them is missing.
+    """
     found_roots: dict[str, None] = {}
     for name in ("sandbox", "policy", "dns"):
         found = importlib.util.find_spec(name)
