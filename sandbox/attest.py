@@ -201,7 +201,7 @@ def _members(made: Made) -> dict[str, set[int]]:
     for controller, directory in made.cgroup_files.items():
         if controller not in made.memberships and "" in found:
             continue
-        text = Path(directory, "cgroup.procs").read_text()
+        text = readback.whole(f"{directory}/cgroup.procs")
         found[controller if controller in made.memberships else ""] = {int(line) for line in text.split()}
     return found
 
@@ -211,7 +211,7 @@ def _threads(made: Made) -> dict[str, set[int]]:
     found = {}
     for controller in made.memberships:
         if directory := made.cgroup_files.get(controller):
-            text = Path(directory, "tasks").read_bytes()
+            text = readback.whole(f"{directory}/tasks")
             found[controller] = {int(line) for line in text.split()}
     return found
 
@@ -244,7 +244,7 @@ def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]
         name = entry["file"]
         directory = made.cgroup_files.get(entry["controller"])
         try:
-            held = None if directory is None else Path(directory, name).read_text().strip()
+            held = None if directory is None else readback.whole(f"{directory}/{name}").decode().strip()
         except OSError:
             held = None
         yield name, entry["value"] if held is not None and cgroupfs.same(held, made.limits.get(name, "")) else held
