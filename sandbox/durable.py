@@ -25,7 +25,7 @@ from sandbox.kernel import libc
 LOCK_SECONDS = 10.0
 # Of what everybody passes in their turn and nobody holds for longer than a moment: whoever does hangs, or was stopped.
 TURN_SECONDS = 30.0
-_POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, 0.002
+_POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, (0.0002, 0.01)
 _LOCKS = Path("/proc/locks")
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -248,8 +248,15 @@ def turn(fd: int, *, where: str, seconds: float | None = None) -> None:
     Raises:
         errors.KeeperError: another held it for so many seconds; which one, if the kernel says so.
     """
-    seconds = TURN_SECONDS if seconds is None else seconds
-    if take(fd, seconds, poll_seconds=_TURN_POLL_SECONDS):
+    seconds, pause = TURN_SECONDS if seconds is None else seconds, _TURN_POLL_SECONDS[0]
+    until = time.monotonic() + seconds
+    while not take(fd, 0.0):
+        if time.monotonic() >= until:
+            break
+        # Most have theirs for less than a millisecond; many who wait for one that hangs take no processor by it.
+        time.sleep(pause)
+        pause = min(2 * pause, _TURN_POLL_SECONDS[1])
+    else:
         return
     pid = _holder(fd)
     raise errors.KeeperError(
