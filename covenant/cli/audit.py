@@ -202,21 +202,25 @@ def _read(name: str, path: Path) -> Log | None:
 
 
 def _snapshot(name: str, path: Path) -> Log | None:
+    from sandbox import durable
+
     head_folder = path.with_name("audit-head")
     with contextlib.ExitStack() as stack:
-        log = _locked(path, stack)
-        chain = _open(path / _NAMES[1])
-        if chain is not None:
-            stack.callback(os.close, chain)
-        sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
-        head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
-        daemons = (_content(head_folder / "pending"), _content(path / "checkpoints.jsonl"))
-        if all(content is None for content in (*sizes, head, key)):
-            return None
-        aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
-        if log is not None:
-            # The files only grow, and what takes their place has other descriptors: the writer need wait no longer.
-            fcntl.flock(log, fcntl.LOCK_UN)
+        # Whoever is stopped over the readers' lock lets no writer write.
+        with durable.unstopped():
+            log = _locked(path, stack)
+            chain = _open(path / _NAMES[1])
+            if chain is not None:
+                stack.callback(os.close, chain)
+            sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
+            head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
+            daemons = (_content(head_folder / "pending"), _content(path / "checkpoints.jsonl"))
+            if all(content is None for content in (*sizes, head, key)):
+                return None
+            aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
+            if log is not None:
+                # The files only grow, and what takes their place has other descriptors: the writer need wait no longer.
+                fcntl.flock(log, fcntl.LOCK_UN)
         events, entries = (_first(fd, size or 0) for fd, size in zip((log, chain), sizes, strict=True))
         return Log(name, path, events, entries, head, key, tuple(aside), *daemons)
 

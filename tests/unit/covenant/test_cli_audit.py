@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,25 @@ def test_verify_is_green_and_names_the_log(covenant_home: Path) -> None:
     assert (answer["kind"], answer["valid"]) == ("audit_integrity", True)
     assert {"events", "anchors", "valid", "root_hash_hex", "failures"} <= set(answer["report"])
     assert [log["origin"] for log in answer["logs"]] == ["supervisor"]
+
+
+def test_a_terminal_stops_nobody_who_keeps_writers_waiting(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under sudo an ordinary user holds it: no run could begin while the log takes no row."""
+    fill(covenant_home / "supervisor", 3)
+    seen: list[bool] = []
+    let_go = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_UN:
+            seen.append(signal.SIGTSTP in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        let_go(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert call("verify").exit_code == 0
+    assert seen == [True]
+    assert signal.SIGTSTP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_one_edited_byte_is_red_with_status_3_and_names_the_record(covenant_home: Path) -> None:
