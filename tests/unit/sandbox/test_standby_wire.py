@@ -235,7 +235,7 @@ def _run_refused(state: Path, missing_mb: int | None) -> None:
     one.path, one.config, one.keeps_standby = state, Config(), True
     details: dict[str, Any] = {} if missing_mb is None else {"missing_mb": missing_mb}
 
-    def refused(request: Request, watches: object) -> Answer:
+    def refused(request: Request, watches: object, after: object) -> Answer:
         if standby_wire.idle_mb(state / "runs"):
             raise errors.ResourceViolation("memory_mb needs more", grant="resources.memory_mb", **details)
         return ANSWER
