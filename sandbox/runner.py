@@ -241,15 +241,16 @@ class Exchange:
         came = time.monotonic()
         taken = later.take()
         if isinstance(taken, Given) and self.error is None:
-            for fd in (later.fileno(), *self._held):
-                self._forget(fd)
-            self._listen(taken.watches)
             self._begin, self._pending, self.limits = came, memoryview(taken.intent), taken.limits
-            self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
             # What it said on its way to being held it said before its intent.
             if not (pipes.readable(self.channel.stdout, 0) and self._peek_early()):
                 self._give()
                 taken.release()
+            # Nothing is looked at before the next turn, so that the agent has its line before this is done.
+            for fd in (later.fileno(), *self._held):
+                self._forget(fd)
+            self._listen(taken.watches)
+            self._look_at((Round(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
         elif isinstance(taken, errors.RunError):
             self._watch(lambda: taken)
 
@@ -258,25 +259,31 @@ class Exchange:
         now = time.monotonic()
         self.started_at = now - self._begin
         self._deadline = now + self.limits.task_seconds
-        self._selector.register(self.channel.stdin, selectors.EVENT_WRITE, self._write_stdin)
-        self._write_stdin()
+        # Most lines are taken whole, and none of these needs to be waited for.
+        if not self._written():
+            self._selector.register(self.channel.stdin, selectors.EVENT_WRITE, self._write_stdin)
 
     def _peek_early(self) -> bool:
         self._read_stdout()
         return self.error is not None
 
     def _write_stdin(self) -> None:
+        if self._written():
+            self._forget(self.channel.stdin)
+
+    def _written(self) -> bool:
+        """Whether the agent has its line, as far as it takes it."""
         try:
             while self._pending:
                 self._pending = self._pending[os.write(self.channel.stdin, self._pending) :]
         except BlockingIOError:
-            return
+            return False
         except BrokenPipeError:
             pass
         # One line and no more: the end of file tells an agent that reads to the end that it has all.
-        self._forget(self.channel.stdin)
         with contextlib.suppress(OSError):
             pipes.shut(self.channel.stdin)
+        return True
 
     def _read_stdout(self) -> None:
         data = pipes.read(self.channel.stdout)
