@@ -293,16 +293,17 @@ class Ledger:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the writers' lock; wait at most ``LOCK_SECONDS``."""
-        if not durable.take(self._events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS):
-            raise errors.LedgerError(
-                f"another process held the audit log for {LOCK_SECONDS:.0f} seconds",
-                hint="wait for it or end it, then repeat",
-                where=str(self._path),
-            )
-        try:
-            yield
-        finally:
-            fcntl.flock(self._events, fcntl.LOCK_UN)
+        with durable.unstopped():
+            if not durable.take(self._events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS):
+                raise errors.LedgerError(
+                    f"another process held the audit log for {LOCK_SECONDS:.0f} seconds",
+                    hint="wait for it or end it, then repeat",
+                    where=str(self._path),
+                )
+            try:
+                yield
+            finally:
+                fcntl.flock(self._events, fcntl.LOCK_UN)
 
     def _check_names(self) -> tuple[int, int]:
         """The open files must still be the ones under their names: a record in an unlinked file is lost. The sizes of

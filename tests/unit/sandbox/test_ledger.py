@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -572,3 +573,20 @@ def test_a_closed_log_refuses(state: Path) -> None:
     log.close()
     with pytest.raises(errors.LedgerError, match="it was closed"):
         write(log)
+
+
+def test_no_terminal_stops_whoever_writes(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds the writers' lock and stands has every run wait: under sudo that is an ordinary user's to do."""
+    stopping = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    seen: list[set[int]] = []
+    with opened(state) as log:
+        done = log._write
+
+        def seeing(lines: Any) -> None:
+            seen.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+            done(lines)
+
+        monkeypatch.setattr(log, "_write", seeing)
+        write(log)
+    assert stopping <= seen[0]
+    assert not stopping & signal.pthread_sigmask(signal.SIG_BLOCK, ())
