@@ -135,10 +135,17 @@ def _watched_gateways() -> Iterator[list[tuple[Seen, Seen]]]:
     @contextlib.contextmanager
     def opened(*args: Any, **named: Any) -> Iterator[gateway.Gateway]:
         with real(*args, **named) as made, contextlib.ExitStack() as stack:
-            tap = made.spaces.inside(lambda: hostile_observer.listener("agent0"))
-            link = stack.enter_context(hostile_observer.watching(tap))
-            heard = stack.enter_context(hostile_observer.hearing(made.spaces.inside(hostile_observer.ears)))
-            observed.append((link, heard))
+            make = made._make
+
+            def observing(gateway: gateway.Gateway) -> None:
+                make(gateway)
+                # Once the link is up, and before there is an agent.
+                tap = made.spaces.inside(lambda: hostile_observer.listener("agent0"))
+                link = stack.enter_context(hostile_observer.watching(tap))
+                heard = stack.enter_context(hostile_observer.hearing(made.spaces.inside(hostile_observer.ears)))
+                observed.append((link, heard))
+
+            made._make = observing
             yield made
 
     gateway.opened = opened
