@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sandbox.attest_runs import Answer
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant attest 6f1f64c0", "covenant attest --all --json"))
 @click.argument("run", required=False)
 @click.option("--all", "every", is_flag=True, help="Every agent that runs now.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")

@@ -45,7 +45,7 @@ def bench() -> None:
     """Measure what this machine needs for a run."""
 
 
-@bench.command()
+@bench.command(epilog=common.examples("covenant bench dispatch hello --pairs 3"))
 @click.argument("package", type=click.Path(path_type=Path))
 @click.option("--pairs", type=click.IntRange(1, 1000), default=10, show_default=True, help="Runs of each kind.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -30,6 +30,11 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NO = 0, 1, 2, 3
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
+def examples(*lines: str) -> str:
+    """What stands below a command's options."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def visible(text: str, *, newlines: bool = False) -> str:
     """Text from outside with control, bidi and escape characters made visible as ``\\x1b`` or ``\\u202e``."""
     out = []

@@ -36,7 +36,11 @@ class Told:
     counts: dict[Denial, int] = field(default_factory=dict)
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        "covenant denials 6f1f64c0", "covenant denials agents/librarian --parent agents/hello --json"
+    )
+)
 @click.argument("subject", metavar="PACKAGE|RUN")
 @click.option("--package", type=_PATH, metavar="PACKAGE", help="With RUN: its package, when it lies elsewhere now.")
 @click.option("--parent", type=_PATH, metavar="PACKAGE", help="Say whether this parent would allow it.")

@@ -9,7 +9,7 @@ from covenant.cli import common
 _MARKS = {"ok": "ok", "degraded": "DEGRADED", "missing": "MISSING", "unknown": "UNKNOWN"}
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant doctor", "covenant doctor --json"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option(
     "--deadline",

@@ -25,12 +25,8 @@ TOKEN_FILE = "COVENANT_TOKEN_FILE"  # noqa: S105 - the name of a variable
 MOST = 2**32 - 1
 MILLISECONDS = click.IntRange(0, 2**64 - 1)
 
+examples = common.examples
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
-
-def examples(*lines: str) -> str:
-    """What stands below a command's options."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def limit(default: int, *, least: int = 1) -> Callable[[F], F]:

@@ -18,7 +18,7 @@ def keys() -> None:
     """Make and list operator keys."""
 
 
-@keys.command()
+@keys.command(epilog=common.examples("covenant keys new operator", "covenant keys new robot --no-passphrase"))
 @click.argument("name")
 @click.option("--no-passphrase", is_flag=True, help="Leave the key plain, protected by mode 0600 alone.")
 @click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin).")
@@ -40,7 +40,7 @@ def new(name: str, no_passphrase: bool, passphrase_file: str | None, as_json: bo
         common.say(key.keyid)
 
 
-@keys.command("list")
+@keys.command("list", epilog=common.examples("covenant keys list", "covenant keys list --json"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_keys(as_json: bool) -> None:
     """List the keys by name, with their ids, and the Ed25519 keys of ssh-agent where there is one."""
@@ -76,7 +76,7 @@ def _agent_keys() -> tuple[Identity, ...]:
         return ()
 
 
-@keys.command()
+@keys.command(epilog=common.examples("covenant keys public operator"))
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def public(name: str, as_json: bool) -> None:

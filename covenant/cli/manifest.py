@@ -26,7 +26,7 @@ def manifest() -> None:
     """Check, sign, verify and show a package's manifest."""
 
 
-@manifest.command()
+@manifest.command(epilog=common.examples("covenant manifest new mine", "covenant manifest new mine --runtime node"))
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--runtime", type=click.Choice(("python3", "node", "rust-bin")), default="python3", show_default=True)
 @click.option("--id", "agent_id", metavar="ID", help="The agent's id; DIR's own name when left out.")
@@ -59,7 +59,7 @@ def new(directory: Path, runtime: str, agent_id: str | None, binary: Path | None
         common.say(f"  covenant {step.format(shown)}")
 
 
-@manifest.command()
+@manifest.command(epilog=common.examples("covenant manifest check agents/hello"))
 @_PACKAGE
 @_JSON
 def check(package: Path, as_json: bool) -> None:
@@ -91,7 +91,12 @@ def check(package: Path, as_json: bool) -> None:
         common.say(f"note: {common.visible(note)}", err=True)
 
 
-@manifest.command()
+@manifest.command(
+    epilog=common.examples(
+        "covenant manifest sign agents/hello --key operator --expires 90d",
+        "covenant manifest sign agents/hello --ssh-agent ann@laptop",
+    )
+)
 @_PACKAGE
 @click.option("--key", "name", metavar="NAME", help="The operator key to sign with.")
 @click.option("--ssh-agent", "agent", metavar="KEY", help="Sign with a key of ssh-agent: its comment or fingerprint.")
@@ -164,7 +169,9 @@ def sign(
     told.say_defaults(parsed)
 
 
-@manifest.command()
+@manifest.command(
+    epilog=common.examples("covenant manifest verify agents/hello", "covenant manifest verify agents/hello --json")
+)
 @_PACKAGE
 @_JSON
 def verify(package: Path, as_json: bool) -> None:
@@ -193,7 +200,7 @@ def verify(package: Path, as_json: bool) -> None:
     told.say_unknown(parsed)
 
 
-@manifest.command()
+@manifest.command(epilog=common.examples("covenant manifest show agents/hello"))
 @_PACKAGE
 @_JSON
 def show(package: Path, as_json: bool) -> None:
@@ -233,7 +240,9 @@ def show(package: Path, as_json: bool) -> None:
         common.say(f"not verified: {common.visible(str(refusal))} [{refusal.code}]")
 
 
-@manifest.command()
+@manifest.command(
+    epilog=common.examples("covenant manifest schema > agent.schema.json", "covenant manifest schema --tools")
+)
 @click.option("--statement", "which", flag_value="statement", help="Of the signed statement instead of agent.toml.")
 @click.option("--tools", "which", flag_value="tools", help="Of tools.json instead of agent.toml.")
 @_JSON

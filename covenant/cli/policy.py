@@ -18,7 +18,13 @@ def policy() -> None:
     """See what a manifest compiles to, and why."""
 
 
-@policy.command("compile")
+@policy.command(
+    "compile",
+    epilog=common.examples(
+        "covenant policy compile agents/hello --out hello-policy",
+        "covenant policy compile agents/hello --target systemd --out hello-unit",
+    ),
+)
 @click.argument("package", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory to write; must not exist.")
 @click.option("--target", type=click.Choice(policy_target.TARGETS), default=policy_target.NATIVE, show_default=True)
@@ -71,7 +77,11 @@ def write_out(out: Path, files: Mapping[str, bytes]) -> None:
         raise errors.UsageError(f"`{out}` cannot be made: {e.strerror}", hint="name a new directory") from e
 
 
-@policy.command()
+@policy.command(
+    epilog=common.examples(
+        "covenant policy explain agents/librarian", "covenant policy explain agents/librarian --parent agents/hello"
+    )
+)
 @click.argument("package", type=click.Path(path_type=Path))
 @click.option("--parent", type=click.Path(path_type=Path), metavar="PACKAGE", help="As a child of this parent.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

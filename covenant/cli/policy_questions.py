@@ -22,7 +22,9 @@ _PATH = click.Path(path_type=Path)
 _SHOWN = 12  # lines a row of a diff prints without --json
 
 
-@click.command()
+@click.command(
+    epilog=common.examples("covenant policy prove agents/librarian", "covenant policy prove librarian-policy")
+)
 @click.argument("policy", type=_PATH)
 @click.option("--parent", type=_PATH, metavar="PACKAGE", help="As a child: nothing lies beyond this parent.")
 @_JSON
@@ -86,7 +88,12 @@ def _no_proof(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
     sys.exit(common.EXIT_NO)
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        "covenant policy diff agents/hello agents/librarian",
+        "covenant policy diff librarian-policy agents/librarian --json",
+    )
+)
 @click.argument("old", type=_PATH)
 @click.argument("new", type=_PATH)
 @_JSON
@@ -127,7 +134,13 @@ def _say_diff(found: Diff) -> None:
     common.say("it widens what the agent may do" if found.widens else "it widens nothing")
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        "covenant policy why agents/librarian --open /usr/share/doc/bash",
+        "covenant policy why agents/librarian --connect example.org:443",
+        "covenant policy why agents/librarian --syscall ptrace",
+    )
+)
 @click.argument("package", type=_PATH)
 @click.option("--connect", metavar="HOST:PORT", help="Open a connection; [ADDRESS]:PORT for IPv6.")
 @click.option("--protocol", type=click.Choice(("tcp", "tls", "udp")), help="With --connect: by this one.")

@@ -27,7 +27,11 @@ _TIMEOUT = click.option(
 )
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        'covenant run agents/hello "good morning"', 'covenant run agents/hello "good morning" --timeout 30 --json'
+    )
+)
 @click.argument("package", type=click.Path(path_type=Path))
 @click.argument("text")
 @_TIMEOUT
@@ -38,7 +42,7 @@ def run(package: Path, text: str, timeout: float | None, user: str | None, as_js
     return _run(package, text, timeout, user, as_json=as_json, dev=False)
 
 
-@click.command()
+@click.command(epilog=common.examples('covenant dev mine "good morning"'))
 @click.argument("package", type=click.Path(path_type=Path))
 @click.argument("text")
 @_TIMEOUT

@@ -37,7 +37,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant ps", "covenant ps --tree", "covenant ps --watch"))
 @click.option("--tree", is_flag=True, help="Indent each run below the one that started it.")
 @click.option("--watch", is_flag=True, help="Show it again each second, on a terminal.")
 @_JSON
@@ -60,7 +60,9 @@ def ps(tree: bool, watch: bool, as_json: bool) -> None:
             time.sleep(_WATCH_SECONDS)
 
 
-@click.command()
+@click.command(
+    epilog=common.examples("covenant suspend 6f1f64c0", 'covenant suspend 6f1f64c0 --tree --reason "the disk is full"')
+)
 @_RUN
 @_TREE
 @_REASON
@@ -70,7 +72,7 @@ def suspend(run: str, tree: bool, reason: str, as_json: bool) -> None:
     _operate("suspend", run, tree=tree, reason=reason, as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant resume 6f1f64c0"))
 @_RUN
 @_TREE
 @_REASON
@@ -80,7 +82,7 @@ def resume(run: str, tree: bool, reason: str, as_json: bool) -> None:
     _operate("resume", run, tree=tree, reason=reason, as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=common.examples('covenant kill 6f1f64c0 --reason "not needed"', "covenant kill 6f1f64c0 --tree"))
 @_RUN
 @_TREE
 @_REASON
@@ -90,7 +92,7 @@ def kill(run: str, tree: bool, reason: str, as_json: bool) -> None:
     _operate("kill", run, tree=tree, reason=reason, as_json=as_json)
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant logs 6f1f64c0", "covenant logs 6f1f64c0 --follow"))
 @_RUN
 @click.option("--follow", is_flag=True, help="Go on until the run has ended.")
 @_JSON
@@ -112,7 +114,7 @@ def logs(run: str, follow: bool, as_json: bool) -> None:
         common.say()
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant wait 6f1f64c0", "covenant wait 6f1f64c0 --json"))
 @_RUN
 @_JSON
 def wait(run: str, as_json: bool) -> int:

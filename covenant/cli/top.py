@@ -26,7 +26,7 @@ _CLEAR = "\x1b[H\x1b[J"
 _HEADS = ("RUN", "STATE", "CPU%", "CPU", "MEMORY", "OF", "TASKS", "IN", "OUT", "DENIED", "AGENT")
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant top", "covenant top --once", "covenant top --json"))
 @click.option("--once", is_flag=True, help="Show it once.")
 @click.option("--seconds", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="How often.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, once.")
@@ -56,7 +56,7 @@ def top(once: bool, seconds: float, as_json: bool) -> None:
         return
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant metrics"))
 def metrics() -> None:
     """Print every number once, as Prometheus reads it. As root.
 

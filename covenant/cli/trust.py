@@ -34,7 +34,11 @@ for _command in trust_change.COMMANDS:
     trust.add_command(_command)
 
 
-@trust.command()
+@trust.command(
+    epilog=common.examples(
+        "covenant trust init --key operator", "covenant trust init --ssh-agent ann@laptop --expires 180d"
+    )
+)
 @click.option("--key", "name", metavar="NAME", help="The operator key to trust.")
 @click.option("--ssh-agent", "agent", metavar="KEY", help="A key of ssh-agent to trust: its comment or fingerprint.")
 @click.option("--name", "listed", metavar="NAME", help="The name in the trust root.  [default: that of the key]")
@@ -107,7 +111,7 @@ def _say_first(root: TrustRoot, path: Path, supervisor: Path | None, *, as_json:
         common.say("not installed in the supervisor's state: that takes root", err=True)
 
 
-@trust.command()
+@trust.command(epilog=common.examples("covenant trust show", "covenant trust show --json"))
 @trust_step.JSON
 def show(as_json: bool) -> None:
     """Print the trust root that holds: its keys, what each may sign, what is revoked, and what waits."""
@@ -160,7 +164,9 @@ def _say_key(key: OperatorKey) -> None:
     common.say(f"    {'; '.join(says)}")
 
 
-@trust.command()
+@trust.command(
+    epilog=common.examples("covenant trust export asked.json", "covenant trust export present.json --present")
+)
 @_FILE
 @click.option("--present", is_flag=True, help="The version that holds, though another waits for signatures.")
 @click.option("--version", type=click.IntRange(1, 99_999_999), help="An earlier version, for a host that is behind.")
@@ -211,7 +217,12 @@ def _version(held: Any, version: int) -> bytes:
     return kept
 
 
-@trust.command("import")
+@trust.command(
+    "import",
+    epilog=common.examples(
+        "covenant trust import present.json --first DIGEST", "covenant trust import asked.json --key bob"
+    ),
+)
 @_FILE
 @click.option("--first", metavar="DIGEST", help="Take it as the first trust root here; its digest, learnt elsewhere.")
 @click.option("--key", "keys", multiple=True, metavar="NAME", help="As --sign-with.")

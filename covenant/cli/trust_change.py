@@ -28,7 +28,12 @@ _ROOT_THRESHOLD = click.option(
 _EXPIRES = "How long the key holds.  [default: as long as the trust root]"
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        "covenant trust add bob --public BOB --agents 'team-*' --roles reader --sign-with ann",
+        "covenant trust add --ssh-agent ann@laptop --sign-with ann",
+    )
+)
 @click.argument("name", required=False)
 @click.option("--public", metavar="HEX", help="Another operator's key: what `covenant keys public` prints.")
 @click.option("--ssh-agent", "agent", metavar="KEY", help="A key of ssh-agent: its comment or fingerprint.")
@@ -76,7 +81,7 @@ def add(name: str | None, public: str | None, agent: str | None, **options: Any)
     trust_step.step(build, options, spare=lambda: [door] if door else [])
 
 
-@click.command("set")
+@click.command("set", epilog=common.examples("covenant trust set bob --threshold 2 --sign-with ann"))
 @click.argument("name")
 @click.option(
     "--agents", multiple=True, metavar="PATTERN", help="Agent ids: exact, or PREFIX*; all that there will be."
@@ -111,7 +116,7 @@ def set_(name: str, **options: Any) -> None:
     trust_step.step(build, options)
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant trust remove bob --sign-with ann"))
 @click.argument("name")
 @_ROOT_THRESHOLD
 @trust_step.signing
@@ -127,7 +132,12 @@ def remove(name: str, **options: Any) -> None:
     trust_step.step(build, options)
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        "covenant trust rotate bob --to bob-2027 --sign-with ann --sign-with bob",
+        "covenant trust rotate bob --to bob-2027 --revoke 'laptop lost' --sign-with ann",
+    )
+)
 @click.argument("name")
 @click.option("--to", metavar="NAME", help="The key file that takes its place.")
 @click.option("--to-agent", metavar="KEY", help="The key of ssh-agent that takes its place.")
@@ -170,7 +180,7 @@ def rotate(
     trust_step.step(build, options, spare=lambda: [door] if door else [])
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant trust renew --expires 500d --sign-with ann"))
 @click.option("--expires", default="365d", metavar="TIME", help="How long from now it holds.  [default: 365d]")
 @trust_step.signing
 def renew(expires: str, **options: Any) -> None:
@@ -185,7 +195,12 @@ def renew(expires: str, **options: Any) -> None:
     trust_step.step(build, options)
 
 
-@click.command()
+@click.command(
+    epilog=common.examples(
+        "covenant trust revoke --key bob --reason 'laptop lost' --sign-with ann",
+        "covenant trust revoke --package agents/hello --reason 'it leaks' --sign-with ann",
+    )
+)
 @click.option("--key", "lost", metavar="NAME", help="A key, by name or id: what it signed counts no more.")
 @click.option("--manifest", metavar="DIGEST", help="One signed manifest, by the SHA-256 of its payload.")
 @click.option("--package", type=click.Path(path_type=Path), help="The signed manifest of this package.")
@@ -220,7 +235,7 @@ def revoke(**options: Any) -> None:
     trust_step.step(build, options)
 
 
-@click.command()
+@click.command(epilog=common.examples("covenant trust enforce"))
 @trust_step.JSON
 def enforce(*, as_json: bool) -> None:
     """End the live runs that rest on what the present trust root revokes.

@@ -51,7 +51,7 @@ def _new_keys(command: _Command) -> _Command:
     return command
 
 
-@vault.command()
+@vault.command(epilog=common.examples("covenant vault init", "covenant vault init --key-file vault.key"))
 @_new_keys
 @_JSON
 def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str | None, as_json: bool) -> None:
@@ -68,7 +68,7 @@ def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str |
     _say(as_json, {"kind": "vault_created", "path": str(config.state / "vault")}, f"vault {config.state / 'vault'}")
 
 
-@vault.command()
+@vault.command(epilog=common.examples("covenant vault rekey --key-file new.key"))
 @_new_keys
 @_OPEN_BY
 @_JSON
@@ -88,7 +88,7 @@ def rekey(
     _say(as_json, {"kind": "vault_rekeyed"}, "the vault has other keys")
 
 
-@vault.command()
+@vault.command(epilog=common.examples("covenant vault put librarian mail < secret"))
 @click.argument("agent")
 @click.argument("name")
 @_FD
@@ -99,7 +99,7 @@ def put(agent: str, name: str, fd: int | None, passphrase_file: str | None, as_j
     _keep("put", agent, name, fd, passphrase_file, as_json)
 
 
-@vault.command()
+@vault.command(epilog=common.examples("covenant vault rotate librarian mail < secret"))
 @click.argument("agent")
 @click.argument("name")
 @_FD
@@ -121,7 +121,7 @@ def _keep(
     _say_entry(as_json, "secret_put" if how == "put" else "secret_rotated", entry)
 
 
-@vault.command()
+@vault.command(epilog=common.examples("covenant vault rm librarian mail"))
 @click.argument("agent")
 @click.argument("name")
 @_OPEN_BY
@@ -134,7 +134,7 @@ def rm(agent: str, name: str, passphrase_file: str | None, as_json: bool) -> Non
     _say_entry(as_json, "secret_removed", entry)
 
 
-@vault.command("list")
+@vault.command("list", epilog=common.examples("covenant vault list", "covenant vault list librarian --json"))
 @click.argument("agent", required=False)
 @_OPEN_BY
 @_JSON
@@ -156,7 +156,7 @@ def list_secrets(agent: str | None, passphrase_file: str | None, as_json: bool) 
         common.say("no secrets: covenant vault put AGENT NAME", err=True)
 
 
-@vault.command("grant-log")
+@vault.command("grant-log", epilog=common.examples("covenant vault grant-log librarian"))
 @click.argument("agent", required=False)
 @_JSON
 def grant_log(agent: str | None, as_json: bool) -> None:

@@ -192,12 +192,6 @@ def test_the_script_of_a_shell(shell: str) -> None:
     assert "_COVENANT_COMPLETE" in done.stdout
 
 
-NEW = [
-    "a2a", "agents", "audit", "bootstrap", "budget", "capabilities", "chain", "completion", "daemon", "help", "ignore",
-    "intent", "intents", "memory", "peers", "ping", "receipts", "settlement", "tools", "verify", "version",
-]  # fmt: skip
-
-
 def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     if not isinstance(command, click.Group):
         yield name, command
@@ -211,8 +205,8 @@ def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Comma
 
 def commands() -> list[tuple[str, click.Command]]:
     context = click.Context(main.cli, info_name="covenant")
-    found = []
-    for name in NEW:
+    found = list[tuple[str, click.Command]]()
+    for name in main.COMMANDS:
         group = main.cli.get_command(context, name)
         assert group is not None
         found += [one for one in leaves(group, name) if not one[1].hidden]
