@@ -129,4 +129,6 @@ def completion(shell: str) -> None:
 
     made = shell_completion.get_completion_class(shell)
     assert made is not None
-    click.echo(made(main.cli, {}, "covenant", "_COVENANT_COMPLETE").source())
+    source = made(main.cli, {}, "covenant", "_COVENANT_COMPLETE").source()
+    # Click's script for fish cuts what a word means at its first comma.
+    click.echo(source.replace('string split ","', 'string split --max 1 ","'))

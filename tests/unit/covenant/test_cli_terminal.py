@@ -190,6 +190,9 @@ def test_the_script_of_a_shell(shell: str) -> None:
     done = call("completion", shell)
     assert done.exit_code == 0
     assert "_COVENANT_COMPLETE" in done.stdout
+    # fish showed `Read` for `Read, search and write memory, and keep it in order.`
+    assert ('string split --max 1 ","' in done.stdout) is (shell == "fish")
+    assert 'string split ","' not in done.stdout
 
 
 def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
