@@ -1,0 +1,123 @@
+"""In which order a daemon opens what it holds, and that it closes it in the other.
+
+Each step is a promise to a later one: nobody connects before the row that says that the daemon runs, no package is run
+before there is a log to write it into, nothing is opened in a home that another daemon holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import daemon_home, daemon_stores
+from covenant.adapters import http_listen
+from covenant.identity import Identity
+from covenant.providers import embed
+from covenant.respond import aftermath, deliver
+from covenant.respond.ignore import IgnoreSet
+from covenant.runtime import agents, projection, wiring
+from covenant.stores.audit.durable import DurableAudit
+from covenant.stores.budget.durable import DurableBudgetLedger, DurableCheckpoints
+from covenant.stores.capabilities.durable import DurableCapabilities
+from covenant.stores.mailbox.durable import DurableMailbox
+from covenant.stores.memory.durable import DurableMemory
+from covenant.stores.peers.durable import DurablePeers
+from covenant.stores.settlement.durable import DurableReceipts
+from sandbox.serve import notify
+from tests import daemon_kit
+
+pytestmark = pytest.mark.anyio
+
+# Version 1's order of the stores, with the embedder before the memory whose vectors it makes.
+STORES = [
+    *("embedder", "memory", "receipts", "identity", "audit", "runtime", "capabilities", "ignore"),
+    *("mailbox", "peers", "budget", "checkpoints"),
+]
+START = [
+    *("home", *STORES, "packages", "runs that were left", "daemon_started"),
+    *("deliveries", "projection", "HTTP", "socket", "READY=1"),
+]
+# Two hold nothing open; what runs the agents is a context of its own.
+CLOSED = [name for name in reversed(STORES) if name not in {"identity", "ignore", "runtime"}]
+END = ["STOPPING=1", "daemon_stopped", "no HTTP", *(f"no {name}" for name in CLOSED), "no socket", "no home"]
+
+
+class Seen:
+    """What was called, in the order of the first calls: the watcher looks at the packages again, sooner or later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[str] = []
+        self._patch = monkeypatch
+
+    def _note(self, step: str) -> None:
+        if step not in self.steps:
+            self.steps.append(step)
+
+    def call(self, owner: Any, name: str, step: Callable[..., str | None]) -> None:
+        """Each call of it, by what ``step`` makes of its arguments; None is not kept."""
+        real = getattr(owner, name)
+
+        @functools.wraps(real)
+        def noted(*args: Any, **more: Any) -> Any:
+            if (said := step(*args)) is not None:
+                self._note(said)
+            return real(*args, **more)
+
+        self._patch.setattr(owner, name, noted)
+
+    def block(self, owner: Any, name: str, step: str) -> None:
+        """The beginning of a ``with`` of it, and its end."""
+        real = getattr(owner, name)
+
+        @contextlib.contextmanager
+        def noted(*args: Any) -> Iterator[Any]:
+            with real(*args) as given:
+                self._note(step)
+                yield given
+            self._note(f"no {step}")
+
+        self._patch.setattr(owner, name, noted)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    one = Seen(monkeypatch)
+    one.block(daemon_home, "held", "home")
+    one.block(daemon_home, "listening", "socket")
+    one.block(http_listen, "bind", "HTTP")
+    for owner, name, step in (
+        (embed, "pick", "embedder"),
+        (DurableMemory, "open", "memory"),
+        (DurableReceipts, "open", "receipts"),
+        (Identity, "load", "identity"),
+        (DurableAudit, "open", "audit"),
+        (wiring, "opened", "runtime"),
+        (DurableCapabilities, "open", "capabilities"),
+        (IgnoreSet, "open", "ignore"),
+        (DurableMailbox, "open", "mailbox"),
+        (DurablePeers, "open", "peers"),
+        (DurableBudgetLedger, "open", "budget"),
+        (DurableCheckpoints, "open", "checkpoints"),
+        (agents.Agents, "reload", "packages"),
+        (aftermath, "look", "runs that were left"),
+        (deliver.Delivery, "__init__", "deliveries"),
+        (projection.Projection, "__init__", "projection"),
+    ):
+        one.call(owner, name, lambda *args, step=step: step)
+    told = {"daemon_started", "daemon_stopped"}
+    one.call(DurableAudit, "append", lambda log, kind, *more: kind if kind in told else None)
+    one.call(notify, "say", lambda text: text if text in {"READY=1", "STOPPING=1"} else None)
+    one.call(daemon_stores, "_closed", lambda what, close: f"no {what}")
+    return one
+
+
+async def test_a_daemon_starts_in_order_and_ends_in_the_other(covenant_home: Path, seen: Seen) -> None:
+    async with daemon_kit.running(covenant_home, http_port=0) as one:
+        assert await one.ask("ping") == {"kind": "pong"}
+        assert seen.steps == START
+    assert seen.steps[len(START) :] == END
