@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -48,6 +50,39 @@ async def test_a_grant_is_found_by_its_subject_and_action_alone(store: Capabilit
     assert store.find(ADA.pubkey, "memory.read", 51) is None
     assert store.find(BOB.pubkey, "memory.read", 50) is None
     assert store.find(ADA.pubkey, "memory.write", 50) is None
+
+
+def steps(act: Callable[[], object]) -> int:
+    """How many instructions of Python it takes: the same each time, however fast the machine is."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+async def test_a_check_takes_as_many_steps_however_many_grants_there_are(store: Capabilities) -> None:
+    """Of others and of the same holder: only those of one subject and action are looked at."""
+    await store.grant(granted(ADA, "memory.read"), 10)
+    assert store.find(ADA.pubkey, "memory.read", 10) is not None  # what is done once is done
+    taken = [steps(lambda: store.find(ADA.pubkey, "memory.read", 10))]
+    for number in range(100):
+        async with anyio.create_task_group() as group:
+            for agent in (ADA, BOB):
+                group.start_soon(store.grant, granted(agent, f"calendar.read{number}"), 10)
+        if number in (0, 99):
+            taken.append(steps(lambda: store.find(ADA.pubkey, "memory.read", 10)))
+    assert taken[0] > 20
+    assert len(set(taken)) == 1
 
 
 async def test_an_ended_grant_stays_to_be_seen(store: Capabilities) -> None:
