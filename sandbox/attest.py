@@ -31,7 +31,7 @@ from sandbox import attest_network, attest_processes, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs, libc, netns, readback, readback_filter, sentry_log
+from sandbox.kernel import cgroupfs, files, libc, netns, readback, readback_filter, sentry_log
 from sandbox.kernel.readback import Binary, Name
 
 RECORD = "attest.json"
@@ -134,13 +134,15 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> R
     gone = Report(made.run_id, (), gone=True)
     # nft's listing is most of a look, and another process's: what else there is to read is read meanwhile.
     view = _viewed(made, known, state)
-    found = attest_processes.family(made.runner)
+    found: Family | None = None
     try:
+        members = _members(made)
+        found = attest_processes.family(made.runner, set().union(*members.values()))
         if found is None:
             return gone
         expected, mounts = _expected(made), readback.mounts(found.gofer.name.pid)
         readout = _readout(made, artefacts, found, mounts, expected, known, state)
-        beside = list(_beside(made, artefacts, found, mounts, expected, known, readout, state))
+        beside = list(_beside(made, artefacts, found, members, mounts, expected, known, readout, state))
         if made.network is not None and (network := view()) is not None:
             readout = replace(readout, firewall=network.gateway.listing)
             family = {one.name.pid for one in found.all()}
@@ -149,7 +151,8 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> R
         return gone
     except (OSError, errors.CovenantError) as e:
         failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
-        return Report(made.run_id, (failed,)) if found and attest_processes.still_there(found) else gone
+        there = attest_processes.still_there(found) if found else readback.name(made.runner.pid) == made.runner
+        return Report(made.run_id, (failed,)) if there else gone
     finally:
         # No thread outlives its look; what it found is told above.
         with contextlib.suppress(Exception):
@@ -167,6 +170,7 @@ def _beside(
     made: Made,
     artefacts: Artefacts,
     found: Family,
+    members: Mapping[str, set[int]],
     mounts: tuple[readback.Mount, ...],
     expected: attest_processes.Expected,
     known: Known,
@@ -176,7 +180,7 @@ def _beside(
     """(1), (2), (3), (5): what no artefact has a word for."""
     # Listed before a process is asked for its threads: who is born meanwhile is in no list, and is asked itself.
     expected = replace(expected, threads=_threads(made))
-    yield from attest_processes.judge(found, expected, _members(made))
+    yield from attest_processes.judge(found, expected, members)
     yield from _filters(found, known, readout, state / "closures" / FILTERS)
     yield from _identities(made, found, mounts)
     yield from _package(made, artefacts, known)
@@ -201,7 +205,7 @@ def _members(made: Made) -> dict[str, set[int]]:
     for controller, directory in made.cgroup_files.items():
         if controller not in made.memberships and "" in found:
             continue
-        text = readback.whole(f"{directory}/cgroup.procs")
+        text = files.whole(f"{directory}/cgroup.procs")
         found[controller if controller in made.memberships else ""] = {int(line) for line in text.split()}
     return found
 
@@ -211,7 +215,7 @@ def _threads(made: Made) -> dict[str, set[int]]:
     found = {}
     for controller in made.memberships:
         if directory := made.cgroup_files.get(controller):
-            text = readback.whole(f"{directory}/tasks")
+            text = files.whole(f"{directory}/tasks")
             found[controller] = {int(line) for line in text.split()}
     return found
 
@@ -244,7 +248,7 @@ def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]
         name = entry["file"]
         directory = made.cgroup_files.get(entry["controller"])
         try:
-            held = None if directory is None else readback.whole(f"{directory}/{name}").decode().strip()
+            held = None if directory is None else files.whole(f"{directory}/{name}").decode().strip()
         except OSError:
             held = None
         yield name, entry["value"] if held is not None and cgroupfs.same(held, made.limits.get(name, "")) else held
@@ -331,9 +335,9 @@ def _package(made: Made, artefacts: Artefacts, known: Known) -> Iterator[Layer]:
 
 
 def _tree(top: str) -> Iterator[tuple[object, ...]]:
-    for path, directories, files in os.walk(top):
+    for path, directories, plain in os.walk(top):
         directories.sort()
-        for name in (".", *sorted(files)):
+        for name in (".", *sorted(plain)):
             info = os.lstat(os.path.join(path, name))
             yield path, name, info.st_ino, info.st_mode, info.st_size, info.st_ctime_ns
 

@@ -68,9 +68,12 @@ class Expected:
     host: Mapping[str, int] = field(default_factory=readback.namespaces)
 
 
-def family(runner: Name) -> Family | None:
-    """The family of a ``runsc run``; None when it, its gofer or its sandbox is not there (yet, or any more)."""
-    numbers = readback.family(runner)
+def family(runner: Name, members: Collection[int] = ()) -> Family | None:
+    """The family of a ``runsc run``; None when it, its gofer or its sandbox is not there (yet, or any more).
+
+    ``members`` are the processes in the run's cgroups: those of them that descend from it are among its family.
+    """
+    numbers = readback.family(runner, members)
     found = [one for pid in numbers or () if (one := readback.process(pid)) is not None]
     by_role: dict[str, list[Process]] = {}
     for one in found:

@@ -19,7 +19,7 @@ from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFac
 from policy.manifest.agent import Manifest
 from sandbox import closure, granted, ldso, memo
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs
+from sandbox.kernel import cgroupfs, files
 
 _VERSION_SECONDS = 15
 _MIB = 1024 * 1024
@@ -190,14 +190,14 @@ def capacity_mb(hierarchies: cgroupfs.Hierarchies | None = None) -> int:
         for part in (own[1], *Path(own[1]).parents):
             # The root of a hierarchy has no such file, and no limit.
             with contextlib.suppress(OSError, ValueError):
-                bounds.append(int((place / str(part).lstrip("/") / name).read_text()) // _MIB)
+                bounds.append(int(files.whole(f"{place}/{str(part).lstrip('/')}/{name}")) // _MIB)
     return min(bounds)
 
 
 def _own_cgroups() -> list[tuple[str, str]]:
     """Controller and path of each cgroup of this process (cgroups(7)); version 2 has no controller's name."""
     out = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in files.text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         out += [(name, path) for name in controllers.split(",")]
     return out
@@ -277,14 +277,14 @@ def _executable(path: str, sha256: str | None, config: Config, never: Mapping[st
 def _meminfo() -> dict[str, int]:
     """/proc/meminfo in KiB."""
     out = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in files.text("/proc/meminfo").splitlines():
         key, _, rest = line.partition(":")
         out[key] = int(rest.split()[0])
     return out
 
 
 def _pids_free() -> int:
-    limits = [int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max")]
+    limits = [int(files.whole(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
     # loadavg(5): the fourth field is runnable/existing scheduling entities.
-    existing = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    existing = int(files.text("/proc/loadavg").split()[3].partition("/")[2])
     return max(0, min(limits) - existing)

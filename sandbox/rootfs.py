@@ -25,6 +25,7 @@ from typing import Literal
 from policy import errors
 from policy.host import Closure, ClosureFile
 from sandbox import closure_cache, closure_files, durable, progress
+from sandbox.kernel import files
 
 MountKind = Literal["dir", "file"]
 MountPoint = tuple[str, MountKind]
@@ -256,7 +257,7 @@ def _digest(merged: Mapping[str, ClosureFile], points: Mapping[str, MountKind]) 
 
 def _is_complete(target: Path, digest: str) -> bool:
     try:
-        return (target / "complete").read_bytes() == digest.encode() + b"\n"
+        return files.whole(f"{target}/complete") == digest.encode() + b"\n"
     except OSError:
         return False
 

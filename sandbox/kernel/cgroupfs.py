@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import delegation, filesystems
+from sandbox.kernel import delegation, files, filesystems
 from sandbox.kernel.delegation import BASE, NEEDED, OPTIONAL
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
@@ -26,8 +26,6 @@ OPTIONAL_V1 = ("freezer", "cpuacct")
 _STILL = "still"
 # What the kernel says of a cgroup that was removed: before its file is opened, and after.
 _GONE = (errno.ENOENT, errno.ENODEV)
-# As much as is read of one of a cgroup's small files.
-_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def _exchange(directory: Path | None, limit: Limit) -> str:
             os.write(fd, line.encode())
     finally:
         os.close(fd)
-    return path.read_text().strip()
+    return files.text(path).strip()
 
 
 def same(held: str, wanted: str) -> bool:
@@ -112,8 +110,7 @@ def members(path: Path) -> list[int]:
         errors.KernelError: it cannot be read.
     """
     try:
-        with open(f"{path}/cgroup.procs", encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
+        return [int(pid) for pid in files.whole(f"{path}/cgroup.procs").split()]
     except OSError as e:
         if e.errno in _GONE:
             return []
@@ -204,7 +201,7 @@ class Leaf:
         """How many processes the kernel killed for memory in this leaf. Read after the exit."""
         file = "memory.events" if self.hierarchies.version == 2 else "memory.oom_control"
         with contextlib.suppress(OSError, KeyError):
-            for line in (self.paths["memory"] / file).read_text().splitlines():
+            for line in _read(self.paths["memory"], file).splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill":
                     return int(value)
@@ -213,7 +210,7 @@ class Leaf:
     def pids_refused(self) -> int:
         """How often the kernel refused a task to this leaf. Read after the exit."""
         with contextlib.suppress(OSError, KeyError, ValueError):
-            for line in (self.paths["pids"] / "pids.events").read_text().splitlines():
+            for line in _read(self.paths["pids"], "pids.events").splitlines():
                 key, _, value = line.partition(" ")
                 if key == "max":
                     return int(value)
@@ -223,7 +220,7 @@ class Leaf:
         """What everything in the leaf takes of memory now; 0 where there is no such leaf."""
         name = "memory.usage_in_bytes" if self.hierarchies.version == 1 else "memory.current"
         try:
-            return int((self.paths["memory"] / name).read_text())
+            return int(_read(self.paths["memory"], name))
         except (KeyError, FileNotFoundError):
             return 0
 
@@ -232,7 +229,7 @@ class Leaf:
         before Linux 5.19)."""
         name = "memory.max_usage_in_bytes" if self.hierarchies.version == 1 else "memory.peak"
         try:
-            return int((self.paths["memory"] / name).read_text())
+            return int(_read(self.paths["memory"], name))
         except (KeyError, OSError, ValueError):
             return None
 
@@ -405,12 +402,7 @@ class Leaf:
 
 
 def _read(directory: Path, name: str) -> str:
-    """A small file of a cgroup, which one call gives whole: in a dispatch a stream of Python's costs as much again."""
-    fd = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, _FILE_BYTES).decode()
-    finally:
-        os.close(fd)
+    return files.text(f"{directory}/{name}")
 
 
 def _write(directory: Path, name: str, text: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policy import errors
+from sandbox.kernel import files
 
 _SYS = Path("/sys/dev/block")
 _SECTOR = 512  # /sys/.../size counts these, whatever the device's own blocks are
@@ -39,7 +40,7 @@ def lines(mountinfo: str | None = None) -> list[str]:
     """
     text = mountinfo
     if text is None:
-        text = Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
+        text = files.text("/proc/self/mountinfo")
     return [line for line in text.split("\n") if line]
 
 

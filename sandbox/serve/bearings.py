@@ -17,10 +17,9 @@ import socket
 import sys
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from sandbox.kernel import libc, locked
+from sandbox.kernel import files, libc, locked
 
 # Of proc_pid_status(5): who it is, what it may, what it ignores or catches or is still to be told, who looks into it,
 # where it may run, what it keeps from the disk.
@@ -35,7 +34,7 @@ _LINES: Final = frozenset(
 # with their rights, which takes it away for good (credentials(7)), and nothing here rests on it.
 _SAID: Final = (libc.PR_GET_KEEPCAPS, libc.PR_GET_SECUREBITS, libc.PR_GET_TIMERSLACK, libc.PR_GET_THP_DISABLE)
 _WRITTEN: Final = (libc.PR_GET_PDEATHSIG, libc.PR_GET_CHILD_SUBREAPER)
-_SELF: Final = Path("/proc/self")
+_SELF: Final = "/proc/self"
 _CLOCKS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SIGNALS: Final = range(1, signal.SIGSYS + 1)
 _PAGE: Final = resource.getpagesize()
@@ -67,15 +66,15 @@ class Bearings:
         Raises:
             OSError: the kernel does not say.
         """
-        lines = (_SELF / "status").read_text().splitlines()
+        lines = files.text(f"{_SELF}/status").splitlines()
         return cls(
             status=tuple(line for line in lines if line.partition(":")[0] in _LINES),
             descriptors=frozenset((number, file, _opened(number)) for number, file in _links("fd")),
             spaces=_links("ns"),
-            places=(os.readlink(_SELF / "cwd"), os.readlink(_SELF / "root")),
-            limits=(_SELF / "limits").read_text(),
-            cgroups=(_SELF / "cgroup").read_text(),
-            oom=(_SELF / "oom_score_adj").read_text(),
+            places=(os.readlink(f"{_SELF}/cwd"), os.readlink(f"{_SELF}/root")),
+            limits=files.text(f"{_SELF}/limits"),
+            cgroups=files.text(f"{_SELF}/cgroup"),
+            oom=files.text(f"{_SELF}/oom_score_adj"),
             priority=(
                 os.getpriority(os.PRIO_PROCESS, 0),
                 os.sched_getscheduler(0),
@@ -95,7 +94,7 @@ class Bearings:
 
 def resident_bytes() -> int:
     """The memory of this process that is there, what it shares with others among it."""
-    return int((_SELF / "statm").read_text().split()[1]) * _PAGE
+    return int(files.whole(f"{_SELF}/statm").split()[1]) * _PAGE
 
 
 def _written(which: int) -> int:
@@ -122,9 +121,9 @@ def _interpreter() -> tuple[object, ...]:
 def _links(name: str) -> frozenset[tuple[str, str]]:
     """The entries of a directory of links; that of the directory itself, which is being read, is gone by then."""
     found = set()
-    for entry in os.listdir(_SELF / name):
+    for entry in os.listdir(f"{_SELF}/{name}"):
         try:
-            found.add((entry, os.readlink(_SELF / name / entry)))
+            found.add((entry, os.readlink(f"{_SELF}/{name}/{entry}")))
         except FileNotFoundError:
             continue
     return frozenset(found)
@@ -133,7 +132,7 @@ def _links(name: str) -> frozenset[tuple[str, str]]:
 def _opened(number: str) -> tuple[str, ...]:
     """How a descriptor is open, and what of its file it has locked (proc_pid_fdinfo(5)): two that are open on one file
     have one name. Not how far it was read or written: the log on 2 is that of all."""
-    lines = (_SELF / "fdinfo" / number).read_text().splitlines()
+    lines = files.text(f"{_SELF}/fdinfo/{number}").splitlines()
     return tuple(line for line in lines if not line.startswith("pos:"))
 
 

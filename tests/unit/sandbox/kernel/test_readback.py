@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,45 @@ def test_a_family_is_all_that_descend_and_nobody_else(child: tuple[int, int]) ->
     assert readback.descends(child[1], {child[0]})
     assert not readback.descends(child[0], {child[1]})
     assert not readback.descends(os.getpid(), {child[0]})
+
+
+def test_a_family_is_the_same_by_each_ones_children_and_by_everybodys_parent(
+    child: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = readback.name(child[0])
+    assert mine is not None
+    for tells in (True, False):
+        monkeypatch.setattr(readback, "_tells_children", lambda tells=tells: tells)
+        assert readback.family(mine) == list(child)
+
+
+def test_who_is_known_to_be_there_is_of_the_family_only_if_it_descends(
+    child: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel left one out of a list of children, and a stranger is in the cgroup."""
+    mine = readback.name(child[0])
+    assert mine is not None
+    monkeypatch.setattr(readback, "_by_children", lambda first: [first])
+    assert readback.family(mine) == [child[0]], "the control: it was left out"
+    assert readback.family(mine, {*child, os.getpid(), os.getppid()}) == list(child)
+
+
+def test_children_of_every_thread_are_of_the_family() -> None:
+    code = (
+        "import subprocess, sys, threading\n"
+        "def begin(): print(subprocess.Popen(['/usr/bin/sleep', '60']).pid, flush=True); sys.stdin.read()\n"
+        "threading.Thread(target=begin).start()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        child = int(one.stdout.readline())
+        mine = readback.name(one.pid)
+        assert mine is not None
+        try:
+            assert readback.family(mine) == [one.pid, child]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            one.communicate(b"")
 
 
 def test_what_has_ended_is_gone_though_nobody_waited_for_it() -> None:

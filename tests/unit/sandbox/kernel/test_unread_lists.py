@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel import ending, files
 from sandbox.kernel.cgroupfs import Hierarchies, Leaf
 from sandbox.network import cutting
 
@@ -28,15 +28,15 @@ def _leaf(path: Path) -> Leaf:
 
 def _failing(patch: pytest.MonkeyPatch, number: int, *, times: int = 1_000_000) -> None:
     """Opening a list fails so many times."""
-    left = [times]
+    left, real = [times], files.whole
 
-    def opened(path: str, mode: str = "r", **more: Any) -> Any:
-        if path.endswith("/cgroup.procs") and left[0] > 0:
+    def read(path: str | Path) -> bytes:
+        if str(path).endswith("/cgroup.procs") and left[0] > 0:
             left[0] -= 1
             raise OSError(number, os.strerror(number), path)
-        return open(path, mode, **more)
+        return real(path)
 
-    patch.setattr(cgroupfs, "open", opened, raising=False)
+    patch.setattr(files, "whole", read)
 
 
 @pytest.mark.parametrize("number", UNREADABLE)
