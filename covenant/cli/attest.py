@@ -34,9 +34,12 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     state = common.state()
     ids = _chosen(attest_runs.live(state / "runs"), run)
     started = audit.started_policies() if ids else {}
-    progress.to_terminal(2)
-    with progress.step(f"reading the kernel back for {len(ids)} runs"):
-        answers = [found for one in ids if (found := attest_runs.answer(state, one, started)) is not None]
+    answers = list[attest_runs.Answer]()
+    with progress.step("reading the kernel back") as further:
+        for number, one in enumerate(ids, 1):
+            further(f"reading the kernel back: run {number} of {len(ids)}")
+            if (found := attest_runs.answer(state, one, started)) is not None:
+                answers.append(found)
     if run is not None and not answers:
         raise errors.NoRunError(f"run `{run}` has ended")
     holds = all(found.holds for found in answers)

@@ -25,8 +25,9 @@ from typing import Any, NoReturn
 
 import click
 
-from covenant.cli import audit_daemon, audit_proofs, audit_witness, common, door, terminal
+from covenant.cli import audit_daemon, audit_proofs, audit_witness, common, door
 from policy import errors
+from sandbox import progress
 
 _LOCK_SECONDS = 10.0
 _TRIES = 10
@@ -100,8 +101,11 @@ def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> Non
 @click.pass_context
 def verify(ctx: click.Context, as_json: bool) -> None:
     """Check every record against the chain and the signed head. Exit status 3 when a log does not hold."""
-    with terminal.working("checking the log"):
-        found = [(log, audit_proofs.report(log)) for log in read_logs()]
+    found = []
+    with progress.step("reading the log") as further:
+        for log in read_logs():
+            further(f"checking the {log.name} log, {len(log.events) >> 10} KiB")
+            found.append((log, audit_proofs.report(log)))
     valid = all(report.valid for _, report in found)
     # Version 1's clients look at one report: it must be a failed one if any failed.
     first = min(found, key=lambda item: item[1].valid)

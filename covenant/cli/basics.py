@@ -131,4 +131,4 @@ def completion(shell: str) -> None:
     assert made is not None
     source = made(main.cli, {}, "covenant", "_COVENANT_COMPLETE").source()
     # Click's script for fish cuts what a word means at its first comma.
-    click.echo(source.replace('string split ","', 'string split --max 1 ","'))
+    common.say(source.replace('string split ","', 'string split --max 1 ","'))

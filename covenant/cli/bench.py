@@ -7,7 +7,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import click
 
 from covenant.cli import asking, common
 from policy import errors
+from sandbox import progress
 
 if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
@@ -100,12 +100,12 @@ class _Bench:
         if shutil.which("bwrap"):
             kinds["bwrap"] = self._bwrap
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for index in range(pairs + 1):
-            for kind, run in kinds.items():
-                self._await_instances()
-                times[kind].append(run())
-            if sys.stderr.isatty():
-                common.say(f"\r{index} of {pairs}", err=True)
+        with progress.step("measuring") as further:
+            for index in range(pairs + 1):
+                for kind, run in kinds.items():
+                    further(f"measuring: {index} of {pairs}, {kind}")
+                    self._await_instances()
+                    times[kind].append(run())
         return {"line": self._lines[1:], **{kind: values[1:] for kind, values in times.items()}}
 
     def _asked(self) -> Any:

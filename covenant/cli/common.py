@@ -17,6 +17,7 @@ import click
 
 from covenant import homes
 from policy import errors
+from sandbox import progress
 
 if TYPE_CHECKING:
     from covenant.doors import Door
@@ -72,12 +73,40 @@ def _is_mine(path: Path) -> bool:
 
 def emit(document: dict[str, Any]) -> None:
     """Print exactly one JSON document on stdout."""
-    click.echo(json.dumps(document, ensure_ascii=True, sort_keys=False))
+    write(json.dumps(document, ensure_ascii=True, sort_keys=False) + "\n")
 
 
 def say(text: str = "", *, err: bool = False) -> None:
     """Print text for people; what came from outside must have gone through ``visible`` first."""
-    click.echo(text, err=err)
+    write(text + "\n", err=err)
+
+
+def write(text: str | bytes, *, err: bool = False) -> None:
+    """As ``say``, without a newline. Every verb writes through here: what is said of its progress makes way."""
+    with progress.hushed():
+        click.echo(text, err=err, nl=False)
+
+
+def prompted(prompt: str, *, confirm: bool = False) -> str:
+    """What was typed at the terminal, unseen; twice the same with ``confirm``."""
+    with progress.hushed():
+        return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
+
+
+def typed(limit: int) -> bytes:
+    """What stdin has, at most so many bytes; it may be typed, or come from who asks at this terminal."""
+    with progress.hushed():
+        return sys.stdin.buffer.read(limit)
+
+
+def confirmed(question: str) -> None:
+    """Go on if the answer at the terminal is yes.
+
+    Raises:
+        click.Abort: it is not.
+    """
+    with progress.hushed():
+        click.confirm(question, abort=True, err=True)
 
 
 def remark_stderr(text: str) -> None:
@@ -107,7 +136,8 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
         errors.KeyFileError: the file is missing, empty or readable by others, or there is no terminal.
     """
     if file == "-":
-        return _non_empty(sys.stdin.buffer.readline(), "stdin")
+        with progress.hushed():
+            return _non_empty(sys.stdin.buffer.readline(), "stdin")
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")
     if file is None and credentials:
         candidate = Path(credentials) / "covenant-passphrase"
@@ -128,7 +158,7 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
             return _non_empty(stream.readline(4096), file)
     if not sys.stdin.isatty():
         raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE")
-    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)).encode()
+    return prompted(prompt, confirm=confirm).encode()
 
 
 def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Door:

@@ -22,10 +22,9 @@ def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
 
     Without root it says what could not be probed. Nothing that it starts or makes is left behind.
     """
-    from sandbox import checks, progress
+    from sandbox import checks
     from sandbox import config as configuration
 
-    progress.to_terminal(2)
     config = configuration.load(common.readable_state())
     report = checks.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
     if as_json:

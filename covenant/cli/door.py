@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from covenant.cli import common, terminal, times
+from covenant.cli import common, times
 from policy import errors
+from sandbox import progress
 
 if TYPE_CHECKING:
     from covenant.wire.client import Client
@@ -94,7 +95,7 @@ def daemon(what: str = "the daemon works") -> Iterator[Client]:
     """
     from covenant.wire import client
 
-    with client.connected(common.home(), token=_token()) as one, terminal.working(what):
+    with client.connected(common.home(), token=_token()) as one, progress.step(what):
         yield one
 
 

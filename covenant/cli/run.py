@@ -84,11 +84,9 @@ def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, de
     """The answer of the supervisor in this process."""
     from covenant import identity
     from sandbox import package as packages
-    from sandbox import progress
     from sandbox.supervisor import Request, Supervisor
 
     home, state = common.home(), common.state()
-    progress.to_terminal(2)
     # Without root it refuses here, before a key or a directory is made.
     opening = Supervisor(state, never_granted=(str(home),))
     intent, issuer = _text(text), identity.issuer(home)
@@ -142,7 +140,7 @@ def _text(text: str) -> str:
         return text
     if sys.stdin is None:
         raise errors.UsageError("there is no stdin to read the intent from")
-    raw = sys.stdin.buffer.read(contract.INTENT_BYTES + 1)
+    raw = common.typed(contract.INTENT_BYTES + 1)
     try:
         return raw.decode()
     except UnicodeDecodeError as e:

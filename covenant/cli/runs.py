@@ -108,7 +108,7 @@ def logs(run: str, follow: bool, as_json: bool) -> None:
         if piece["begins"] > piece["asked"]:
             common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
         if piece["text"]:
-            click.echo(common.visible(piece["text"], newlines=True), nl=False)
+            common.write(common.visible(piece["text"], newlines=True))
             ended_line = piece["text"].endswith("\n")
     if not ended_line:
         common.say()

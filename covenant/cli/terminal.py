@@ -1,17 +1,15 @@
-"""What goes to a terminal: tables that fit it, colour where there is one, and a line that says that something works.
+"""What goes to a terminal: tables that fit it, and colour where there is one.
 
 Off a terminal nothing is cut, nothing is coloured, and nothing moves. Light: the standard library and click.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
-import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -21,9 +19,6 @@ from covenant.cli import common
 _GAP = "  "
 _NARROWEST = 6
 _CUT = "…"
-# Nobody is told that something works before it has taken this long.
-_PATIENCE_SECONDS = 1.0
-_FRAMES = "|/-\\"
 
 
 def cells(text: str) -> int:
@@ -94,37 +89,3 @@ def coloured(stream: Any = None) -> bool:
 def styled(text: str, **style: Any) -> str:
     """The text in colour, where colour is wanted."""
     return click.style(text, **style) if coloured() else text
-
-
-@contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say on stderr, on a terminal, that ``what`` goes on and for how long, once it has taken a second."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield
-        return
-    over = threading.Event()
-    teller = threading.Thread(target=_tell, args=(what, over), daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        over.set()
-        teller.join()
-
-
-def _tell(what: str, over: threading.Event) -> None:
-    waited, told = _PATIENCE_SECONDS, 0
-    if over.wait(_PATIENCE_SECONDS):
-        return
-    while True:
-        line = clipped(
-            f"{_FRAMES[told % len(_FRAMES)]} {what} ({waited:.0f} s)", shutil.get_terminal_size().columns - 1
-        )
-        sys.stderr.write(f"\r{line}\x1b[K")
-        sys.stderr.flush()
-        if over.wait(0.25):
-            break
-        waited, told = waited + 0.25, told + 1
-    # What it said is no output: nothing of it stays.
-    sys.stderr.write("\r\x1b[K")
-    sys.stderr.flush()

@@ -68,7 +68,7 @@ def metrics() -> None:
     counted = numbers.tally(state, whole=True)
     for _ in counted.read():
         pass
-    click.echo(numbers.text(numbers.live(state, counted), counted), nl=False)
+    common.write(numbers.text(numbers.live(state, counted), counted))
 
 
 def _looker() -> Callable[[], list[dict[str, Any]]]:

@@ -268,7 +268,7 @@ def _show_first(version: int, changes: Sequence[str]) -> None:
     for line in changes:
         common.say(f"  {common.visible(line)}", err=True)
     if _somebody_there():
-        click.confirm("Sign it?", abort=True, err=True)
+        common.confirmed("Sign it?")
 
 
 def _somebody_there() -> bool:
@@ -314,7 +314,7 @@ def _read(file: Path) -> bytes:
     from policy.signing import root as roots
 
     if str(file) == "-":
-        return sys.stdin.buffer.read(roots.MAX_BYTES + 1)
+        return common.typed(roots.MAX_BYTES + 1)
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with os.fdopen(fd, "rb") as stream:
@@ -327,8 +327,7 @@ def _read(file: Path) -> bytes:
 
 def _write(file: Path, raw: bytes) -> None:
     if str(file) == "-":
-        sys.stdout.buffer.write(raw)
-        sys.stdout.buffer.flush()
+        common.write(raw)
         return
     try:
         # Never over a file that is there: it may be the one that somebody has yet to sign.

@@ -17,6 +17,7 @@ import click
 
 from covenant.cli import common, vault_log
 from policy import errors
+from sandbox import progress
 
 if TYPE_CHECKING:
     from sandbox.config import Config
@@ -35,9 +36,6 @@ _FD = click.option("--fd", type=click.IntRange(0), metavar="N", help="Read the s
 @click.group()
 def vault() -> None:
     """Keep the secrets that agents are granted by name."""
-    from sandbox import progress
-
-    progress.to_terminal(2)
 
 
 def _new_keys(command: _Command) -> _Command:
@@ -257,11 +255,13 @@ def _value(fd: int | None, passphrase_file: str | None) -> Iterator[memoryview]:
     if fd in (None, 0) and passphrase_file == "-":  # noqa: S105 - the name of a file
         raise errors.UsageError("stdin cannot give both the secret and the passphrase", hint="give --fd N")
     if fd is None and sys.stdin is not None and sys.stdin.isatty():
-        text = click.prompt("Secret", hide_input=True, confirmation_prompt=True, err=True)
+        text = common.prompted("Secret", confirm=True)
         with giving.typed(text) as value:
             yield value
         return
-    with giving.from_descriptor(0 if fd is None else fd) as value:
+    with contextlib.ExitStack() as stack:
+        with progress.hushed():  # whoever writes to the pipe may ask at this terminal first
+            value = stack.enter_context(giving.from_descriptor(0 if fd is None else fd))
         yield value
 
 

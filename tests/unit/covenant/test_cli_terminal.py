@@ -1,27 +1,22 @@
-"""Tables that fit, colour where it is wanted, a line while something works; completion; and examples that parse."""
+"""Tables that fit, colour where it is wanted; completion; and examples that parse."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
-import click.testing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.cli import door, main, terminal
 from policy import errors
-from sandbox import attest_runs, checks, progress
 from tests.cli_kit import call, refused
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -93,37 +88,6 @@ def test_colour_only_where_it_is_wanted(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Terminal(tty))
     assert ("\x1b[" in terminal.styled("x", fg="red")) is wanted
-
-
-def test_what_takes_long_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setenv("TERM", "xterm")
-    with terminal.working("nothing is said of what is quick"):
-        pass
-    assert shown.getvalue() == ""
-    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
-    said = threading.Event()
-    write = shown.write
-
-    def heard(text: str) -> int:
-        said.set()
-        return write(text)
-
-    monkeypatch.setattr(shown, "write", heard)
-    with contextlib.suppress(KeyError), terminal.working("an agent works"):
-        assert said.wait(20)
-        raise KeyError
-    assert "an agent works (0 s)" in shown.getvalue()
-    assert shown.getvalue().endswith("\r\x1b[K")
-
-
-def test_off_a_terminal_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal(tty=False))
-    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
-    before = threading.active_count()
-    with terminal.working("x"):
-        assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(("before", "older"), [(None, None), (1, 2)])
@@ -243,30 +207,3 @@ def test_the_signers_of_a_chain_are_refused_whatever_they_are_given() -> None:
     for name in settlement.SIGNERS:
         for more in ([], ["--keypair", "k.json", "--cluster", "devnet", "--json"], ["--help"]):
             refused("unsupported", "chain", name, *more)
-
-
-@pytest.mark.parametrize("words", [["doctor"], ["vault", "list"], ["attest", "--all"]], ids=" ".join)
-def test_what_may_take_long_on_this_host_has_the_terminal(
-    covenant_home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    """What is said there, and when, is tests/unit/sandbox/test_progress.py's."""
-    turned_on = list[int]()
-    monkeypatch.setattr(progress, "to_terminal", turned_on.append)
-    monkeypatch.setattr(checks, "examine", lambda config, *, deadline_seconds: checks.Report(()))
-    monkeypatch.setattr(attest_runs, "live", lambda runs: [])
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    click.testing.CliRunner().invoke(main.cli, words)
-    assert turned_on == [2]
-
-
-def test_checking_a_log_says_that_it_goes_on(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[str]()
-
-    @contextlib.contextmanager
-    def working(what: str) -> Iterator[None]:
-        said.append(what)
-        yield
-
-    monkeypatch.setattr(terminal, "working", working)
-    click.testing.CliRunner().invoke(main.cli, ["audit", "verify"])
-    assert said == ["checking the log"]
