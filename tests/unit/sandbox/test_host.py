@@ -13,7 +13,7 @@ from policy.manifest import parse
 from sandbox import config as configuration
 from sandbox import host, ldso
 from sandbox.config import Config
-from sandbox.kernel import cgroupfs
+from sandbox.kernel import cgroupfs, files
 from tests.unit.sandbox import tiny_elf
 
 MANIFEST = """
@@ -202,3 +202,34 @@ def test_where_the_controllers_live(tmp_path: Path, table: str, controllers: str
     facts = host.cgroup_facts(cgroupfs.Hierarchies.read(table.format(root=tmp_path)))
     assert (facts.version, facts.swap_accounting) == (version, swap)
     assert (version == 0) == (not facts.controllers)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "line"),
+    [(1, "memory.limit_in_bytes", "7:pids:/other\n5:memory:/a/b\n"), (2, "memory.max", "0::/a/b\n")],
+)
+def test_what_may_be_promised_is_what_every_cgroup_above_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, name: str, line: str
+) -> None:
+    """Rule 6: a supervisor in a service or a container with a limit has not the machine's memory to give."""
+    text = files.text
+    monkeypatch.setattr(files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
+    total = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
+    hierarchies = cgroupfs.Hierarchies(version, {"memory": tmp_path})
+    inner, outer = tmp_path / "a" / "b", tmp_path / "a"
+    inner.mkdir(parents=True)
+
+    def given(outer_limit: str, inner_limit: str) -> int:
+        (outer / name).write_text(outer_limit)
+        (inner / name).write_text(inner_limit)
+        return host.capacity_mb(hierarchies)
+
+    none = "max\n" if version == 2 else f"{(1 << 63) - 4096}\n"
+    assert given(none, none) == total
+    assert given(none, f"{300 << 20}\n") == 300
+    assert given(f"{200 << 20}\n", f"{300 << 20}\n") == 200
+    assert given(f"{1 << 62}\n", none) == total
+    # Another controller's cgroup, and another's place, are not ours.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_text("1048576\n")
+    assert given(none, none) == total
