@@ -356,4 +356,6 @@ def _lock() -> Iterator[None]:
             raise errors.KernelError(f"`{LOCK}` is held by another supervisor")
         yield
     finally:
-        os.close(fd)
+        # INVARIANT: not by the last close. A child that was forked beside a thread which has the lock has it as well,
+        # and may stand on its way into a cgroup; the others would wait for that.
+        durable.let_go(fd)

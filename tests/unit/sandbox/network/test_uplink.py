@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -83,6 +84,31 @@ def test_one_that_stands_on_its_way_lets_others_pass_and_looks_again(
         assert made.is_free()
     assert made.steps[:3] == ["table", "table", "plug"]
     assert made.is_free()
+
+
+def test_a_child_that_was_forked_meanwhile_and_stands_keeps_the_lock_from_nobody(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no starter, runsc is started by a fork beside the thread that has the lock."""
+    monkeypatch.setattr(uplink, "_KEEP_SECONDS", 600.0)
+    until, (told, tell) = time.monotonic() + 60, os.pipe()
+    with connecting() as connect:
+        while "table" not in made.steps:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        child = os.fork()
+        if not child:
+            os.close(tell)
+            os.read(told, 1)  # as one that joins a cgroup which somebody has stopped
+            os._exit(0)
+        try:
+            assert not made.is_free()
+            assert connect() == PLACE
+            assert made.is_free()
+        finally:
+            for fd in (told, tell):
+                os.close(fd)
+            os.waitpid(child, 0)
 
 
 def test_one_that_never_comes_so_far_leaves_the_lock(made: Made) -> None:
