@@ -40,7 +40,12 @@ _MOST_AT_ONCE: Final = 1024
 _UNDERWAY_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
-_KEPT_OFF: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+# What a terminal or a unit says to all of its group. One that was stopped stays so when only the daemon is told to go
+# on, and no row would be written from then on.
+_KEPT_OFF: Final = {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+}
 
 
 @dataclass(frozen=True, slots=True)

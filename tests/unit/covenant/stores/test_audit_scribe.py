@@ -168,6 +168,21 @@ async def test_a_stop_of_the_whole_group_is_the_daemons_to_hear(home: Path) -> N
     assert last in await there(home)
 
 
+async def test_a_terminal_that_stops_the_whole_group_stops_no_scribe(home: Path) -> None:
+    """Whoever has the daemon go on by its process id alone would have a log that takes no row and says nothing."""
+    async with await opened(home) as log:
+        await row(log, 1)
+        scribe_pid = process(log).pid
+        for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+            process(log).send_signal(number)
+            # Not only by what it does: the kernel stops nobody whose process group has nobody left to have it go on.
+            status = Path(f"/proc/{scribe_pid}/status").read_text().split()
+            assert int(status[status.index("SigBlk:") + 1], 16) >> number - 1 & 1
+        with anyio.fail_after(60):
+            last = await row(log, 2)
+    assert last in await there(home)
+
+
 async def test_closing_writes_what_waits(home: Path) -> None:
     log = await opened(home)
     waiting = [asyncio.ensure_future(row(log, n)) for n in range(200)]
