@@ -19,7 +19,8 @@ from typing import Any
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
-from sandbox import durable
+from sandbox import durable, spare_place
+from sandbox.kernel import files
 from sandbox.spare import Spares
 
 POLICY, BUNDLE = "policy", "bundle"
@@ -29,12 +30,12 @@ SELF_TEST = "self_test"
 STANDBY = "standby"
 # Whose start no row of the log has, and whose keepers look after them alone.
 LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
-_LABEL = "label.json"
+_LABEL = spare_place.LABEL
 # As much of it as is read at once: most are smaller.
 _LABEL_BYTES = 16 * 1024
 # What the file of a next label has of room before it is written: most are smaller, and what is left is blank.
 _ROOM_BYTES = 4096
-_CGROUPS = "cgroups.json"
+_CGROUPS = spare_place.CGROUPS
 _NETWORK = "network.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
@@ -74,13 +75,17 @@ class RunDirectory:
         with contextlib.ExitStack() as undo:
             with gate(self.path.parent):
                 self._claim()
-                self.path.mkdir(mode=0o700)
+                label = json.dumps(dict(self._label)).encode()
+                lock = None if self._spares is None else spare_place.take(self._spares, self.path, label)
+                if lock is None:
+                    self.path.mkdir(mode=0o700)
                 undo.callback(self.__exit__)
-                self._lock = _open_lock(self.path)
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.write(self._lock, str(os.getpid()).encode())
-                (self.path / _LABEL).write_text(json.dumps(dict(self._label)))
-            made = [self.runsc_root, self.trace]
+                self._lock = _open_lock(self.path) if lock is None else lock
+                if lock is None:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.write(self._lock, str(os.getpid()).encode())
+                    files.put(self.path / _LABEL, label)
+            made = [self.runsc_root, self.trace] if lock is None else []
             if self._spares is None or not self._spares.take(BUNDLE, self.bundle):
                 made += [self.bundle, self.rootfs, self.bundle / "mounts"]
             for path in made:
@@ -92,12 +97,14 @@ class RunDirectory:
         # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
         try:
             # Of a run that failed somebody may still live, or a part be half made.
-            if error is None:
+            whole = error is None and self._complete
+            if whole:
                 self._give()
             # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
             # run came to is told all the same.
-            with contextlib.suppress(errors.KeeperError):
-                remove(self.path)
+            with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
+                if not (whole and self._spares is not None and spare_place.leave(self._spares, self.path)):
+                    shutil.rmtree(self.path)
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
@@ -125,7 +132,7 @@ class RunDirectory:
 
     def note_cgroups(self, paths: Mapping[str, Path]) -> None:
         """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""
-        (self.path / _CGROUPS).write_text(json.dumps({name: str(path) for name, path in paths.items()}))
+        files.put(self.path / _CGROUPS, json.dumps({name: str(path) for name, path in paths.items()}).encode())
 
     def write_policy(self, policy: Artefacts) -> None:
         """The artefacts that the run was started from, for whoever attests it from another process."""
@@ -147,13 +154,7 @@ class RunDirectory:
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
-        fd = os.open(f"{self.bundle}/config.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            # Not emptied first, if it is a spare one: ext4 writes a file to the disk that was, as soon as it is closed.
-            left = memoryview(config)
-            while left:
-                left = left[file.write(left) :]
-            file.truncate()
+        files.put(f"{self.bundle}/config.json", config)
 
     def targets(self, kinds: Sequence[str]) -> list[Path]:
         """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
@@ -203,7 +204,7 @@ def _content(path: str, size: int) -> bytes:
 def expect_relabel(path: Path) -> None:
     """Make the file that ``relabel`` fills, while nobody waits: one that is new may wait for the disk's journal, and
     ext4 looks for a place on the disk for what has none when it is renamed over another (auto_da_alloc, ext4(5))."""
-    _overwrite(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
+    files.put(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
     fd = os.open(f"{path}/.{_LABEL}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, _ROOM_BYTES)
@@ -211,19 +212,11 @@ def expect_relabel(path: Path) -> None:
         os.close(fd)
 
 
-def _overwrite(place: str, raw: bytes) -> None:
-    fd = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb", buffering=0) as file:
-        file.write(raw)
-        if os.lseek(fd, 0, os.SEEK_END) > len(raw):  # a longer one that was refused
-            file.truncate(len(raw))
-
-
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
     """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
     raises when it may not be beside the others under the new one: it keeps that one then."""
     new = f"{path}/.{_LABEL}"
-    _overwrite(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
+    files.put(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
     with gate(path.parent):
         claim()
         os.rename(new, f"{path}/{_LABEL}")

@@ -11,6 +11,7 @@ The socket is there from before the sandbox is started until after it is gone. I
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -268,10 +269,18 @@ def until_there(directory: Path, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _within(directory: Path) -> Iterator[str]:
-    """A name of the socket that fits into an address, of which a path may be too long (108 bytes, unix(7))."""
+    """A name of the socket that fits into an address, of which a path may be too long (108 bytes, unix(7)).
+
+    Raises:
+        FileNotFoundError: at the end, where the directory is not that run's any more.
+    """
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{NAME}"
+        # INVARIANT: a directory becomes that of another run by another name, and no run's name is given twice
+        # (sandbox.spare_place): what was reached through it before this look is this run's.
+        if not os.path.samestat(os.fstat(fd), os.lstat(directory)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
     finally:
         os.close(fd)
 

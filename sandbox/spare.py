@@ -32,13 +32,16 @@ class Spares:
 
     def take(self, part: str, target: Path) -> bool:
         """Whether there was one: then it is ``target`` now."""
-        prefix = f"{self._digest}.{part}."
-        for name in _names(self._place):
-            if name.startswith(prefix):
-                with contextlib.suppress(OSError):  # another run took it first
-                    os.rename(f"{self._place}/{name}", target)
-                    return True
+        for path in self.there(part):
+            with contextlib.suppress(OSError):  # another run took it first
+                os.rename(path, target)
+                return True
         return False
+
+    def there(self, part: str) -> list[str]:
+        """Where those of this kind lie now."""
+        prefix = f"{self._digest}.{part}."
+        return [f"{self._place}/{name}" for name in _names(self._place) if name.startswith(prefix)]
 
     def give(self, part: str, source: Path) -> None:
         """Keep ``source`` for the next, unless there are enough; those of other policies make room."""

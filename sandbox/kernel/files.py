@@ -22,6 +22,25 @@ def whole(path: str | Path) -> bytes:
         os.close(fd)
 
 
+def put(path: str | Path, raw: bytes) -> None:
+    """Have these bytes, and no others, in a file of the caller's own (0600), made where there is none.
+
+    Not emptied first: ext4 writes a file that was to the disk as soon as it is closed (auto_da_alloc, ext4(5)).
+
+    Raises:
+        OSError: it cannot be written, or is a symlink.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        left = memoryview(raw)
+        while left:
+            left = left[os.write(fd, left) :]
+        if os.lseek(fd, 0, os.SEEK_END) > len(raw):
+            os.ftruncate(fd, len(raw))
+    finally:
+        os.close(fd)
+
+
 def to_end(fd: int) -> bytes:
     """What an open file has from where it stands on.
 

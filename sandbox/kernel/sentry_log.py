@@ -15,10 +15,12 @@ runsc that says it otherwise.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
 import re
+import stat
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,12 +41,12 @@ _TOLD_AT_ONCE = 64
 _LINE_BYTES = 16384
 # So many different ones are kept until they are told; of what comes beyond, the call alone.
 _KEPT = 4096
-_NAME = "sentry.log"
+NAME = "sentry.log"
 
 
 def flags(directory: Path, traced: Sequence[str] = ()) -> dict[str, str]:
     """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there."""
-    written = {"--debug": "true", "--debug-log": str(directory / _NAME)}
+    written = {"--debug": "true", "--debug-log": str(directory / NAME)}
     if not traced:
         return written
     return {**written, "--strace": "true", "--strace-syscalls": ",".join(traced), "--strace-log-size": "1"}
@@ -85,16 +87,20 @@ class RefusedCalls:
         Raises:
             errors.KernelError: it cannot be made.
         """
-        path = directory / _NAME
+        path = directory / NAME
         self._calls, self._told, self._failed = calls, told, failed
         self._rest = b""
         self._found: Counter[int | Failed] = Counter()
         self._awaited: deque[int] = deque() if awaited is None else awaited
         try:
-            os.mkfifo(path, 0o600)
+            # There is one where another run of the policy was before (sandbox.spare_place).
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(path, 0o600)
             # To read and to write: there is always a writer, so an end of file is never seen, and runsc never waits
             # for a reader. The sandbox starts before anybody listens, and says some 100 KiB while it does.
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         except OSError as e:
             raise errors.KernelError(f"the sandbox's log cannot be read: {e.strerror}") from e
         with contextlib.suppress(OSError):

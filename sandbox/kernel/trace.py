@@ -17,6 +17,7 @@ import struct
 from pathlib import Path
 
 from policy import errors
+from sandbox.kernel import files
 
 # pkg/sentry/seccheck/points/common.proto: MESSAGE_CONTAINER_START
 _CONTAINER_START = 1
@@ -24,6 +25,8 @@ _HEADER = struct.Struct("<HHI")
 # protobuf Handshake{version: 1}, what the sink sends first and expects back
 _HANDSHAKE = b"\x08\x01"
 _SOCKET = "trace.sock"
+# What runsc is told of it, in the same directory.
+CONFIG = "pod-init.json"
 
 
 class StartTrace:
@@ -45,8 +48,8 @@ class StartTrace:
         except OSError as e:
             self.close()
             raise errors.KernelError(f"trace socket: {e.strerror}") from e
-        self.config = directory / "pod-init.json"
-        self.config.write_text(json.dumps(_session(address)))
+        self.config = directory / CONFIG
+        files.put(self.config, json.dumps(_session(address)).encode())
 
     def fileno(self) -> int:
         """The descriptor to wait on."""

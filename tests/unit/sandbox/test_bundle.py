@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from sandbox import bundle, recovery, registry
-from sandbox.kernel import cgroupfs
+from sandbox.kernel import cgroupfs, files
 from sandbox.network import uplink
 
 
@@ -69,11 +69,11 @@ def test_what_a_dead_process_left_is_found(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk while the label is written: a label cut short would be in every later run's way."""
 
-    def full(self: Path, text: str) -> int:
+    def full(path: Path, raw: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(files, "put", full)
     with pytest.raises(OSError, match="No space"):
         bundle.RunDirectory(tmp_path / str(uuid.uuid4()), {"agent_id": "a"}).__enter__()
     assert [p.name for p in tmp_path.iterdir()] == [".gate"]

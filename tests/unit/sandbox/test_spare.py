@@ -50,7 +50,9 @@ def inodes(path: Path) -> set[int]:
 
 def test_the_next_run_of_a_policy_has_the_files_of_the_last_and_its_own_content(base: Path) -> None:
     run(base, config=CONFIG)
-    assert [path.name.split(".")[:2] for path in kept(base)] == [[POLICY.digest, "bundle"], [POLICY.digest, "policy"]]
+    assert [path.name.split(".")[:2] for path in kept(base)] == [
+        [POLICY.digest, part] for part in ("bundle", "place", "policy")
+    ]
     before = inodes(base / spare.SPARE)
     run(base)
     assert inodes(base / spare.SPARE) - {path.stat().st_ino for path in kept(base)} == before - {
@@ -63,7 +65,7 @@ def test_another_policy_takes_nothing(base: Path) -> None:
     run(base)
     other = artefacts.Artefacts({**POLICY.files, "gates.json": b"other"})
     run(base, policy=other)
-    assert len(kept(base)) == 4
+    assert len(kept(base)) == 6
 
 
 def test_a_copy_of_the_policy_that_was_changed_is_thrown_away(base: Path) -> None:
@@ -116,7 +118,7 @@ def test_they_are_bounded_and_make_room_for_those_of_the_latest_policy(base: Pat
         run(base, policy=artefacts.Artefacts({**POLICY.files, "gates.json": b"%d" % number}))
         assert len(kept(base)) <= MOST
     run(base)
-    assert sum(path.name.startswith(POLICY.digest) for path in kept(base)) == 2
+    assert sum(path.name.startswith(POLICY.digest) for path in kept(base)) == 3
     assert len(kept(base)) == MOST
     spare.sweep(base / spare.SPARE)
     assert kept(base) == []
