@@ -150,7 +150,9 @@ class RunDirectory:
 
         ``supervisor`` is the process whose descriptors ``agent`` and ``gateway`` open the two namespaces.
         """
-        (self.path / _NETWORK).write_text(json.dumps({"supervisor": os.getpid(), **about}))
+        # INVARIANT: not emptied first. Who is killed over the second note has left the first, by which a table of the
+        # host's and its forwarding are taken away; and who revokes the run meanwhile finds a link to cut.
+        files.put(self.path / _NETWORK, json.dumps({"supervisor": os.getpid(), **about}).encode())
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
