@@ -1,0 +1,91 @@
+"""A machine that is short of memory gets it back from what only waits; when it has enough, that is made anew.
+
+The kernel's own words are the test's: a real shortage would be everybody's on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox import registry
+from sandbox.registry import Entry
+from tests.kernel import serving
+from tests.kernel.conftest import leftovers
+from tests.kernel.live_runs import until
+from tests.kernel.serving import Served
+from tests.kernel.test_standby import _codes, _ready, _said, _warmed
+from tests.kernel.world import World
+
+# What the main loop reads, and how often, before its first line.
+_READS = """
+from pathlib import Path
+from sandbox.serve import pool
+pool.memory.__defaults__ = (Path({place!r}),)
+pool.TICK_SECONDS = 0.2
+"""
+TOTAL_KIB = 24 << 20
+AMPLE, SHORT = TOTAL_KIB, 2 << 20  # a tenth of all of it stays for those that run
+
+
+class Proc:
+    """In the place of /proc: how much memory is free, and how much of the time somebody waited for some."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        (place / "pressure").mkdir(parents=True)
+        self.says()
+
+    def says(self, *, available_kib: int = AMPLE, some: float = 0.0, full: float = 0.0) -> None:
+        """Each file is whole at any time."""
+        rest = "avg60=0.00 avg300=0.00 total=0"
+        self._put("meminfo", f"MemTotal: {TOTAL_KIB} kB\nMemAvailable: {available_kib} kB\n")
+        self._put("pressure/memory", f"some avg10={some} {rest}\nfull avg10={full} {rest}\n")
+
+    def _put(self, name: str, text: str) -> None:
+        made = self.place / "made"
+        made.write_text(text)
+        made.rename(self.place / name)
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+    made = Proc(tmp_path / "proc")
+    monkeypatch.setattr(serving, "_MAIN", _READS.format(place=str(made.place)) + serving._MAIN)
+    return made
+
+
+@pytest.fixture
+def served(warm: Path, proc: Proc) -> Iterator[Served]:
+    with serving.open_place() as base:
+        world = World(base, warm=warm)
+        with Served(world) as made:
+            yield made
+        assert leftovers(world) == []
+
+
+def _gone(served: Served, entries: list[Entry]) -> bool:
+    return not {one.run_id for one in entries} & {one.run_id for one in registry.live(served.world.state / "runs")}
+
+
+@pytest.mark.parametrize("how", ["little is free", "everybody waits for some"])
+def test_what_waits_is_given_back_and_made_anew_when_there_is_enough(served: Served, proc: Proc, how: str) -> None:
+    path, first = _warmed(served, "waits", standby=2)
+    assert len(first) == 2
+    if how == "little is free":
+        proc.says(available_kib=SHORT)
+    else:
+        proc.says(some=50.0, full=20.0)
+    until(lambda: _gone(served, first))
+    assert not _ready(served, "waits")
+    # Whoever asks is answered, by a cold run.
+    said = _said(served.run(path, "now"))
+    assert said["text"] == "now"
+    assert said["run"] not in {one.run_id for one in first}
+    # None of them was given an intent, and the log has no start of one.
+    assert [_codes(served.world, one.run_id) for one in first] == [[], []]
+    proc.says()
+    again = until(lambda: found if len(found := _ready(served, "waits")) == 2 else None)
+    assert not {one.run_id for one in again} & {one.run_id for one in first}
