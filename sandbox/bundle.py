@@ -284,12 +284,17 @@ def remove(path: Path) -> None:
 
 
 def cgroups_of(path: Path) -> dict[str, Path]:
-    """Where a run's cgroups were to lie; empty when its process died before it made any."""
+    """Where a run's cgroups were to lie; empty when its process died before it made any.
+
+    INVARIANT: none of another run's. This file is written over when the directory becomes that of another
+    (sandbox.spare_place), and whoever opened it just before reads of that one's, which they are about to end.
+    """
     try:
         noted: dict[str, str] = json.loads((path / _CGROUPS).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    return {name: Path(place) for name, place in noted.items()}
+    places = {name: Path(place) for name, place in noted.items()}
+    return {name: place for name, place in places.items() if place.name.startswith(path.name)}
 
 
 def network_of(path: Path) -> dict[str, Any] | None:

@@ -144,7 +144,7 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
     runs.mkdir()
     with live(runs, "starting", (1,)) as starting, live(runs, "running", (1,)) as running:
         for path, inside in ((starting, "gates.pids"), (running, "pids")):
-            places = {name: path / f"cgroup-{name}" for name in ("pids", "gates.pids")}
+            places = {name: path / f"{path.name}-{name}" for name in ("pids", "gates.pids")}
             for name, place in places.items():
                 place.mkdir()
                 (place / "cgroup.procs").write_text("4\n" if name == inside else "")
@@ -156,7 +156,7 @@ def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, mon
 
 def _noted(path: Path, *, listed: bool) -> None:
     """A run whose cgroup is there; what lies in the place of its list cannot be read."""
-    place = path / "cgroup"
+    place = path / path.name
     place.mkdir()
     (place / "cgroup.procs").write_text("") if listed else (place / "cgroup.procs").mkdir()
     (path / "cgroups.json").write_text(json.dumps({"pids": str(place)}))
