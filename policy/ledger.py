@@ -230,7 +230,7 @@ def slot(signed: bytes) -> bytes:
 
 def slot_offset(head: Head) -> int:
     """Where a head stands in a file that is written whole, with the one before it in the other slot. Whoever writes
-    one slot alone takes the one that does not hold the newest head (``placed_heads``): a torn write spares that."""
+    one slot alone takes the one that does not hold the newest head (``newest_head``): a torn write spares that."""
     return (head.count % 2) * SLOT_BYTES
 
 
@@ -239,17 +239,35 @@ def read_head(raw: bytes, public_key: Ed25519PublicKey) -> Head | None:
 
     A slot that does not verify counts as torn while it was written, so its record was never acknowledged.
     """
-    return next(iter(read_heads(raw, public_key)), None)
+    found = newest_head(raw, public_key)
+    return None if found is None else found[0]
+
+
+def newest_head(raw: bytes, public_key: Ed25519PublicKey) -> tuple[Head, int] | None:
+    """``read_head``, with where its slot begins: the next head goes into the other.
+
+    The slot that says that it is the newer is verified first, and most often alone.
+    """
+    starts = range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES)
+    for start in sorted(starts, key=lambda at: _said_index(raw[at : at + SLOT_BYTES]), reverse=True):
+        head = read_signed_head(raw[start : start + SLOT_BYTES], public_key)
+        if head is not None:
+            return head, start
+    return None
+
+
+def _said_index(slot: bytes) -> int:
+    """Of the last record, as a slot says that nobody has verified yet."""
+    try:
+        index = json.loads(slot)["index"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return -2
+    return index if isinstance(index, int) else -2
 
 
 def read_heads(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
     """The heads of the file whose signatures verify, the newest first."""
-    return [head for head, _ in placed_heads(raw, public_key)]
-
-
-def placed_heads(raw: bytes, public_key: Ed25519PublicKey) -> list[tuple[Head, int]]:
-    """``read_heads``, each with where its slot begins: the next head goes into the other."""
-    return sorted(_slots(raw, public_key), key=lambda found: found[0].count, reverse=True)
+    return sorted(_slots(raw, public_key), key=lambda head: head.count, reverse=True)
 
 
 def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
@@ -257,16 +275,16 @@ def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
 
     After a write that was cut off they do not, until the next one; nor when somebody blanked the newest.
     """
-    counts = sorted(head.count for head, _ in _slots(raw, public_key))
+    counts = sorted(head.count for head in _slots(raw, public_key))
     return len(raw) == HEAD_BYTES and (counts == [0] or (len(counts) == 2 and counts[0] + 1 == counts[1]))
 
 
-def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[tuple[Head, int]]:
+def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
     found = []
     for start in range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES):
         head = read_signed_head(raw[start : start + SLOT_BYTES], public_key)
         if head is not None:
-            found.append((head, start))
+            found.append(head)
     return found
 
 

@@ -361,10 +361,10 @@ class Ledger:
     def _reload(self) -> None:
         """Read the head, compare it with the last record of both files, set aside what is beyond it."""
         self._raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
-        heads = ledger.placed_heads(self._raw, self._key.public_key())
-        if not heads:
+        newest = ledger.newest_head(self._raw, self._key.public_key())
+        if newest is None:
             self._broken("no head record verifies under the log's key")
-        head, slot = heads[0]
+        head, slot = newest
         if head.count < self._head.count:
             self._broken(f"the head went back from {self._head.count} to {head.count} records")
         for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):

@@ -248,6 +248,21 @@ def test_the_newer_slot_counts_and_a_torn_one_gives_the_one_before() -> None:
     assert ledger.read_head(slots[0] + torn, KEY.public_key()) == heads[0]
 
 
+@pytest.mark.parametrize("said", [10**6, True, None, "5", -7, [], 1e300])
+def test_what_a_slot_says_of_itself_decides_nothing(said: object) -> None:
+    """Neither one that says that it is newer and verifies not, nor one that says nothing."""
+    head = chain_of([event(i) for i in range(4)])[1]
+    good, bad = ledger.sign_head(head, KEY), json.dumps({"index": said}).encode().ljust(ledger.SLOT_BYTES)
+    assert ledger.newest_head(good + bad, KEY.public_key()) == (head, 0)
+    assert ledger.newest_head(bad + good, KEY.public_key()) == (head, ledger.SLOT_BYTES)
+    assert ledger.newest_head(bad + bad, KEY.public_key()) is None
+    # One that was signed, and says later that it is the older.
+    newer = ledger.sign_head(chain_of([event(i) for i in range(5)])[1], KEY)
+    lying = newer.replace(b'"index":4', b'"index":2')
+    assert lying != newer
+    assert ledger.newest_head(lying + good, KEY.public_key()) == (head, ledger.SLOT_BYTES)
+
+
 def test_a_slot_holds_the_head_of_any_log_that_fits_a_disk() -> None:
     head = ledger.Head(2**40 - 1, "a" * 64, 2**60, 2**60, tuple((2**40 - 1, "a" * 64) for _ in range(40)))
     assert len(ledger.sign_head(head, KEY)) == ledger.SLOT_BYTES
