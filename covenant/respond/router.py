@@ -1,9 +1,9 @@
 """Which agent an intent is for: the one whose own words the intent uses most.
 
-Pure: text and cards in, a match out. An agent's words are those of its id, its name and the actions that its manifest
-requires or lists, without the namespace (``tool.web_search`` says ``web`` and ``search``). A word counts once, however
-often it is used; upper and lower case are one. Of several that score the same, the first by id is taken, so that the
-answer does not hang on the order in which packages were found.
+Pure: text and cards in, a match out. An agent's words are those of its id, its name, its description and the actions
+that its manifest requires or lists, without the namespace (``tool.web_search`` says ``web`` and ``search``). A word
+counts once, however often it is used; upper and lower case are one. Of several that score the same, the first by id is
+taken, so that the answer does not hang on the order in which packages were found.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def words(text: str) -> frozenset[str]:
 def keywords(manifest: Manifest) -> frozenset[str]:
     """The words by which an agent is found."""
     actions = (*manifest.capabilities.required, *manifest.capabilities.optional)
-    spoken = (manifest.agent.id, manifest.agent.name, *(action.partition(".")[2] for action in actions))
-    return frozenset[str]().union(*map(words, spoken))
+    agent = manifest.agent
+    said = (agent.id, agent.name, agent.description or "", *(action.partition(".")[2] for action in actions))
+    return frozenset[str]().union(*map(words, said))
 
 
 def route(text: str, known: Iterable[tuple[str, frozenset[str]]]) -> RouteMatch | None:

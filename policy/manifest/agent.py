@@ -66,6 +66,9 @@ class Agent(fields.Section):
 
     id: Annotated[AgentId, says("stable identifier and routing key: 1 to 128 of `A-Z a-z 0-9 _ . -`")]
     name: Annotated[fields.Text, says("display name")]
+    description: Annotated[
+        fields.Text | None, says("what it does, for people and the router: an intent that uses its words is for it")
+    ] = None
     version: Annotated[fields.Text, says("version of the package; SemVer recommended")]
     runtime: Annotated[Runtime, says("what starts `entry`")]
     entry: Annotated[
@@ -145,7 +148,7 @@ class Hermes(fields.Section):
     """``[hermes]``: consulted when the runtime is hermes, else only its types are checked."""
 
     tools_allowed: Annotated[
-        tuple[str, ...], fields.LIST, says("tools that the run is expected to use, for listings")
+        tuple[str, ...], fields.LIST, says("tools that the run may use: one that begins another is stopped")
     ] = ()
     approval_policy: Annotated[str, says("`operator-prompt`, `auto-deny` or `auto-once`")] = "operator-prompt"
 

@@ -196,7 +196,7 @@ def test_all_findings_are_reported_in_file_order() -> None:
     assert "agent id `@`" in error.message
     assert error.hint.endswith("(and 1 more: --json lists them)")
     found = error.to_json()["errors"]
-    assert [f["where"] for f in found] == ["agent.toml:3:6", "agent.toml:17:13"]
+    assert [f["where"] for f in found] == ["agent.toml:3:6", "agent.toml:18:13"]
     assert "memory_mb" in found[1]["message"]
 
 
