@@ -104,7 +104,7 @@ class RunDirectory:
             # run came to is told all the same.
             with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
                 if not (whole and self._spares is not None and spare_place.leave(self._spares, self.path)):
-                    shutil.rmtree(self.path)
+                    spare_place.remove(self.path)
         finally:
             if self._lock >= 0:
                 os.close(self._lock)

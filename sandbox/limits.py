@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors
+from sandbox import spare_place
 from sandbox.channel import Round
 from sandbox.kernel import filesystems
 from sandbox.kernel.cgroupfs import Leaf
@@ -16,7 +17,7 @@ from sandbox.kernel.cgroupfs import Leaf
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01
 # In a run's directory: what its cgroups had counted when it was given its intent (``Meter.noted``).
-METER = "meter"
+METER = spare_place.METER
 # In it where they count nothing.
 _UNCOUNTED = b"-"
 

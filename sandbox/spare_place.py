@@ -1,7 +1,8 @@
 """The directory of a run that is over, for the next one of its policy (``sandbox.spare``) and its few small files.
 
     what stays       lock, label.json, cgroups.json, root/, trace/ with runsc's own two files
-    what goes        everything else, whoever wrote it: a mark that the run was revoked, its sockets, its records
+    what goes        everything else, whoever wrote it: a mark that the run was revoked, its sockets, its records; its
+                     meter last of all, by whoever takes the place
 
 Both changes are one rename behind the gate of the runs, with the lock held. Whoever looks into ``runs`` sees a run
 whole or not at all; no name leads from one run to another, since no run's id is given twice.
@@ -21,6 +22,8 @@ from sandbox.kernel import files, sentry_log, trace
 from sandbox.spare import Spares
 
 LABEL, CGROUPS, _LOCK, _ROOT, _TRACE = "label.json", "cgroups.json", "lock", "root", "trace"
+# What its cgroups had counted when it was given its intent (limits.Meter.noted).
+METER: Final = "meter"
 _PART: Final = "place"
 _FILES: Final = {_LOCK: stat.S_ISREG, LABEL: stat.S_ISREG, CGROUPS: stat.S_ISREG}
 _DIRECTORIES: Final = frozenset((_ROOT, _TRACE))
@@ -36,6 +39,7 @@ def take(spares: Spares, path: Path, label: bytes) -> int | None:
         lock = None
         with contextlib.suppress(OSError):
             if _is_left(place) and (lock := _locked(place)) is not None:
+                Path(place, METER).unlink(missing_ok=True)
                 files.put(f"{place}/{LABEL}", label)
                 os.rename(place, path)
                 return lock
@@ -47,10 +51,12 @@ def take(spares: Spares, path: Path, label: bytes) -> int | None:
 def leave(spares: Spares, path: Path) -> bool:
     """Whether ``path``, whose lock the caller holds behind the gate, is kept for the next, or was removed for that."""
     with contextlib.suppress(OSError):
-        for entry in os.scandir(path):
-            if entry.name not in _FILES and entry.name not in _DIRECTORIES:
+        # INVARIANT: not the meter. The end of the run is not written yet, and of one that is killed here nobody shall
+        # say that it used nothing.
+        for entry in list(os.scandir(path)):
+            if entry.name not in _FILES and entry.name not in _DIRECTORIES and entry.name != METER:
                 _remove(entry)
-        for entry in os.scandir(path / _TRACE):
+        for entry in list(os.scandir(path / _TRACE)):
             if entry.name not in _TRACED:
                 _remove(entry)
         files.put(path / CGROUPS, b"{}")
@@ -59,9 +65,18 @@ def leave(spares: Spares, path: Path) -> bool:
     return not path.exists()
 
 
+def remove(path: Path) -> None:
+    """Remove the directory of a run, its meter last (``leave``)."""
+    for entry in list(os.scandir(path)):
+        if entry.name != METER:
+            _remove(entry)
+    shutil.rmtree(path)
+
+
 def _is_left(place: str) -> bool:
     """Whether there is what stays, as what it should be, and nothing else."""
     there = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in os.scandir(place)}
+    there.pop(METER, None)
     if there.keys() != _FILES.keys() | _DIRECTORIES or not all(stat.S_ISDIR(there[name]) for name in _DIRECTORIES):
         return False
     traced = {one.name: one.stat(follow_symlinks=False).st_mode for one in os.scandir(f"{place}/{_TRACE}")}
