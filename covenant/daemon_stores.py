@@ -74,7 +74,9 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         identity = await anyio.to_thread.run_sync(Identity.load, home)
         log = await DurableAudit.open(home, issuer=identity.agent, now_ms=clock, crowds=_CROWDS)
         audit = closing("audit", log)
-        runtime = await stack.enter_async_context(wiring.opened(settings, audit=audit, now_ms=clock))
+        runtime = await stack.enter_async_context(
+            wiring.opened(settings, audit=audit, now_ms=clock, operator=identity.agent.pubkey)
+        )
         capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
         ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)
         mailbox = closing("mailbox", await DurableMailbox.open(home, now_ms=clock))

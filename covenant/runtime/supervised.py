@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import anyio
 
-from covenant.runtime import packages, told
+from covenant.runtime import packages, shares, told
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
@@ -51,20 +51,27 @@ Connect = Callable[[], socket.socket]
 
 
 class Supervised:
-    """Runs asked of the supervisor that ``connect`` reaches; at most ``most`` at one time, the others wait."""
+    """Runs asked of the supervisor that ``connect`` reaches; at most ``most`` at one time, the others wait. Of these
+    whoever has not the key ``operator`` has a share (``shares``)."""
 
     def __init__(
-        self, connect: Connect, *, now_ms: Callable[[], int], grace_ms: int = 2000, most: int = MOST_RUNS
+        self,
+        connect: Connect,
+        *,
+        now_ms: Callable[[], int],
+        grace_ms: int = 2000,
+        most: int = MOST_RUNS,
+        operator: str = "",
     ) -> None:
         self._connect, self._now_ms, self._grace_ms = connect, now_ms, grace_ms
-        self._places = anyio.CapacityLimiter(most)
+        self._places = shares.Shares(most, operator=operator)
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
         """As ``running.Runner``. The supervisor names us by what the kernel says, and ``caller`` as whom we ask for; it
         tells us what its log has of the run and of all below it (``told``), however the run went."""
         beside: list[dict[str, Any]] = []
         try:
-            async with self._places:
+            async with self._places.place(caller.pubkey):
                 with _limited(_patience(card), "holds a run for longer than its clocks allow"):
                     document = await self._until_taken(lambda: self._ask_run(card, intent, caller, deadline, beside))
         except errors.CovenantError as e:

@@ -32,8 +32,11 @@ class Runtime:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, *, audit: Log, now_ms: Callable[[], int]) -> AsyncIterator[Runtime]:
-    """The runtime of a daemon; nothing is asked of the supervisor or of Hermes before the first run.
+async def opened(
+    settings: Settings, *, audit: Log, now_ms: Callable[[], int], operator: str = ""
+) -> AsyncIterator[Runtime]:
+    """The runtime of a daemon, whose key is ``operator``; nothing is asked of the supervisor or of Hermes before the
+    first run.
 
     Raises:
         errors.SettingError: the address of Hermes cannot be used.
@@ -42,6 +45,7 @@ async def opened(settings: Settings, *, audit: Log, now_ms: Callable[[], int]) -
         supervised.connector(sockets(settings), named=settings.socket is not None, mark=settings.home / SUPERVISED),
         now_ms=now_ms,
         grace_ms=settings.projection.preempt_grace_ms,
+        operator=operator,
     )
     api = HermesApi(settings.hermes_base_url, settings.hermes_api_key) if settings.hermes_base_url else None
     here = functools.partial(

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from covenant.runtime.agents import Agents
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Usage, spent
 from covenant.runtime.supervised import Supervised
-from covenant.wire.types import Priority
+from covenant.wire.types import AgentId, Priority
 from policy import errors
 from sandbox.serve import frames, places, protocol
 from tests import runtime_kit, supervisor_double
@@ -250,6 +251,30 @@ async def test_a_busy_supervisor_is_asked_again_until_every_run_was_taken(tmp_pa
             for number in range(30):
                 group.start_soon(_run, asking, card, _intent(str(number)))
     assert sorted(int(one["text"]) for one in double.requests) == list(range(30))
+
+
+async def test_no_peer_has_so_many_runs_that_the_operator_waits_for_them(tmp_path: Path, card: Card) -> None:
+    """A run takes as long as its manifest grants, and a peer may ask for as many as it has connections."""
+    over = threading.Event()
+
+    def lasts(request: Document) -> Document:
+        assert request["text"] == "operator's" or over.wait(60)
+        return supervisor_double.answer(request, request["text"])
+
+    operator = AgentId(display="user@local", pubkey="operator")
+    with SupervisorDouble(tmp_path / "s.sock", lasts) as double:
+        asking = _asking(double.path, most=4, operator=operator.pubkey)
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(_run, asking, card, _intent(str(number)))
+            with anyio.fail_after(60):
+                while len(double.requests) < 2:  # noqa: ASYNC110 - what the double heard
+                    await anyio.sleep(0.005)
+                mine = await asking.run(card, _intent("operator's"), caller=operator, deadline=None)
+            assert mine.text == "operator's"
+            assert len(double.requests) == 3
+            over.set()
+    assert len(double.requests) == 21
 
 
 async def test_a_package_of_another_agent_gives_no_answer(tmp_path: Path, card: Card) -> None:
