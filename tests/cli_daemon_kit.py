@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio.from_thread
 import pytest
+from anyio.from_thread import BlockingPortal
 from click.testing import Result
 
 from covenant.cli import common
@@ -60,6 +61,8 @@ class Daemon:
     home: Path
     runs: Runs
     server: Server
+    # Into its loop.
+    portal: BlockingPortal
 
 
 def package(home: Path, agent_id: str, manifest: str = "") -> None:
@@ -91,7 +94,7 @@ def running(home: Path) -> Iterator[Daemon]:
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(daemon_kit.running(home, prepare=prepare)) as one,
     ):
-        yield Daemon(home, runs, one.server)
+        yield Daemon(home, runs, one.server, portal)
 
 
 def answered(*arguments: str, status: int = 0) -> dict[str, Any]:
