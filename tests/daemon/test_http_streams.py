@@ -250,10 +250,16 @@ async def test_what_an_intent_does_is_for_whoever_submitted_it(gateway: Gateway,
         async with client.get("/intents/i-3/events", headers=STREAM) as answer:
             assert (answer.content_type, (await answer.json())["kind"]) == ("application/json", "error")
         async with client.get("/intents/i-2/events", headers=STREAM) as answer:
-            assert len(await taken(http_kit.events(answer), 2)) == 2
+            stream = http_kit.events(answer)
+            assert len(await taken(stream, 2)) == 2
+            # And of what comes, its own alone.
+            for number, intent_id in enumerate(("i-3", "i-2", "i-3", "i-2")):
+                gateway.server.live.say(intent_id, "", f"step {number}", 2)
+            came = [(one.data["chunk"]["intent_id"], one.data["chunk"]["type"]) for one in await taken(stream, 2)]
+            assert came == [("i-2", "step 1"), ("i-2", "step 3")]
     # The operator may see everybody's.
     async with http_kit.client(gateway) as client, client.get("/intents/i-2/events", headers=STREAM) as answer:
-        assert len(await taken(http_kit.events(answer), 2)) == 2
+        assert len(await taken(http_kit.events(answer), 4)) == 4
 
 
 async def test_an_intent_that_has_ended_has_only_an_end(gateway: Gateway, echo: http_kit.Echo) -> None:
