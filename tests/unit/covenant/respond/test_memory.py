@@ -186,6 +186,8 @@ async def test_a_client_writes_a_record_that_is_found_paid_for_and_told_of(world
     assert (paid.memory_record_id, paid.payer, paid.resource) == (stored.id, ALICE, "memory")
     (written,) = await world.rows("memory_written")
     assert (written["memory_id"], written["reason"]) == (stored.id, "client")
+    (told,) = await world.rows("receipt_written")
+    assert (told["receipt_id"], told["credits"]) == (paid.id, paid.credits_consumed)
     assert "fox" not in str(await world.server.audit.recent(100))
     child = await world.ask(alice, requests.PutMemory(tier=Tier.WORKING, text="after", parent=stored.id))
     assert child.record.parent == stored.id

@@ -113,6 +113,25 @@ async def test_a_revocation_bears_the_daemons_signature(place: Path) -> None:
     assert not verifies(DAEMON.agent.pubkey, Domain.ATTESTATION, message, proof)
 
 
+@pytest.mark.parametrize("how", ["taken back", "lost"])
+async def test_what_hangs_from_a_grant_that_holds_no_more_holds_no_more(place: Path, how: str) -> None:
+    """Also where the files say nothing of it: version 1's tombstone names one grant, and a line may be gone."""
+    store = await reopened(place)
+    top = granted(ADA, "memory.read")
+    child = narrowed(top, BOB, by="ada", tiers=["working"])
+    for signed in (top, child):
+        await store.grant(signed, 10)
+    await store.close()
+    if how == "lost":
+        put(place / "granted.jsonl", lines(place / "granted.jsonl")[1])
+    else:
+        put(place / "revoked.jsonl", {"signature": top.signature, "revoked_at": 20})
+    store = await reopened(place)
+    assert store.find(ADA.pubkey, "memory.read", 30) is None
+    assert store.find(BOB.pubkey, "memory.read", 30) is None
+    await store.close()
+
+
 async def test_a_grant_made_anew_is_told_from_the_one_before(place: Path) -> None:
     signed = granted(ADA, "memory.read")
     store = await reopened(place)
