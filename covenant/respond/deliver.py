@@ -8,6 +8,8 @@ Its lease is for this process: when it is taken back, or the task is answered ot
 leased when a daemon died is taken back at the next start, unless its sender called it unsafe to repeat; then its
 sender is told that it may have been done.
 
+Of what is done at once no sender has so much that the others have none, whatever they have queued before.
+
 What the mailbox does by itself when time passes (deadlines, leases) is done and written down here as well.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -28,7 +31,7 @@ from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, Entry
 from covenant.wire import parts, requests, responses
-from covenant.wire.types import A2ATaskResult, AgentId
+from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import errors
 
 _LOG: Final = logging.getLogger(__name__)
@@ -51,14 +54,18 @@ class Delivery:
     """What runs, and what may. One per daemon; ``run`` is a task of its group.
 
     Args:
-        most: how many tasks are done at once.
+        most: how many tasks are done at once; half of them for one sender and three in four for all but the operator.
     """
 
     def __init__(self, server: Server, *, most: int = MOST) -> None:
         self._server = server
         self._most = most
         self._waiting: dict[str, str] = {}
+        # Agents of which tasks wait whose senders have as many under way as they may.
+        self._held_back: dict[str, str] = {}
         self._runs: dict[str, tuple[str, anyio.CancelScope]] = {}
+        # How many tasks of a sender are under way, by public key.
+        self._of: Counter[str] = Counter()
         self._changed = anyio.Event()
         self._compacted_at_ms = 0
         self._shown_out = True
@@ -182,12 +189,13 @@ class Delivery:
             agent, pubkey = next(iter(self._waiting.items()))
             del self._waiting[agent]
             try:
-                entry = await self._server.mailbox.lease(pubkey, lease_ms=self._lease_ms(agent))
+                entry = await self._server.mailbox.lease(pubkey, lease_ms=self._lease_ms(agent), of=self._may_have)
             except errors.CovenantError:
                 # Nothing was leased: its tasks wait on, and nobody else says so again.
                 self._waiting[agent] = pubkey
                 raise
             if entry is None:
+                self._held_back[agent] = pubkey
                 continue
             # Behind the others: it may have more.
             self._waiting[agent] = pubkey
@@ -197,8 +205,17 @@ class Delivery:
             scope = anyio.CancelScope()
             assert entry.lease is not None
             self._runs[entry.task.id] = (entry.lease.id, scope)
+            self._of[entry.task.sender.pubkey] += 1
             self._server.mailbox.running.add(entry.task.id)
             group.start_soon(self._deliver, entry, agent, scope)
+
+    def _may_have(self, sender: str) -> bool:
+        """Whether one more of this sender may be under way."""
+        operator = self._server.identity.agent.pubkey
+        if sender == operator:
+            return True
+        others = self._of.total() - self._of[operator]
+        return self._of[sender] < max(1, self._most // 2) and others < max(1, self._most * 3 // 4)
 
     def _lease_ms(self, agent: str) -> int:
         shortest = self._server.mailbox.limits.lease_ms
@@ -211,7 +228,7 @@ class Delivery:
     async def _deliver(self, entry: Entry, agent: str, scope: anyio.CancelScope) -> None:
         task, server = entry.task, self._server
         assert entry.lease is not None
-        with self._running(task.id), scope:
+        with self._running(task), scope:
             try:
                 await mailbox.write_lease(server, entry, None)
                 result = await _done(server, entry, agent)
@@ -233,12 +250,15 @@ class Delivery:
         await mailbox.write_result(self._server, result, None)
 
     @contextmanager
-    def _running(self, task_id: str) -> Iterator[None]:
+    def _running(self, task: A2ATask) -> Iterator[None]:
         try:
             yield
         finally:
-            self._runs.pop(task_id, None)
-            self._server.mailbox.running.discard(task_id)
+            self._runs.pop(task.id, None)
+            self._of -= Counter([task.sender.pubkey])
+            self._waiting.update(self._held_back)
+            self._held_back.clear()
+            self._server.mailbox.running.discard(task.id)
             self._changed.set()
 
 

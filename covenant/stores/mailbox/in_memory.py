@@ -52,12 +52,14 @@ class InMemoryMailbox:
         name = str(uuid.uuid4())
         return await self._do(lambda: transitions.send(self._book, task, self._now(), other_id=name))
 
-    async def lease(self, recipient: str, *, lease_ms: int | None = None) -> Entry | None:
+    async def lease(
+        self, recipient: str, *, lease_ms: int | None = None, of: Callable[[str], bool] = transitions.anybody
+    ) -> Entry | None:
         """Lease the longest waiting task."""
         length = self.limits.lease_ms if lease_ms is None else lease_ms
         name = str(uuid.uuid4())
         return await self._do(
-            lambda: transitions.lease(self._book, recipient, self._now(), lease_id=name, lease_ms=length)
+            lambda: transitions.lease(self._book, recipient, self._now(), lease_id=name, lease_ms=length, of=of)
         )
 
     async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> Entry:

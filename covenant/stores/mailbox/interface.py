@@ -214,8 +214,11 @@ class Mailbox(Protocol):
         """
         ...
 
-    async def lease(self, recipient: str, *, lease_ms: int | None = None) -> Entry | None:
-        """Lease the longest waiting task of the recipient's public key to it; None where none waits."""
+    async def lease(
+        self, recipient: str, *, lease_ms: int | None = None, of: Callable[[str], bool] = ...
+    ) -> Entry | None:
+        """Lease the longest waiting task of the recipient's public key to it, of those whose sender's key ``of`` takes
+        (all of them); None where none waits."""
         ...
 
     async def post(self, result: A2ATaskResult, *, lease_id: str | None = None) -> Entry:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from covenant.stores.mailbox.interface import Entry, State
@@ -55,9 +55,13 @@ class Shelf:
         self._same: defaultdict[Key, dict[str, None]] = defaultdict(dict)
         self._due: list[tuple[int, str]] = []
 
-    def first_waiting(self, recipient: str) -> Entry | None:
-        """The task of the recipient that waits longest."""
-        return self._first(self._waiting, recipient, State.QUEUED)
+    def first_waiting(self, recipient: str, of: Callable[[str], bool]) -> Entry | None:
+        """The task of the recipient that waits longest, of those whose sender's public key ``of`` takes."""
+        first = self._first(self._waiting, recipient, State.QUEUED)
+        if first is None or of(first.task.sender.pubkey):
+            return first
+        waiting = ((turn, self._waits(turn, name)) for turn, name in sorted(self._waiting[recipient]))
+        return next((one for _, one in waiting if one is not None and of(one.task.sender.pubkey)), None)
 
     def first_unfetched(self, sender: str) -> Entry | None:
         """The oldest answer that the sender has not had."""
@@ -206,6 +210,11 @@ class Shelf:
         if entry.lease is not None and may_repeat(entry):
             moments.append(entry.lease.expires_at_ms)
         return min(moments, default=None)
+
+    def _waits(self, turn: int, name: str) -> Entry | None:
+        entry = self.entries.get(name)
+        is_it = entry is not None and entry.state is State.QUEUED and entry.turn == turn
+        return entry if entry is not None and is_it and self._may_go(entry) else None
 
     def _first(self, heaps: dict[str, list[tuple[int, str]]], pubkey: str, state: State) -> Entry | None:
         heap = heaps.get(pubkey)

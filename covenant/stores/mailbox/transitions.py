@@ -7,7 +7,7 @@ what is due (``expire``): a lease or deadline that is over must not be seen by a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 
 from covenant.stores.mailbox import events
@@ -72,9 +72,17 @@ def send(book: Book, task: A2ATask, now_ms: int, *, other_id: str) -> Sent:
     return Sent(replayed or entry, "replayed" if replayed else "queued")
 
 
-def lease(book: Book, recipient: str, now_ms: int, *, lease_id: str, lease_ms: int) -> Entry | None:
-    """Give the recipient its next task. Of tasks that are the same, one is done at a time."""
-    while (entry := book.first_waiting(recipient)) is not None:
+def anybody(sender: str) -> bool:
+    """Tasks of every sender."""
+    return True
+
+
+def lease(
+    book: Book, recipient: str, now_ms: int, *, lease_id: str, lease_ms: int, of: Callable[[str], bool] = anybody
+) -> Entry | None:
+    """Give the recipient its next task, of a sender that ``of`` takes. Of tasks that are the same, one is done at a
+    time."""
+    while (entry := book.first_waiting(recipient, of)) is not None:
         if _replay(book, entry, now_ms):
             continue
         return book.emit(

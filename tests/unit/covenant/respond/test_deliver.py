@@ -20,7 +20,7 @@ from covenant.stores.peers.interface import Enrolled
 from covenant.wire import parts, requests
 from covenant.wire.types import A2ATaskResult, AgentId, Idempotency
 from policy import errors
-from tests.mailbox_kit import ADA, World
+from tests.mailbox_kit import ADA, EVE, World
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60
@@ -310,6 +310,32 @@ async def test_as_many_at_once_as_may_be(world: World) -> None:
         assert sorted([(await answer(world, me)).task_id for _ in range(6)]) == [f"t{n}" for n in range(6)]
     assert world.runs.most_at_once == 3
     assert world.server.mailbox.running == set()
+
+
+async def test_whoever_queues_tasks_without_end_holds_up_nobody_else(world: World) -> None:
+    """Each may last as long as its agent's manifest grants, and all of them were sent before."""
+    _, hello = await _of_a_peer(world)
+    await world.server.peers.enroll(EVE, None)
+    await world.grant(EVE, f"a2a.send.{hello.pubkey}", "memory.write")
+    me, other = await ready(world, "other")
+    await world.grant(me, f"a2a.recv.{EVE.display}", f"a2a.send.{hello.display}")
+    world.runs.hold = anyio.Event()
+    async with delivering(world):
+        for n in range(8):
+            await world.send(ADA, hello, f"ada-{n}")
+        await until(lambda: world.runs.at_once == 2)
+        await world.send(EVE, hello, "eve-0")
+        await world.send(EVE, hello, "eve-1")
+        await until(lambda: world.runs.at_once == 3)
+        await world.send(me, hello, "mine")
+        await until(lambda: world.runs.at_once == 4)
+        assert [whom for _, _, whom in world.runs.asked] == [ADA, ADA, EVE, me]
+        await world.send(me, other, "mine too")
+        world.runs.hold.set()
+        for sender, count in ((ADA, 8), (EVE, 2), (me, 2)):
+            assert {(await answer(world, sender)).status for _ in range(count)} == {"ok"}
+        await until(lambda: not world.server.mailbox.running)
+    assert world.runs.most_at_once == 4
 
 
 async def test_who_takes_a_task_back_ends_its_run(world: World) -> None:

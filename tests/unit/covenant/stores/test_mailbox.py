@@ -92,6 +92,16 @@ async def leased(box: Mailbox, **lease: Any) -> Entry:
     return entry
 
 
+async def test_the_tasks_of_some_senders_alone_are_given_out_where_that_is_asked(box: Mailbox) -> None:
+    for name in ("first", "second"):
+        await box.send(task(name))
+    await box.send(task("third", sender=EVE))
+    entry = await leased(box, of=lambda sender: sender == EVE.pubkey)
+    assert entry.task.id == "third"
+    assert await box.lease(BOB.pubkey, of=lambda sender: sender == EVE.pubkey) is None
+    assert [(await leased(box)).task.id for _ in range(2)] == ["first", "second"]
+
+
 async def test_a_task_goes_its_way(box: Mailbox, clock: Clock) -> None:
     sent = await box.send(task())
     assert (sent.outcome, sent.entry.state, sent.entry.attempt) == ("queued", State.QUEUED, 0)
