@@ -100,7 +100,7 @@ class Made:
         """runsc's flags that say where this run's files lie, and where it writes what its filter refuses."""
         places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
         if self.tells_calls:
-            # The last is what runsc itself makes of the log for its children.
+            # The last is what runsc itself makes of the log for the sandbox.
             places |= {**sentry_log.flags(Path(self.directory) / "trace", self.traced), "--debug-log-fd": "3"}
         return places
 

@@ -46,7 +46,8 @@ NAME = "sentry.log"
 
 def flags(directory: Path, traced: Sequence[str] = ()) -> dict[str, str]:
     """What runsc is told, with a pipe in this directory; ``traced`` are calls of which each is written there."""
-    written = {"--debug": "true", "--debug-log": str(directory / NAME)}
+    # Of the sandbox alone: the gofer and `runsc run` itself say 700 lines about themselves, and nothing of the agent.
+    written = {"--debug": "true", "--debug-command": "boot", "--debug-log": str(directory / NAME)}
     if not traced:
         return written
     return {**written, "--strace": "true", "--strace-syscalls": ",".join(traced), "--strace-log-size": "1"}
