@@ -13,8 +13,7 @@ import anyio.to_thread
 
 from covenant.daemon_config import Settings
 from covenant.identity import Identity
-from covenant.providers import embed, tools
-from covenant.providers.chain import OffChain
+from covenant.providers import chain, embed, secrets_file, tools
 from covenant.respond import table
 from covenant.respond.ignore import IgnoreSet
 from covenant.respond.secrets import InMemorySecrets
@@ -65,6 +64,8 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             return store
 
         agents = Agents(home)
+        told = await anyio.to_thread.run_sync(secrets_file.told, home)
+        anchors = chain.pick(told.chain)
         picked = await embed.pick(await anyio.to_thread.run_sync(embed.read_settings, home))
         if picked.warning:
             _LOG.warning("embedder: %s", picked.warning)
@@ -99,12 +100,12 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             budget=budget,
             checkpoints=checkpoints,
             receipts=receipts,
-            chain=OffChain(),
+            chain=anchors,
             mailbox=mailbox,
             tools=tools.native(clock),
             agents=agents,
             runners=runtime.runners,
-            secrets=InMemorySecrets(),
+            secrets=InMemorySecrets(told.secrets),
             handlers=table.HANDLERS,
         )
         audit.listen(lambda event: server.feed.publish("audit", event))

@@ -1,14 +1,16 @@
 """The chain that may keep the roots of batches. Nothing is on one unless the daemon is given a chain that is ready.
 
 ``OffChain`` is the default: it says what is missing, and anchors nothing. ``covenant.providers.chain_vm`` executes the
-transaction in a machine of its own; a cluster is a third implementation of ``Chain``, of which there is none yet.
+transaction in a machine of its own, where ``secrets.toml`` says so; a cluster is a third implementation of ``Chain``,
+of which there is none yet.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import anyio.lowlevel
 
@@ -64,6 +66,21 @@ class OffChain:
         await anyio.lowlevel.checkpoint()
         missing = ", ".join(self.status().missing)
         raise errors.ChainError(f"batch `{batch.batch_id}` cannot be anchored", hint=f"missing: {missing}")
+
+
+def pick(name: Literal["off", "litesvm"]) -> Chain:
+    """The chain that ``settlement.chain`` of ``secrets.toml`` names.
+
+    Raises:
+        errors.SettlementMissingError: it needs the extra, which is not installed.
+    """
+    if name == "off":
+        return OffChain()
+    # Needs no more than its extra when it is asked for.
+    from covenant.providers import chain_vm
+
+    # Whoever pays there is nobody: the machine gives it what it needs, and forgets it.
+    return chain_vm.LocalVm(os.urandom(32))
 
 
 def installed() -> bool:

@@ -11,21 +11,17 @@ The default needs no model and no network; ``ollama`` and ``minilm`` are asked f
 
 from __future__ import annotations
 
-import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import anyio.to_thread
 import pydantic
 
+from covenant.providers import secrets_file
 from covenant.providers.hashed import HashEmbedder
 from policy import errors
-from sandbox import durable
 
-SECRETS_FILE: Final = "secrets.toml"
-_MAX_SECRETS_BYTES: Final = 1024 * 1024
 DEFAULT_MODEL: Final = "nomic-embed-text"
 DEFAULT_ENDPOINT: Final = "http://localhost:11434"
 
@@ -72,17 +68,7 @@ def read_settings(home: Path) -> EmbedSettings:
     Raises:
         errors.SettingError: the file is a symlink, another user's, readable by others, or malformed.
     """
-    where = str(home / SECRETS_FILE)
-    if not os.path.lexists(where):
-        return EmbedSettings()
-    directory = durable.open_directory(home, error=errors.SettingError)
-    try:
-        raw = durable.read(
-            directory, SECRETS_FILE, max_bytes=_MAX_SECRETS_BYTES, where=str(home), error=errors.SettingError
-        )
-    finally:
-        os.close(directory)
-    return parse_settings(raw or b"", where=where)
+    return parse_settings(secrets_file.read(home), where=str(home / secrets_file.NAME))
 
 
 def parse_settings(raw: bytes, *, where: str) -> EmbedSettings:
@@ -91,10 +77,7 @@ def parse_settings(raw: bytes, *, where: str) -> EmbedSettings:
     Raises:
         errors.SettingError: no TOML, or a value that cannot be used.
     """
-    try:
-        document: dict[str, Any] = tomllib.loads(raw.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        raise errors.SettingError("secrets.toml is no TOML", where=where) from None
+    document = secrets_file.document(raw, where=where)
     try:
         return EmbedSettings.model_validate(document.get("embed", {}))
     except pydantic.ValidationError as e:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from covenant.providers.secrets_file import SECRET_NAME
 from covenant.respond import authority
 from covenant.respond.caller import Caller
 from covenant.respond.server import Handler, Server
@@ -14,11 +14,10 @@ from policy import errors
 from policy.capabilities.facts import Facts
 
 ACTION: Final = "secret.access"
-_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
 
 
 class SecretSource(Protocol):
-    """Where secrets are; wiring a real one is the operator's matter."""
+    """Where secrets are: for the daemon ``[secrets]`` of ``secrets.toml`` (``covenant.providers.secrets_file``)."""
 
     def get(self, name: str) -> bytes | None:
         """The secret, None where there is none of that name."""
@@ -46,7 +45,7 @@ async def get_secret(server: Server, caller: Caller, asked: requests.GetSecret) 
     Raises:
         errors.SecretDeniedError: it is absent, or not granted to the caller.
     """
-    named = _NAME.match(asked.name) is not None
+    named = SECRET_NAME.match(asked.name) is not None
     # Looked up whether it is granted or not, so that both take as long.
     value = _text(server.secrets.get(asked.name)) if named else None
     try:

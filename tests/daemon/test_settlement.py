@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from covenant.providers.chain_vm import LocalVm
-from covenant.respond.server import Server
 from covenant.stores.settlement import interface
 from policy import errors, receipt_tree
 from tests import daemon_kit
@@ -43,10 +41,10 @@ async def test_an_intent_is_receipted_settled_and_proved_over_a_restart(covenant
 
 
 async def test_with_a_chain_the_same_flush_is_anchored(covenant_home: Path) -> None:
-    def with_chain(server: Server) -> None:
-        server.chain = LocalVm(b"\1" * 32)
-
-    async with daemon_kit.running(covenant_home, prepare=with_chain) as daemon:
+    covenant_home.mkdir(mode=0o700)
+    (covenant_home / "secrets.toml").touch(0o600)
+    (covenant_home / "secrets.toml").write_text('[settlement]\nchain = "litesvm"\n')
+    async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write", "chain.flush", "chain.receipts")
         await daemon.ask("submit_intent", text="say something")
         flushed = await daemon.ask("flush_receipts", limit=10)

@@ -1,0 +1,102 @@
+"""``secrets.toml`` in a home (Covenant version 1, section 13): what the daemon is told that nobody else may read.
+
+    [embed]                  # covenant.providers.embed
+    [secrets]                # by name, for whoever a grant of secret.access lets have them
+    mail = "correct horse"
+    [settlement]
+    chain = "litesvm"        # or "off", the default: receipts are settled off-chain
+
+Read once, at the start. Nothing of the file is ever in an error, names of secrets no more than their values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from policy import errors
+from sandbox import durable
+
+NAME: Final = "secrets.toml"
+Chain = Literal["off", "litesvm"]
+_CHAINS: Final[tuple[Chain, ...]] = ("off", "litesvm")
+_MAX_BYTES: Final = 1024 * 1024
+# What `get_secret` can ask for.
+SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the sections ``[secrets]`` and ``[settlement]`` say."""
+
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    chain: Chain = "off"
+
+
+def read(home: Path) -> bytes:
+    """The file's bytes; none where it is not there.
+
+    Raises:
+        errors.SettingError: it is a symlink, another user's, or readable by others.
+    """
+    where = str(home / NAME)
+    if not os.path.lexists(where):
+        return b""
+    directory = durable.open_directory(home, error=errors.SettingError)
+    try:
+        raw = durable.read(directory, NAME, max_bytes=_MAX_BYTES, where=str(home), error=errors.SettingError)
+    finally:
+        os.close(directory)
+    return raw or b""
+
+
+def document(raw: bytes, *, where: str) -> dict[str, Any]:
+    """The sections.
+
+    Raises:
+        errors.SettingError: these bytes are no TOML.
+    """
+    try:
+        return tomllib.loads(raw.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        raise errors.SettingError(f"{NAME} is no TOML", where=where) from None
+
+
+def told(home: Path) -> Told:
+    """What the file of this home says.
+
+    Raises:
+        errors.SettingError: as ``read`` and ``document``, or a section has what cannot be used.
+    """
+    where = str(home / NAME)
+    sections = document(read(home), where=where)
+    return Told(_secrets(sections.get("secrets", {}), where), _chain(sections.get("settlement", {}), where))
+
+
+def _secrets(section: Any, where: str) -> dict[str, bytes]:
+    if not isinstance(section, dict) or not all(isinstance(value, str) for value in section.values()):
+        raise errors.SettingError(
+            "`[secrets]` has what is no secret", hint='each line is a name and a text: mail = "..."', where=where
+        )
+    if not all(map(SECRET_NAME.match, section)):
+        raise errors.SettingError(
+            "a name in `[secrets]` is none that can be asked for",
+            hint="1 to 256 of A-Z a-z 0-9 _ . : / -",
+            where=where,
+        )
+    return {name: value.encode() for name, value in section.items()}
+
+
+def _chain(section: Any, where: str) -> Chain:
+    asked = section.get("chain", "off") if isinstance(section, dict) else None
+    for known in _CHAINS:
+        if asked == known:
+            return known
+    raise errors.SettingError(
+        "`settlement.chain` has a value that cannot be used", hint="it is `off` or `litesvm`", where=where
+    )
