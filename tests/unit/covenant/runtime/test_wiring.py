@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon_config import Settings
+from covenant.daemon_config import Projection, Settings
 from covenant.runtime import wiring
 from covenant.runtime.hermes import Hermes
 from covenant.runtime.supervised import Supervised
@@ -42,6 +42,12 @@ async def test_every_runtime_of_a_manifest_has_its_runner(tmp_path: Path) -> Non
         assert set(runtime.runners._runners) == {"python3", "node", "rust-bin", "hermes"}
         with pytest.raises(errors.HermesUnconfiguredError):
             await runtime.hermes.probe()
+
+
+async def test_a_run_that_its_budget_ends_has_the_grace_that_was_set(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, projection=Projection(preempt_grace_ms=7))
+    async with wiring.opened(settings, audit=Log(), now_ms=lambda: 0) as runtime:
+        assert runtime.supervised._grace_ms == 7
 
 
 async def test_an_address_of_hermes_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:

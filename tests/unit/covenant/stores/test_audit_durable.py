@@ -172,6 +172,23 @@ async def test_checkpoints_are_kept_and_the_key_stays(home: Path) -> None:
         assert proof.checkpoint == signed
 
 
+async def test_a_cosignature_is_kept_before_it_is_answered(home: Path, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
+    witness = note.Verifier("witness.example/w", note.COSIGNATURE, key.public_key())
+    await fill(home, 3)
+    async with await opened(home) as log:
+        signed = await log.checkpoint()
+        cosigned = signed.with_signature(note.cosign(signed.text, witness.name, key, 1_700_000_000))
+        kept = await log.cosigned(note.Note.parse(cosigned.raw), [witness])
+        # Nothing is closed: this is what a kill would leave.
+        left = snapshot(home, tmp_path / "left")
+    async with await opened(left) as log:
+        proof = await log.prove((await log.recent(9))[-1].id)
+        assert proof is not None
+        assert proof.checkpoint == kept
+        assert [one.time_s for one in proof.checkpoint.verified([log.verifier, witness])] == [None, 1_700_000_000]
+
+
 async def test_a_checkpoint_that_could_not_be_kept_is_not_given_out(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
