@@ -1,7 +1,8 @@
-"""Who may have runs at one time: so many in all, and of these no peer so many that others have none.
+"""Who may have something of which there is only so much at one time: no peer has so much that others have none.
 
-What an agent takes is minutes, and whoever has a connection may ask for one run after the other: without a share of
-each, the runs of one would be all that there is, and what they asked next would stand before everybody else.
+A run takes minutes, a look through the log as long as there are rows, and whoever has connections may ask for one after
+the other: without a share of each, those of one would be all that there are, and what they asked next would stand
+before everybody else.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Shares:
 
 @contextlib.asynccontextmanager
 async def _held(places: anyio.CapacityLimiter) -> AsyncIterator[None]:
-    # A task may have more than one run: the place is the run's.
-    run = object()
-    await places.acquire_on_behalf_of(run)
+    # A task may have more than one: the place is of this time.
+    this = object()
+    await places.acquire_on_behalf_of(this)
     try:
         yield
     finally:
-        places.release_on_behalf_of(run)
+        places.release_on_behalf_of(this)

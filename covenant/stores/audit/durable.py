@@ -14,6 +14,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from covenant.runtime import shares
 from covenant.stores import journal, turns
 from covenant.stores.audit import (
     adopting,
@@ -43,6 +44,11 @@ _MOST_AT_ONCE: Final = 1024
 _CROWD: Final = 16
 # So many crowds make a crowded time.
 _AGAIN: Final = 16
+
+
+# So many look for rows at one time, whoever they are for: each is a thread that keeps the interpreter from the loop for
+# as long as there are rows, and of the threads that there are others have something to do as well.
+_READERS: Final = 4
 
 
 # What a line says behind its id and its time, and the key of whose it is.
@@ -84,6 +90,7 @@ class DurableAudit:
             self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._told
         )
         self._shape = reading.Shape()
+        self._readers = shares.Shares(_READERS, operator=issuer.pubkey)
         self._proving = anyio.Lock()
         # Who writes: a thread of ours, or, while many wait at once, a process (``covenant.stores.audit.scribe``).
         self._dictation: dictation.Dictation | None = None
@@ -174,8 +181,8 @@ class DurableAudit:
         self, limit: int, *, since_ms: int | None = None, issuer_pubkey: str | None = None
     ) -> list[parts.AuditEvent]:
         """As the interface says."""
-
-        return await self._reading(lambda: list(shared.newest(self._back(issuer_pubkey), limit, since_ms)))
+        async with self._readers.place(issuer_pubkey or self._issuer.pubkey):
+            return await self._reading(lambda: list(shared.newest(self._back(issuer_pubkey), limit, since_ms)))
 
     async def scan(
         self,
@@ -186,7 +193,8 @@ class DurableAudit:
         issuer_pubkey: str | None = None,
     ) -> interface.Scan:
         """As the interface says."""
-        return await self._reading(lambda: shared.scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
+        async with self._readers.place(issuer_pubkey or self._issuer.pubkey):
+            return await self._reading(lambda: shared.scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
 
     async def verify(self) -> audit.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
