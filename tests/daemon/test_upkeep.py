@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from covenant import daemon, daemon_stores
 from covenant.daemon_config import Retry
-from covenant.respond import budget
+from covenant.respond import budget, floods, unfinished
 from covenant.stores.budget.durable import DurableBudgetLedger
+from policy import errors
 from tests import daemon_kit
 from tests.capability_kit import ADA
 
@@ -82,3 +84,37 @@ async def test_old_debits_leave_the_ledger_at_the_start(covenant_home: Path) -> 
         assert (await _row(one, "budget_compacted"))["dropped"] > 0
         assert (await one.ask("recent_debits"))["debits"] == []
         assert one.server.budget.tokens(ADA) == 10
+
+
+async def test_refusals_that_were_only_counted_are_in_the_log_at_the_end(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floods, "MOST", 1)
+    async with daemon_kit.running(covenant_home) as one, daemon_kit.peer(one, ADA) as ada:
+        for _ in range(3):
+            with pytest.raises(errors.CovenantError) as refused:
+                await ada.ask("recent_memory")
+            assert refused.value.code == errors.CapabilityMissingError.code
+    kinds = [json.loads(line)["kind"] for line in (covenant_home / "audit" / "events.jsonl").read_text().splitlines()]
+    (summed,) = [kind for kind in kinds if kind["type"] == "refusals_summed"]
+    assert (summed["peer_display"], summed["count"]) == (ADA.display, 2)
+
+
+async def test_what_no_disk_took_is_written_again_although_nobody_asks(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "_AGAIN_SECONDS", 0.02)
+    tried: list[str] = []
+    done = anyio.Event()
+
+    async def write() -> None:
+        tried.append("again")
+        if len(tried) == 1:
+            raise errors.StoreError("the disk is full")
+        done.set()
+
+    async with daemon_kit.running(covenant_home) as one:
+        one.server.unfinished.keep("intent-1", write)
+        with anyio.fail_after(SECONDS):
+            await done.wait()
+        assert len(tried) == 2
