@@ -171,12 +171,14 @@ covenant logs RUN                    # what the agent wrote to stderr; --follow 
 covenant wait RUN                    # until it has ended: its own outcome and exit status
 ```
 
-With `--tree` the whole subtree is stopped first, parents before children, so that nothing of it starts another run
-while the rest is asked; then each run of it is asked in turn. What stands to be ended is not resumed, and ends by
-itself after ten seconds, with everything below it, where whoever asked was killed over it.
+With `--tree` the whole subtree is stopped first, so that nothing of it starts another run while the rest is asked.
+`covenant kill --tree` stops all of it at once, then has each run write down why it ends, then kills all of them at
+once. Where whoever asked was killed over it, a run that has written it down ends by itself with everything below it:
+that stands, is not resumed, and ends after ten seconds.
 
-What somebody else has stopped, such as a revocation that was killed before it had marked anything, stands in the state
-Running; `covenant resume` finds that, writes both rows and lets it go on.
+What somebody else has stopped, such as a kill or a revocation that was killed before it had asked or marked anything,
+stands in the state Running; `covenant resume` finds that, writes both rows and lets it go on, and `covenant kill` ends
+it.
 
 ## Clocks
 

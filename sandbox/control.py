@@ -27,6 +27,7 @@ from policy import errors
 from policy.signing import strict_json
 
 NAME = "control"
+_TOGETHER = "together"
 REQUEST_BYTES = 16 * 1024
 # Below what a socket of that kind takes as one message by default (net.core.wmem_default).
 ANSWER_BYTES = 128 * 1024
@@ -210,8 +211,29 @@ class Connection:
             errors.NoRunError: the run ended before it answered.
             errors.KeeperError: it did not answer in time, or with something else than an answer.
         """
+        self.say(op, **fields)
+        return self.heard()
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Ask, and wait for no answer yet: of many keepers each does it while the others are asked.
+
+        Raises:
+            errors.NoRunError, errors.KeeperError: as ``ask``.
+        """
         try:
             self._socket.send(json.dumps({"op": op, **fields}).encode())
+        except (BrokenPipeError, ConnectionResetError) as e:
+            raise self._ended() from e
+        except OSError as e:
+            raise self._silent(e) from e
+
+    def heard(self) -> dict[str, Any]:
+        """The answer to what was said.
+
+        Raises:
+            errors.CovenantError: as ``ask``.
+        """
+        try:
             raw = self._socket.recv(ANSWER_BYTES)
         except (BrokenPipeError, ConnectionResetError) as e:
             raise self._ended() from e
@@ -255,6 +277,17 @@ def ask(directory: Path, op: str, *, seconds: float = ASK_SECONDS, **fields: Any
     """
     with Connection(directory, seconds=seconds) as connection:
         return connection.ask(op, **fields)
+
+
+def mark_together(directory: Path) -> None:
+    """By a keeper whose run was ended with others: what comes after waits until all of them are gone."""
+    with contextlib.suppress(OSError):  # it is done at once then, and the others take a moment more
+        (directory / _TOGETHER).touch(mode=0o600)
+
+
+def ends_together(directory: Path) -> bool:
+    """Whether the run was ended so."""
+    return (directory / _TOGETHER).exists()
 
 
 def until_there(directory: Path, seconds: float) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from policy import errors
 from policy.lifecycle import State
-from sandbox import admission, archive, control, metrics, registry, unended
+from sandbox import admission, archive, control, metrics, registry, revocation, unended
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
@@ -25,6 +25,8 @@ _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 _PUSHED_OUT_SECONDS = 0.25
 # What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.spawning).
 _GONE_SECONDS = 120.0
+# So many runs of a tree are asked before the first is heard: each is two descriptors.
+_AT_ONCE = 64
 # Deeper than any manifest may say that a tree is.
 _MOST_ABOVE = 64
 
@@ -76,6 +78,8 @@ def act(
         errors.WrongStateError: a run is in a state in which this cannot be done.
         errors.KeeperError: a run did not answer, or did not end.
     """
+    if operation == "kill" and tree:
+        return _kill_tree(state, asker, run, reason)
     chosen = _find(_seen(state, asker), run)
     ask = _Ask(state, asker, reason)
     if not tree:
@@ -83,15 +87,23 @@ def act(
         done = [chosen.run_id]
     elif operation == "resume":
         done = [one.run_id for one in reversed(ask.subtree(chosen.run_id)) if ask.where_it_can(operation, one)]
-    elif operation == "suspend":
-        done = ask.stop(chosen)
     else:
-        done = []
-        # A child that a keeper was just starting is there only when its parent is gone, and may outlive it.
-        while ask.subtree(chosen.run_id):
-            done += ask.end(chosen)
-            _until_gone(state, done)
+        done = ask.stop(chosen)
     if operation == "kill":
+        _until_gone(state, done)
+    return done
+
+
+def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
+    # Agents that are to be ended may keep every processor from us (kernel.urgent).
+    with revocation.urgent():
+        chosen = _find(_seen(state, asker), run)
+        ask = _Ask(state, asker, reason)
+        done = ask.end(chosen)
+    _until_gone(state, done)
+    # A child that a keeper was just starting is there only when its parent is gone, and may outlive it.
+    while ask.subtree(chosen.run_id):
+        done += ask.end(chosen)
         _until_gone(state, done)
     return done
 
@@ -203,27 +215,43 @@ class _Ask:
         return stopped
 
     def end(self, entry: Entry) -> list[str]:
-        """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile. What
-        stands so ends by itself where we are killed over it.
+        """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile; each
+        then says in the log why it ends, and all are killed at once.
 
-        What cannot be stopped is ended at once: it is just starting, or nothing here stops it.
+        What cannot be stopped is ended at once: it is just starting, or nothing here stops it. Where we are killed over
+        it, a run that has said so ends by itself with everything below it.
         """
-        held: set[str] = set()
         ended: list[str] = []
-        while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in {*held, *ended}]:
-            for one in moving:
-                with contextlib.suppress(errors.NotEnforceableError):
-                    if self.where_it_can("suspend", one, ending=True):
-                        held.add(one.run_id)
-                        continue
-                self.where_it_can("kill", one)
-                ended.append(one.run_id)
-        for one in self.subtree(entry.run_id):
-            # What a parent's end ends as well is gone already.
-            if one.run_id not in ended:
-                self.where_it_can("kill", one)
-                ended.append(one.run_id)
+        together: list[Entry] = []
+        with revocation.first(self._runs):
+            while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in ended]:
+                revocation.stop([one for one in moving if one.state in (State.RUNNING, State.SUSPENDED)])
+                waiting = self._said_together(moving)
+                together += waiting
+                for one in moving:
+                    # What a parent's end ends as well may be gone already.
+                    if one not in waiting:
+                        self.where_it_can("kill", one)
+                    ended.append(one.run_id)
+            revocation.end_together(together)
         return ended
+
+    def _said_together(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Have each write down that it ends, while the others are asked; those that did wait for us to kill them."""
+        done: list[Entry] = []
+        for begin in range(0, len(entries), _AT_ONCE):
+            with contextlib.ExitStack() as stack:
+                asked = []
+                for one in entries[begin : begin + _AT_ONCE]:
+                    with contextlib.suppress(errors.CovenantError):
+                        connection = stack.enter_context(control.Connection(one.path))
+                        connection.say("kill", by=self._asker.display, reason=self._reason, together=True)
+                        asked.append((one, connection))
+                for one, connection in asked:
+                    with contextlib.suppress(errors.CovenantError):
+                        connection.heard()
+                        done.append(one)
+        return done
 
 
 def _seen(state: Path, asker: Asker) -> list[Entry]:

@@ -30,7 +30,7 @@ from typing import Any
 from policy import errors
 from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
-from sandbox import bundle, durable, registry
+from sandbox import bundle, control, durable, registry
 from sandbox.channel import Outcome, Round
 from sandbox.kernel import cgroupfs, ending
 from sandbox.kernel import urgent as priority
@@ -304,17 +304,35 @@ class Watch:
 
 
 def give_way(path: Path) -> None:
-    """By the keeper of a run whose sandbox has ended or is to: where it is being revoked, wait until all that is
-    revoked with it is gone. A whole tree's keepers who clean up at once take the processors from those who still die.
+    """By the keeper of a run whose sandbox has ended or is to: where it is revoked, or ended with its tree, wait until
+    all that ends with it is gone. A tree's keepers who clean up at once take the processors from those who still die.
 
     Whoever ends them holds a lock, which the kernel takes from the dead; a keeper waits for a bounded time.
     """
     with contextlib.suppress(OSError):
-        if bundle.revoked_of(path) is None:
+        if bundle.revoked_of(path) is None and not control.ends_together(path):
             return
         until = time.monotonic() + _GIVE_WAY_SECONDS
         while durable.held(path.parent / _ENDING) and time.monotonic() < until:
             time.sleep(_GIVE_WAY_LOOK_SECONDS)
+
+
+def stop(entries: Sequence[registry.Entry]) -> None:
+    """Stop the agents of these runs, all of them before any is asked for more. Nothing is written down: what somebody
+    stopped who was killed over it is what `resume` lets go on.
+    """
+    with contextlib.suppress(errors.CovenantError):
+        leaves = _all_leaves(cgroupfs.Hierarchies.read(), entries, [])
+        ending.stop(leaf for both in leaves.values() for leaf in both[:1])
+
+
+def end_together(entries: Sequence[registry.Entry]) -> None:
+    """Kill all of these runs at once, each of which has said why it ends and waits (``give_way``): one after the other,
+    the first ones' keepers would clean up while the last ones die. What is not done here their keepers do.
+    """
+    with contextlib.suppress(errors.CovenantError):
+        leaves = _all_leaves(cgroupfs.Hierarchies.read(), entries, [])
+        ending.kill([leaf for both in leaves.values() for leaf in both])
 
 
 def verdict(path: Path) -> errors.RunRevokedError | None:

@@ -63,6 +63,8 @@ class Steering:
         self._stood = False
         # When the run ends by itself, and who wants it and why.
         self._to_end: tuple[float, Mapping[str, Any]] | None = None
+        # Who ends it with others, and why: until they have, or did not come back.
+        self._together: Mapping[str, Any] | None = None
         self.table: dict[str, control.Handler] = {
             "state": self._state,
             "suspend": self._suspend,
@@ -122,9 +124,13 @@ class Steering:
     def _ending(self, error: errors.RunError) -> None:
         if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
             self._terminated(f"{error.code}: {error.message}")
+        asked, self._together = self._together, None
+        # They kill all before they let us go on: what is still there they have left to us.
+        if asked is not None and self._leaf is not None and self._leaf.pids():
+            self._below(asked.get("by", ""), asked.get("reason", ""))
 
     def _terminated(self, words: str) -> None:
-        self._stood = self._rows.state is State.SUSPENDED
+        self._stood = self._rows.state is State.SUSPENDED or self._together is not None
         self._rows.to(State.TERMINATED, words)
 
     def _clocks(self) -> Outcome:
@@ -214,8 +220,9 @@ class Steering:
 
     def _kill(self, request: Mapping[str, Any]) -> control.Reply:
         """``code`` is that of another cause of the run's end than somebody's wish; ``grace_ms`` is what the agent has
-        when it was asked to end, and without it there is none."""
-        _only(request, "by", "reason", "code", "grace_ms")
+        when it was asked to end, and without it there is none. ``together``: whoever asks has stopped it, ends others
+        with it, and kills them all when each has this written down; where they do not come back it is done here."""
+        _only(request, "by", "reason", "code", "grace_ms", "together")
         grace = request.get("grace_ms")
         if grace is not None and (type(grace) is not int or grace < 0):
             raise errors.UsageError("a grace is a number of milliseconds")
@@ -229,11 +236,26 @@ class Steering:
         if cause is None or not issubclass(cause, errors.RunError):
             raise errors.UsageError("no run ends with such a code")
         words = _words(cause.code, request)
+        if request.get("together", False) is True:
+            self._wait_for_others(request)
         self._terminated(words)
         self._to_end = None
         patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
         error = cause(f"ended {words.partition(' ')[2]}", **patience)
         return control.Reply({"state": str(self._rows.state)}, error)
+
+    def _wait_for_others(self, request: Mapping[str, Any]) -> None:
+        """What comes after its end waits for those that end with it (``revocation.give_way``).
+
+        Raises:
+            errors.NotEnforceableError: it cannot stand so long.
+        """
+        if self._rows.state not in (State.RUNNING, State.SUSPENDED):
+            raise errors.WrongStateError("it is just starting, or ending")
+        if self._directory is None or self._leaf is None or not self._leaf.freezable:
+            raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
+        control.mark_together(self._directory)
+        self._together = request
 
     def _logs(self, request: Mapping[str, Any]) -> control.Reply:
         _only(request, "offset")

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from policy import errors, lifecycle
-from sandbox import archive, control, oversight, registry
+from sandbox import archive, control, oversight, registry, revocation
+from sandbox.kernel import cgroupfs
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import HEAD, TAIL, World
@@ -120,25 +121,35 @@ steering.Steering._forsaken = lambda self: forsaken(self) if os.path.exists(told
 sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
 """
-# After so many questions whoever ends a tree of two is killed.
-ASKED = {"the first stands": 1, "all stand": 2, "the first is ended": 3}
+# Whoever ends a tree of two is killed when so many of it have been told to say so in the log.
+TOLD = {"both stand": 0, "the first says so": 1, "both say so": 2}
 
 
-def _end_and_die(world: World, run_id: str, questions: int) -> None:
+def _end_and_die(world: World, run_id: str, told: int) -> None:
     """By a process of its own."""
-    ask, left = control.ask, iter(range(questions))
+    say, left = control.Connection.say, iter(range(told))
 
-    def ask_or_die(*arguments: Any, **more: Any) -> dict[str, Any]:
+    def die(*arguments: Any, **more: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def say_or_die(*arguments: Any, **more: Any) -> None:
         if next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return ask(*arguments, **more)
+            die()
+        say(*arguments, **more)
 
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            control.ask = ask_or_die
+            control.Connection.say = say_or_die  # type: ignore[method-assign]
+            revocation.end_together = die
             oversight.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+
+def _stands(entry: registry.Entry) -> bool:
+    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf.adopt(entry.cgroups)
+    return leaf.frozen()
 
 
 def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World) -> None:
@@ -158,18 +169,30 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
             found = {one.keeper: one for one in registry.live(world.state / "runs") if one.state == "Running"}
             return found if set(keepers) <= set(found) else None
 
-        tops = [member("") for _ in ASKED]
+        tops = [member("") for _ in TOLD]
         found = until(lambda: shown(tops))
         below = [member(found[one].run_id) for one in tops]
         found = until(lambda: shown([*tops, *below]))
-        for keeper, questions in zip(tops, ASKED.values(), strict=True):
-            _end_and_die(world, found[keeper].run_id, questions)
+        for keeper, count in zip(tops, TOLD.values(), strict=True):
+            _end_and_die(world, found[keeper].run_id, count)
+        # Nobody was told anything: they stand, and whoever ends them once more ends them.
+        untold = found[tops[0]], found[below[0]]
+        until(lambda: all(_stands(one) for one in untold))
+        assert registry.under_way(untold[1].path)
+        ended = oversight.act(world.state, ASKER, "kill", untold[0].run_id, reason="enough", tree=True)
+        assert sorted(ended) == sorted(one.run_id for one in untold)
         told.touch()
         until(lambda: all(one.poll() is not None for one in processes))
     ids = {one.run_id for one in found.values()}
     rows = [row["kind"] for row in world.rows()]
     ends = [(row["run_id"], row["code"]) for row in rows if row["type"] == "run_ended"]
     assert sorted(ends) == sorted((one, "stopped") for one in ids)
-    said = "to be ended, asked by operator@local: enough"
-    assert {row["run_id"] for row in rows if row["type"] == "run_state" and row["reason"] == said} == ids
+    reasons = {row["run_id"]: row["reason"] for row in rows if row.get("state") in ("Suspended", "Terminated")}
+    said = dict.fromkeys(ids, "stopped by operator@local: enough")
+    # The child of the one that said so had not been told: its parent did.
+    late = found[below[1]].run_id
+    assert {row["reason"] for row in rows if row["run_id"] == late and row.get("state") == "Suspended"} == {
+        "to be ended, asked by operator@local: enough"
+    }
+    assert {run_id: reasons[run_id] for run_id in ids - {late}} == {one: said[one] for one in ids - {late}}
     assert leftovers(world) == []

@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from policy.signing import authority, trust
-from sandbox import bundle, durable, registry, revocation
+from sandbox import bundle, control, durable, registry, revocation
 from sandbox.kernel import cgroupfs, ending
 from sandbox.network import cutting
 from sandbox.state import State
@@ -359,8 +359,13 @@ def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_l
     assert first == {"killing": True, "outwaiting": False}
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [lambda path: bundle.mark_revoked(path, "it leaks"), control.mark_together],
+    ids=["revoked", "with its tree"],
+)
 def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "run"
     path.mkdir()
@@ -368,7 +373,7 @@ def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(
     with revocation.first(tmp_path):
         monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
         revocation.give_way(path)  # it is not marked: it ends for another reason
-        bundle.mark_revoked(path, "it leaks")
+        mark(path)
         with monkeypatch.context() as patch:
             patch.setattr(revocation, "_GIVE_WAY_SECONDS", 0.0)
             revocation.give_way(path)  # whoever is at it takes too long

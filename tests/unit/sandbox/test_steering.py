@@ -49,6 +49,10 @@ class Freezer:
     def __init__(self, log: Log) -> None:
         self._log, self.freezable, self.broken = log, True, False
         self.standing = False
+        self.there: list[int] = []
+
+    def pids(self) -> list[int]:
+        return self.there
 
     def freeze(self, *, going_on: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         try:
@@ -173,6 +177,43 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
     assert error.message == "ended by uid7@local: enough"
     assert one.below == [("uid7@local", "enough")]
     assert forsaken.look() is None
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_what_is_ended_with_others_says_so_first_and_is_killed_by_whoever_asked_or_ends_by_itself(
+    suspended: bool, left: bool
+) -> None:
+    one = World()
+    if suspended:
+        one.ask("suspend")
+        one.log.said.clear()
+    reply = one.ask("kill", by="uid7@local", reason="enough", together=True)
+    assert one.log.said == ["Terminated: stopped by uid7@local: enough"]
+    assert control.ends_together(one.directory)
+    assert isinstance(reply.end, errors.KilledError)
+    # They are back, or gone and have left everything to its keeper.
+    one.freezer.there = [7] if left else []
+    one.channel.ending(reply.end)
+    assert one.below == ([("uid7@local", "enough")] if left else [])
+    assert len(one.log.said) == 1
+    one.channel.terminate()
+    assert one.log.said[1:] == ["kill"]  # what stands cannot be asked to end
+    one.channel.ending(reply.end)
+    assert len(one.below) == int(left)
+
+
+def test_what_cannot_stand_or_is_just_starting_is_not_ended_with_others() -> None:
+    for leaf, kinds in ((False, errors.NotEnforceableError), (True, errors.WrongStateError)):
+        one = World(leaf=leaf)
+        if leaf:
+            one.rows.state = State.ISOLATED
+        with pytest.raises(kinds):
+            one.ask("kill", together=True)
+        assert one.log.said == []
+        assert not control.ends_together(one.directory)
+        # The control: by itself it is.
+        assert isinstance(one.ask("kill").end, errors.KilledError)
 
 
 def test_what_is_over_cannot_be_had_stand_to_be_ended() -> None:
