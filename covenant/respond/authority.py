@@ -28,6 +28,7 @@ __all__ = [
     "admits_record",
     "consume",
     "decide",
+    "holds",
     "require",
     "require_all",
     "require_left",
@@ -61,6 +62,12 @@ def decide(capabilities: Capabilities, pubkey: str, action: str, facts: Facts, n
             else:
                 spent = spent or grant
     return Decision(action, spent, None if spent is not None else reason)
+
+
+def holds(server: Server, caller: Caller, action: str, facts: Facts = NONE) -> bool:
+    """Whether the caller has a live grant now that admits the request, without a row and without a wait: while a row
+    was written it may have been taken back, and whoever did so have been told."""
+    return decide(server.capabilities, caller.agent.pubkey, action, facts, server.now_ms()).grant is not None
 
 
 async def require(

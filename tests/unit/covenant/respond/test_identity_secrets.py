@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,46 @@ async def test_absent_and_not_granted_are_one_answer(world: World) -> None:
     assert len(told) == 1
     assert {issuer for _, issuer, _ in world.rows} == {"operator@local"}
     assert world.kinds().count("capability_check") == 9
+
+
+def revoking_when(world: World, monkeypatch: pytest.MonkeyPatch, whose: str, kind: str) -> list[bool]:
+    """The operator takes back what ``whose`` has while the row of this kind is written; whether that was done."""
+    (grant,) = world.capabilities.recent(10, whose)
+    asked, done = requests.RevokeCapability(signature_b58=grant.signature), list[bool]()
+
+    def meanwhile(name: str) -> None:
+        write = getattr(world.audit, name)
+
+        async def wrote(given: Any, *more: Any, **named: Any) -> Any:
+            found = await write(given, *more, **named)
+            if kind in ([given] if isinstance(given, str) else [one.kind for one in given]):
+                done.append((await world.ask(world.operator, asked)).removed)
+            return found
+
+        monkeypatch.setattr(world.audit, name, wrote)
+
+    for name in ("append", "append_all"):
+        meanwhile(name)
+    return done
+
+
+@pytest.mark.parametrize("kind", ["capability_check", "secret_access_granted"])
+async def test_a_secret_is_given_to_nobody_whose_grant_was_taken_back_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A row takes as long as the disk does: whoever revokes in that time is told that it is done."""
+    bob = await world.enroll(BOB, "secret.access.mail")
+    done = revoking_when(world, monkeypatch, BOB.pubkey, kind)
+    assert isinstance(await world.refused(bob, requests.GetSecret(name="mail")), errors.SecretDeniedError)
+    assert any(done)
+    assert world.rows[-1][:2] == ("secret_access_denied", "operator@local")
+
+
+@pytest.mark.parametrize("kind", ["capability_check", "identity_signed"])
+async def test_nothing_is_signed_for_whom_the_grant_was_taken_back_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    ada = await world.enroll(ADA, "identity.sign")
+    done = revoking_when(world, monkeypatch, ADA.pubkey, kind)
+    assert isinstance(await world.refused(ada, attest()), errors.CapabilityMissingError)
+    assert any(done)
