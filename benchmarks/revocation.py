@@ -2,7 +2,8 @@
 """One revocation that ends a tree of running agents, each with a network, beside `kill -9` of the same processes.
 
     from the call to the last process gone (pidfds, watched by another process than the one that revokes), to the last
-    byte that arrived in the world, and to the return; then the same tree killed by hand, with nothing cut and nothing
+    byte that arrived in the world, and to the return; then the same tree as `covenant kill --tree` ends it, and whoever
+    takes a capability back (it returns when all is cleaned up); then killed by hand, with nothing cut and nothing
     written down
 
 The tree is flat: one run and the others below it, as their labels say; each agent sends without a pause. Running
@@ -37,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 
 from policy import errors  # noqa: E402
 from policy.signing import envelope  # noqa: E402
-from sandbox import admission, bundle, keeper, package, registry, revocation  # noqa: E402
+from sandbox import admission, bundle, keeper, oversight, package, registry, revocation  # noqa: E402
 from sandbox.kernel import cgroupfs  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel import internet, revoking  # noqa: E402
@@ -248,6 +249,17 @@ def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: World) ->
     return watched(entries, sink, act, lambda timed: world.internet.within("host", timed))
 
 
+def end(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
+    """As ``covenant kill --tree``, and whoever takes a capability back."""
+    asker = oversight.Asker("operator@local", root=True)
+
+    def act() -> None:
+        done = oversight.act(world.state, asker, "kill", entries[0].run_id, reason="it leaks", tree=True)
+        assert len(done) == len(entries)
+
+    return watched(entries, sink, act, lambda timed: world.internet.within("host", timed))
+
+
 def kill(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
     """By hand: SIGKILL to every process, thawed first where version 1 would keep it standing."""
     leaves = [leaf_of(one) for one in entries]
@@ -295,7 +307,7 @@ def main() -> None:
         figures: dict[str, list[Trial]] = {}
         for _ in range(trials):
             for state in asked:
-                for name, way in (("revoked", revoke), ("kill -9", kill)):
+                for name, way in (("revoked", revoke), ("kill --tree", end), ("kill -9", kill)):
                     one = trial(net, world, count, sink, way, state == "frozen")
                     figures.setdefault(f"{name}, {STATES[state]}", []).append(one)
     print(f"{count} runs with a network, {trials} trials; ms from the call, median and worst")
@@ -304,7 +316,7 @@ def main() -> None:
         for what in ("gone", "packet", "returned"):
             times = [getattr(one, what) * 1000 for one in made]
             columns.append(f"{what} {statistics.median(times):7.1f} {max(times):7.1f}")
-        print(f"{name:32} {'   '.join(columns)}")
+        print(f"{name:36} {'   '.join(columns)}")
     for words in map(STATES.__getitem__, asked):
         ours, raw = ([one.gone for one in figures[f"{name}, {words}"]] for name in ("revoked", "kill -9"))
         ratios = statistics.median(ours) / statistics.median(raw), max(ours) / max(raw)
