@@ -67,6 +67,25 @@ async def test_a_call(world: World) -> None:
     assert (await world.ask(ADA, bare)).content[0]["text"] == f'{{"epoch_ms": {world.clock()}}}'
 
 
+@pytest.mark.parametrize("scope", [{}, {"max_uses": 2}])
+async def test_nothing_is_called_for_whom_the_grant_was_taken_back_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, scope: dict[str, Any]
+) -> None:
+    """Its row was written, and who revoked it was told that it is done."""
+    signature = await world.grant(ADA, "tool.call.echo", **scope)
+    write = world.server.audit.append_all
+
+    async def wrote(entries: Any) -> Any:
+        found = await write(entries)
+        if entries[0].kind == "capability_check":
+            await world.server.capabilities.revoke(signature, world.clock())
+        return found
+
+    monkeypatch.setattr(world.server.audit, "append_all", wrote)
+    assert (await world.ask(ADA, call(text="hi"))).code == "capability_not_held"
+    assert await world.rows("tool_call_completed") == []
+
+
 async def test_arguments_that_do_not_fit_are_written_down(world: World) -> None:
     signature = await world.grant(ADA, "tool.call.echo", max_uses=1)
     answer = await world.ask(ADA, call(text=1))
