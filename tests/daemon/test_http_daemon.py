@@ -69,6 +69,17 @@ async def test_an_intent_is_seen_in_every_stream_and_asked_for_later(covenant_ho
             assert (await asked(session, "GET", "/audit/verify"))["report"]["valid"] is True
 
 
+@pytest.mark.parametrize("told", [None, ("https://console.example", "*")])
+async def test_pages_that_may_ask_are_those_that_it_was_told(covenant_home: Path, told: tuple[str, ...] | None) -> None:
+    listed = "http://localhost:3000" if told is None else told[0]
+    given: dict[str, Any] = {} if told is None else {"http_origins": told}
+    async with daemon_kit.running(covenant_home, http_port=0, **given) as daemon, client(daemon) as session:
+        for origin in ("http://localhost:3000", "https://console.example", "https://evil.example"):
+            async with session.get("/tools", headers={"Origin": origin}) as answer:
+                allowed = answer.headers.get("Access-Control-Allow-Origin")
+                assert (answer.status, allowed) == ((200, origin) if origin == listed else (403, None))
+
+
 def _kind(one: http_kit.Event) -> dict[str, Any]:
     kind: dict[str, Any] = (one.data.get("chunk") or {}).get("kind", {})
     return kind
