@@ -20,6 +20,7 @@ from sandbox import config as configuration
 from sandbox import (
     lifecycle,
     offspring,
+    progress,
     recovery,
     rows,
     spare,
@@ -121,8 +122,9 @@ class Supervisor:
         lies there: it would find none of it, and take the note of it away.
         """
         used = functools.partial(unended.note_used, self.path)
-        recovery.recover(self.path / "runs", config=self.config, used=used, isolated=self.isolated)
-        rows.cut_off(self.ledger)
+        with progress.step("taking away what was left, and writing down how it ended"):
+            recovery.recover(self.path / "runs", config=self.config, used=used, isolated=self.isolated)
+            rows.cut_off(self.ledger)
 
     def means(self) -> lifecycle.Means:
         """What this supervisor lends to a run."""

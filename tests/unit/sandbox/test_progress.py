@@ -9,14 +9,17 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.kdf import argon2
 
 from policy.signing.keyfile import Argon2Parameters
-from sandbox import checks, progress
+from sandbox import checks, progress, recovery, rows
 from sandbox.config import Config
+from sandbox.supervisor import Supervisor
 from sandbox.vault import sealing
 
 GONE = b"\r\x1b[K"
@@ -259,6 +262,17 @@ def test_a_passphrase_that_is_made_a_key_of_is_said(terminal: tuple[int, Far], m
         )
     with key:
         assert len(key) == sealing.KEY_BYTES
+
+
+def test_a_start_that_clears_up_says_so(
+    terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    near, far = terminal
+    own = cast("Supervisor", SimpleNamespace(path=tmp_path, config=Config(), ledger=None, isolated=False))
+    monkeypatch.setattr(recovery, "recover", lambda runs, **more: far.until(b"taking away what was left"))
+    monkeypatch.setattr(rows, "cut_off", lambda ledger: None)
+    with progress.shown(near, "the agent is at work"):
+        Supervisor.recover(own)
 
 
 def test_a_check_of_this_host_that_takes_long_is_named(
