@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,46 @@ def test_without_anything_it_has_version_1s_defaults(covenant_home: Path) -> Non
 def test_booleans(covenant_home: Path, word: str) -> None:
     assert read(covenant_home, COVENANT_LIVE_TRACE=word).live_trace is True
     assert read(covenant_home, COVENANT_LIVE_TRACE="no").live_trace is False
+
+
+# Of each number a value that no other has, and where it is found.
+NUMBERS = {
+    "COVENANT_HTTP_PORT": (8500, ("http_port",)),
+    "COVENANT_A2A_AUTO_RETRY_INTERVAL_MS": (5001, ("retry", "interval_ms")),
+    "COVENANT_A2A_AUTO_RETRY_MIN_LEASE_AGE_MS": (502, ("retry", "min_lease_age_ms")),
+    "COVENANT_A2A_AUTO_RETRY_MAX_ATTEMPTS": (53, ("retry", "max_attempts")),
+    "COVENANT_A2A_AUTO_RETRY_MAX_REQUEUES": (54, ("retry", "max_requeues")),
+    "COVENANT_A2A_AUTO_RETRY_SCAN_LIMIT": (55, ("retry", "scan_limit")),
+    "COVENANT_A2A_DELIVER_TIMEOUT_MS": (506, ("deliver_timeout_ms",)),
+    "COVENANT_BUDGET_PROJECTION_TICK_MS": (507, ("projection", "tick_ms")),
+    "COVENANT_BUDGET_PROJECTION_MIN_WINDOW_MS": (508, ("projection", "min_window_ms")),
+    "COVENANT_BUDGET_PROJECTION_MIN_SAMPLES": (59, ("projection", "min_samples")),
+    "COVENANT_BUDGET_PREEMPT_GRACE_MS": (510, ("projection", "preempt_grace_ms")),
+    "COVENANT_PEER_REQUESTS_PER_SECOND": (61, ("peer_rate", "requests_per_second")),
+    "COVENANT_PEER_REQUESTS_BURST": (62, ("peer_rate", "burst")),
+}
+
+
+def test_each_variable_is_the_setting_of_its_name(covenant_home: Path) -> None:
+    given = {name: str(value) for name, (value, _) in NUMBERS.items()}
+    settings = read(
+        covenant_home,
+        **given,
+        COVENANT_A2A_AUTO_RETRY_SCHEDULER="1",
+        COVENANT_BUDGET_PROJECTION_POLICY="linear",
+        COVENANT_HTTP_ORIGINS=" https://a.example , http://b.example,",
+        COVENANT_STATE="/s",
+        COVENANT_SOCKET="/x.sock",
+        HERMES_API_BASE_URL="http://127.0.0.1:1",
+    )
+    for name, (value, path) in NUMBERS.items():
+        found: Any = settings
+        for part in path:
+            found = getattr(found, part)
+        assert found == value, name
+    assert (settings.retry.scheduler, settings.projection.policy) == (True, "linear")
+    assert settings.http_origins == ("https://a.example", "http://b.example")
+    assert (settings.state, settings.socket) == (Path("/s"), Path("/x.sock"))
 
 
 @pytest.mark.parametrize(
