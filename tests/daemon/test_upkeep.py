@@ -1,4 +1,4 @@
-"""What a daemon does by itself while nobody asks: each of its tasks is started, and does its work."""
+"""What a daemon does by itself while nobody asks: each of its tasks is started, and does its work as it was told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from covenant import daemon, daemon_stores
-from covenant.daemon_config import Retry
+from covenant.daemon_config import PeerRate, Retry
 from covenant.respond import budget, floods, unfinished
 from covenant.stores.budget.durable import DurableBudgetLedger
 from policy import errors
@@ -120,3 +120,9 @@ async def test_what_no_disk_took_is_written_again_although_nobody_asks(
         with anyio.fail_after(SECONDS):
             await done.wait()
         assert len(tried) == 2
+
+
+async def test_how_often_a_peer_may_ask_is_what_was_set(covenant_home: Path) -> None:
+    rate = PeerRate(requests_per_second=7, burst=9)
+    async with daemon_kit.running(covenant_home, peer_rate=rate) as one:
+        assert one.server.rates._rate == rate
