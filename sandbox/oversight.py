@@ -16,6 +16,7 @@ from typing import Any, Literal
 from policy import errors
 from policy.lifecycle import State
 from sandbox import admission, archive, control, metrics, registry, revocation, unended
+from sandbox.kernel.cgroupfs import Leaf
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
@@ -223,9 +224,10 @@ class _Ask:
         """
         ended: list[str] = []
         together: list[Entry] = []
+        leaves: dict[str, list[Leaf]] = {}
         with revocation.first(self._runs):
             while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in ended]:
-                revocation.stop([one for one in moving if one.state in (State.RUNNING, State.SUSPENDED)])
+                leaves |= revocation.stop([one for one in moving if one.state in (State.RUNNING, State.SUSPENDED)])
                 waiting = self._said_together(moving)
                 together += waiting
                 for one in moving:
@@ -233,7 +235,7 @@ class _Ask:
                     if one not in waiting:
                         self.where_it_can("kill", one)
                     ended.append(one.run_id)
-            revocation.end_together(together)
+            revocation.end_together([leaf for one in together for leaf in leaves.get(one.run_id, ())])
         return ended
 
     def _said_together(self, entries: Sequence[Entry]) -> list[Entry]:

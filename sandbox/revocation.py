@@ -317,22 +317,23 @@ def give_way(path: Path) -> None:
             time.sleep(_GIVE_WAY_LOOK_SECONDS)
 
 
-def stop(entries: Sequence[registry.Entry]) -> None:
-    """Stop the agents of these runs, all of them before any is asked for more. Nothing is written down: what somebody
-    stopped who was killed over it is what `resume` lets go on.
+def stop(entries: Sequence[registry.Entry]) -> dict[str, list[cgroupfs.Leaf]]:
+    """Stop the agents of these runs, all of them before any is asked for more; their leaves, by run id. Nothing is
+    written down: what somebody stopped who was killed over it is what `resume` lets go on.
     """
+    leaves: dict[str, list[cgroupfs.Leaf]] = {}
     with contextlib.suppress(errors.CovenantError):
         leaves = _all_leaves(cgroupfs.Hierarchies.read(), entries, [])
         ending.stop(leaf for both in leaves.values() for leaf in both[:1])
+    return leaves
 
 
-def end_together(entries: Sequence[registry.Entry]) -> None:
-    """Kill all of these runs at once, each of which has said why it ends and waits (``give_way``): one after the other,
-    the first ones' keepers would clean up while the last ones die. What is not done here their keepers do.
+def end_together(leaves: Sequence[cgroupfs.Leaf]) -> None:
+    """Kill what is in the leaves of runs, all at once, each of which has said why it ends and waits (``give_way``): one
+    after the other, the first ones' keepers would clean up while the last ones die. What is not done here they do.
     """
     with contextlib.suppress(errors.CovenantError):
-        leaves = _all_leaves(cgroupfs.Hierarchies.read(), entries, [])
-        ending.kill([leaf for both in leaves.values() for leaf in both])
+        ending.kill(leaves)
 
 
 def verdict(path: Path) -> errors.RunRevokedError | None:
