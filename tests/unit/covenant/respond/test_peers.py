@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from covenant.stores.capabilities.book import MAX_PER_ACTION
 from covenant.wire import requests
 from policy import errors
 from tests.authority_kit import World
@@ -64,6 +65,17 @@ async def test_who_is_not_let_in(world: World, asked: requests.EnrollPeer, error
     assert isinstance(await world.refused(world.operator, asked), error)
     assert len(world.peers.listing(10, None, None).entries) == 2
     assert world.capabilities.find(ADA.pubkey, "memory.read", 0) is None
+
+
+async def test_whose_grants_have_no_room_is_not_let_in_even_for_a_moment(world: World) -> None:
+    for ends in range(2000, 2000 + MAX_PER_ACTION):
+        asked = requests.GrantCapability(action="memory.read", subject=ADA.pubkey, expires_at=ends)
+        await world.ask(world.operator, asked)
+    world.kinds()
+    one_more = enroll(ADA.display, pubkey=ADA.pubkey, actions=("memory.read",), expires_at=9000)
+    assert isinstance(await world.refused(world.operator, one_more), errors.GrantRefusedError)
+    assert len(world.peers.listing(10, None, None).entries) == 1
+    assert "peer_enrolled" not in world.kinds()
 
 
 async def test_only_the_operator_lets_in_and_rotates(world: World) -> None:
