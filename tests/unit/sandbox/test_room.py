@@ -9,7 +9,7 @@ import pytest
 
 from policy import errors
 from sandbox import granted, limits, room
-from sandbox.kernel import cgroupfs, filesystems, readback
+from sandbox.kernel import cgroupfs, files, filesystems, readback
 from sandbox.kernel.cgroupfs import same
 from sandbox.kernel.filesystems import Mount
 
@@ -67,7 +67,8 @@ def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
     assert [mount.place for mount in readback.parse_mounts(text)] == [mount.point for mount in table.values()]
     file = tmp_path / "mountinfo"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    monkeypatch.setattr(filesystems, "Path", lambda _: file)
+    text_of = files.text
+    monkeypatch.setattr(files, "text", lambda path: text_of(file if path == "/proc/self/mountinfo" else path))
     assert filesystems.lines() == [others, *TABLE.splitlines()]
     assert cgroupfs.Hierarchies.read().version == 0
     assert granted._filesystem_of(os.makedev(0, 44)) == "tmpfs"
