@@ -297,10 +297,14 @@ def _digest(pid: int, known: Known, state: Path) -> str:
 
 
 def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Iterator[Layer]:
-    """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded."""
+    """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded.
+
+    Beneath them lie those of whoever called it, which every child has and none can take off: the supervisor's own, and
+    nobody's where there is none. They are no word of this runsc's.
+    """
     # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount and its log.
     before_it = len(readout.mounts) + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
-    made_for = [readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
+    made_for = ["own", readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
     key = hashlib.sha256(json.dumps(made_for).encode())
     remembered: dict[str, Any] = memo.read(path) or {}
     before = remembered.get(key.hexdigest())
@@ -311,7 +315,7 @@ def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Itera
         digests = known.filters[process.name]
         if digests is None:
             return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
-        now[process.arguments[0]] = list(digests)
+        now[process.arguments[0]] = list(digests[found.runner.filters :])
     if before is None:
         memo.write(path, {**remembered, key.hexdigest(): now})
     for name, loaded in now.items():
