@@ -17,7 +17,7 @@ from sandbox.kernel.delegation import BASE
 _ALLOWED = re.compile(
     r"supervisor/(audit/events(\.chain)?\.jsonl\.aside-[0-9]+-[0-9a-f]{16}|uids/[0-9]+|archive/(\.[0-9a-f-]{36}\.json\.new|[0-9a-f-]{36}\.json)|"
     r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock)|"
-    r"spare(/[0-9a-f]{64}\.(bundle|policy)\.[0-9a-f]{32}(/.*)?)?)"
+    r"spare(/[0-9a-f]{64}\.(bundle|place|policy)\.[0-9a-f]{32}(/.*)?)?)"
 )
 
 
