@@ -210,8 +210,8 @@ def held(path: Path | str) -> bool:
     return False
 
 
-def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> bool:
-    """Have the lock of an open file for us alone; False when another held it for so many seconds.
+def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS, shared: bool = False) -> bool:
+    """Have the lock of an open file, for us alone unless ``shared``; False when another held it for so many seconds.
 
     It is let go with the last descriptor of the open file (flock(2)), or by ``let_go``. The kernel's own wait has no
     end, and an alarm that would give it one belongs to the whole process.
@@ -219,7 +219,7 @@ def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS) -> boo
     until = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
                 return False
@@ -242,7 +242,7 @@ def unstopped() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def turn(fd: int, *, where: str, seconds: float | None = None) -> None:
+def turn(fd: int, *, where: str, seconds: float | None = None, shared: bool = False) -> None:
     """As ``take``, where nothing can be done without; for ``TURN_SECONDS`` unless given.
 
     Raises:
@@ -250,7 +250,7 @@ def turn(fd: int, *, where: str, seconds: float | None = None) -> None:
     """
     seconds, pause = TURN_SECONDS if seconds is None else seconds, _TURN_POLL_SECONDS[0]
     until = time.monotonic() + seconds
-    while not take(fd, 0.0):
+    while not take(fd, 0.0, shared=shared):
         if time.monotonic() >= until:
             break
         # Most have theirs for less than a millisecond; many who wait for one that hangs take no processor by it.

@@ -91,7 +91,7 @@ class Skeletons:
         """
         for _ in range(8):
             root = self.get(closures, mount_points)
-            fd = _lock(root.parent, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fd = _share(root.parent)
             if fd is None:
                 continue
             try:
@@ -164,7 +164,7 @@ class Skeletons:
                 except errors.StaleClosureError:
                     closure_cache.forget(self._state)
                     raise
-            fd = _lock(target, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fd = _share(target)
             if fd is not None:
                 stack.callback(os.close, fd)
                 if _same(fd, target) and _is_complete(target, digest):
@@ -332,11 +332,37 @@ def _sync_directories(top: Path) -> None:
         durable.sync_directory(Path(folder))
 
 
+def _share(folder: Path) -> int | None:
+    """A descriptor that keeps ``collect`` away, or None when the folder is gone.
+
+    Who is removing it is waited for: it may stand between its lock and its removal for longer than any number of
+    tries takes.
+
+    Raises:
+        errors.KeeperError: somebody holds it for too long.
+    """
+    fd = _opened(folder)
+    if fd is None:
+        return None
+    try:
+        durable.turn(fd, where=str(folder), seconds=_TURN_SECONDS, shared=True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _opened(folder: Path) -> int | None:
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+
+
 def _lock(folder: Path, how: int) -> int | None:
     """A descriptor that holds the lock, or None when the folder is gone or another holds it."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+    fd = _opened(folder)
+    if fd is None:
         return None
     try:
         fcntl.flock(fd, how)

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import shutil
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,41 @@ def test_collect_takes_what_a_killed_maker_left_and_not_what_one_is_making(store
         os.close(fd)
     assert [p.name for p in (store.directory / "skeletons").iterdir()] == []
     assert [p.name for p in (store.directory / "closures").iterdir()] == [".new-alive"]
+
+
+def test_whoever_is_removing_it_is_waited_for(store: rootfs.Skeletons, runtime: Closure) -> None:
+    """A collector that is not given a processor between its lock and its removal: eight quick tries were over by then,
+    and the run was refused."""
+    root = store.get([runtime], POINTS)
+    fd = os.open(root.parent, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+    def remove() -> None:
+        time.sleep(0.2)
+        os.rename(root.parent, root.parent.with_name(".gone-now"))
+        os.close(fd)
+
+    collector = threading.Thread(target=remove)
+    collector.start()
+    with store.hold([runtime], POINTS) as held:
+        assert (held / "usr/bin/tool").read_bytes() == b"program"
+        assert not collector.is_alive()
+    collector.join()
+
+
+def test_whoever_holds_it_for_too_long_is_named(
+    store: rootfs.Skeletons, runtime: Closure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rootfs, "_TURN_SECONDS", 0.05)
+    root = store.get([runtime], POINTS)
+    fd = os.open(root.parent, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(errors.KeeperError) as e, store.hold([runtime], POINTS):
+            pass
+        assert (e.value.where, str(os.getpid()) in e.value.message) == (str(root.parent), True)
+    finally:
+        os.close(fd)
 
 
 def test_runs_and_collectors_of_other_processes_do_not_break_each_other(tmp_path: Path, runtime: Closure) -> None:
