@@ -49,6 +49,7 @@ def main() -> None:
     places = ("rootfs", *(name for name in kept if name.startswith("mounts/")))
     for place in places:
         libc.mount(str(kept[place]), str(kept["bundle"] / place), flags=libc.MS_BIND)
+    world.configure(self_test=True)  # as an installation has it; the raw tool's bundle was kept without
 
     def ours(number: int) -> None:
         answer = served.run(hello, "hi")

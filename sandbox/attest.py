@@ -53,8 +53,8 @@ class Made:
 
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
     file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
-    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end; ``arguments``
-    start a self-test, not the agent.
+    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
+    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent.
     """
 
     run_id: str
@@ -71,6 +71,7 @@ class Made:
     package: str
     network: Network | None = None
     tells_calls: bool = True
+    raises_log: bool = False
     traced: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -101,7 +102,8 @@ class Made:
         places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
         if self.tells_calls:
             # The last is what runsc itself makes of the log for the sandbox.
-            places |= {**sentry_log.flags(Path(self.directory) / "trace", self.traced), "--debug-log-fd": "3"}
+            written = sentry_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
+            places |= {**written, "--debug-log-fd": "3"}
         return places
 
 

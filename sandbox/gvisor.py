@@ -25,6 +25,7 @@ from sandbox.job import CREDENTIALS, PACKAGE, Job, Secrets, Started
 from sandbox.kernel import cgroupfs, process, readback, runsc, sentry_log, trace
 from sandbox.limits import METER, CpuTime, Meter, on_devices
 from sandbox.network import addresses, gate_leaf, gateway
+from sandbox.raising import Raising
 from sandbox.runner import Exchange, out_of_memory
 from sandbox.spare import SPARE, Spares
 from sandbox.uids import UidLease
@@ -88,7 +89,7 @@ def _run(
         calls = _refused_calls(job, directory, stack, heard)
         places = {
             "--pod-init-config": str(started.config),
-            **(sentry_log.flags(directory.trace, _traced(job)) if calls else {}),
+            **(sentry_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
         }
         # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
         if (revoked := revocation.verdict(directory.path)) is not None:
@@ -96,6 +97,9 @@ def _run(
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
+        held = None
+        if _raises(job):
+            held = stack.enter_context(contextlib.closing(Raising(child.stdout, directory.runsc_root, job.run_id)))
         # INVARIANT: before the trace session is answered, for which runsc waits before it makes the sandbox: no agent
         # has run by then, no gate is unsealed that an attestation could find, and the addresses are not taken over.
         # Then there may be less than this, and never more.
@@ -108,7 +112,9 @@ def _run(
             broker.started()
             rounds = (*rounds, broker.round())
         watching = _watching(job, leaf, attestor)
-        begun = stack.enter_context(contextlib.closing(prelude.Start(started, watching, heard=heard, calls=calls)))
+        begun = stack.enter_context(
+            contextlib.closing(prelude.Start(started, watching, heard=heard, calls=calls, held=held))
+        )
         channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
         if job.steering is not None:
             channel = job.steering.joined(channel, leaf)
@@ -207,6 +213,11 @@ def _refused_calls(
     return stack.enter_context(contextlib.closing(calls))
 
 
+def _raises(job: Job) -> bool:
+    """Whether the sandbox starts without its log: where the agent is held until it is on."""
+    return job.tries is not None and job.tries.waits
+
+
 def _traced(job: Job) -> tuple[str, ...]:
     return traced(files=job.config.tell_files, arch=host.architecture())
 
@@ -295,6 +306,7 @@ def _attestor(
         arguments=tuple(job.arguments),
         network=network,
         tells_calls=job.config.tell_calls or job.tries is not None,
+        raises_log=_raises(job),
         traced=_traced(job),
     )
     directory.write_policy(job.artefacts)
@@ -347,6 +359,7 @@ def _channel(
         out_of_memory=lambda: leaf.oom_kills() > 0,
         watches=watches,
         rounds=(*rounds, *(one.round() for one in watching)),
+        held=_raises(job),
     )
 
 

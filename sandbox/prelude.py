@@ -15,6 +15,7 @@ import hashlib
 import os
 import select
 import signal
+import struct
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile import gates
 from policy.decompile import read as reading
 from policy.host import Closure, ClosureFile
-from sandbox import canary, durable, prelude_object
+from sandbox import canary, durable, prelude_object, raising
 from sandbox.canary_program import Argument, Bytes, Call, Result
 from sandbox.denials import PRELUDE_FILE
 from sandbox.kernel import sentry_log, trace
@@ -39,6 +40,8 @@ _AT_FDCWD, _O_CREATE = -100, 0o301  # O_WRONLY | O_CREAT | O_EXCL
 _AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
 _EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
 _DNS_HEAD, _ANSWER_BYTES = 12, 512
+# What an agent's start is held by; it has its own deadline, which is shorter than this.
+_WAIT, _STDOUT, _POLLED, _MOST_WAIT_MS = "poll", 1, struct.Struct("=ihh"), 60_000
 _NO_PROGRAM: Final = "/workspace/agent.toml"
 # The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
 # before it could wait for it.
@@ -50,11 +53,13 @@ _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 @dataclass(frozen=True, slots=True)
 class Tries:
     """What is tried, as the object that does it, and what must be told of it: the ``calls`` that the filter refuses,
-    by number and in this order, and the denials of the gateway and its gates."""
+    by number and in this order, and the denials of the gateway and its gates. ``waits`` says whether stdout is waited
+    for first (sandbox.raising)."""
 
     object: bytes
     calls: tuple[int, ...]
     told: frozenset[denials.Denial]
+    waits: bool = False
 
 
 @dataclass
@@ -92,6 +97,10 @@ def tries(artefacts: Artefacts) -> Tries:
     """
     found = reading.read(artefacts.files)
     made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
+    waits = _WAIT in made.allowed
+    if waits:
+        # A program that executes itself comes by here again: whatever stands at its stdout then, it goes on.
+        made.call(_WAIT, Bytes(_POLLED.pack(_STDOUT, select.POLLOUT, 0)), 1, _MOST_WAIT_MS, most=1)
     made.call("openat", _AT_FDCWD, Bytes(PRELUDE_FILE.encode() + b"\0"), _O_CREATE, 0o600)
     made.call("execve", Bytes(_NO_PROGRAM.encode() + b"\0"), 0, 0)
     if "execve" in made.allowed:
@@ -104,7 +113,7 @@ def tries(artefacts: Artefacts) -> Tries:
     last, arguments = _LAST
     made.call(last, *arguments)
     program = artefacts.json("config.json")["process"]["args"][0]
-    return Tries(prelude_object.build(program, made.steps), tuple(made.calls), frozenset(made.told))
+    return Tries(prelude_object.build(program, made.steps), tuple(made.calls), frozenset(made.told), waits)
 
 
 def _connection(made: _Made, where: tuple[str, int] | None) -> None:
@@ -203,8 +212,9 @@ class Start:
         *,
         heard: Heard | None = None,
         calls: sentry_log.RefusedCalls | None = None,
+        held: raising.Raising | None = None,
     ) -> None:
-        self._started, self._watching, self._heard, self._calls = started, watching, heard, calls
+        self._started, self._watching, self._heard, self._calls, self._held = started, watching, heard, calls, held
         self.running = False
         self._epoll = select.epoll()
         self._epoll.register(started.fileno(), select.EPOLLIN)
@@ -215,19 +225,41 @@ class Start:
 
     def poll(self) -> bool:
         """Take what has arrived; never blocks. True once, when there is nothing to wait for any more."""
-        if not self.running:
-            if not self._started.poll():
-                return False
-            self.running = True
-            for one in self._watching:
-                one.started()
-            self._epoll.unregister(self._started.fileno())
-            if self._heard is not None and self._calls is not None:
-                self._epoll.register(self._calls.fileno(), select.EPOLLIN)
-                self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
+        if not self.running and not self._first_runs():
+            return False
+        if self._held is not None and not self._goes_on(self._held):
+            return False
         if self._calls is not None and self._heard is not None:
             self._calls.ready()
         return self._heard is None or not self._heard.missing
+
+    def _first_runs(self) -> bool:
+        if not self._started.poll():
+            return False
+        self.running = True
+        for one in self._watching:
+            one.started()
+        self._epoll.unregister(self._started.fileno())
+        if self._held is None:
+            self._listen()
+            return True
+        self._held.ask()
+        if self._held.asking:
+            self._epoll.register(self._held.fileno(), select.EPOLLIN)
+        return True
+
+    def _goes_on(self, held: raising.Raising) -> bool:
+        """Whether the sandbox's log is on; where it has ended its exit says what there is to say."""
+        if not held.poll():
+            return False
+        self._held = None
+        self._listen()
+        return True
+
+    def _listen(self) -> None:
+        if self._heard is not None and self._calls is not None:
+            self._epoll.register(self._calls.fileno(), select.EPOLLIN)
+            self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
 
     def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
         """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
