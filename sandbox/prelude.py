@@ -29,6 +29,7 @@ from policy.decompile import read as reading
 from policy.host import Closure, ClosureFile
 from sandbox import canary, durable, prelude_object, raising
 from sandbox.canary_program import Argument, Bytes, Call, Result
+from sandbox.config import LONGEST_START_SECONDS
 from sandbox.denials import PRELUDE_FILE
 from sandbox.kernel import sentry_log, trace
 from sandbox.network import addresses
@@ -40,8 +41,10 @@ _AT_FDCWD, _O_CREATE = -100, 0o301  # O_WRONLY | O_CREAT | O_EXCL
 _AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
 _EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
 _DNS_HEAD, _ANSWER_BYTES = 12, 512
-# What an agent's start is held by; it has its own deadline, which is shorter than this.
-_WAIT, _STDOUT, _POLLED, _MOST_WAIT_MS = "poll", 1, struct.Struct("=ihh"), 60_000
+_WAIT, _STDOUT, _POLLED = "poll", 1, struct.Struct("=ihh")
+# INVARIANT: longer than any start may take. Whoever is held goes on after it, by its own tries as well: it could make
+# them until they are heard of, and what was refused to it before that would be told to nobody.
+_MOST_WAIT_MS: Final = 1000 * (LONGEST_START_SECONDS + 60)
 _NO_PROGRAM: Final = "/workspace/agent.toml"
 # The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
 # before it could wait for it.
@@ -264,12 +267,12 @@ class Start:
     def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
         """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
 
-        None where somebody else killed it: whoever is dead tells nothing, and nothing was found out about its policy.
-        It has had no intent either way, and is no run that succeeded.
+        None where somebody else killed it, or we did while it was held: whoever is dead or waits tells nothing, and
+        nothing was found out about its policy. It has had no intent either way, and is no run that succeeded.
         """
         if not self.running or self._heard is None or not self._heard.missing:
             return None
-        if status in _KILLED and not by_us:
+        if self._held is not None if by_us else status in _KILLED:
             return None
         first = self._heard.missing[0]
         if status == prelude_object.STATUS:

@@ -25,7 +25,8 @@ from typing import Final
 from policy import errors
 
 _REQUEST: Final = {"method": "Logging.Change", "arg": {"SetLevel": True, "Level": "debug"}}
-_ANSWER_BYTES: Final = 65536
+# Of an answer, which has fifty: each piece of it is looked at with all that came before.
+_ANSWER_BYTES: Final = 4096
 
 
 class Raising:
@@ -96,7 +97,7 @@ class Raising:
         self._answer += piece
         try:
             answer = json.loads(self._answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             if not piece:
                 self.close()  # it has ended
             if len(self._answer) < _ANSWER_BYTES:
@@ -112,7 +113,13 @@ class Raising:
     def _let_go(self) -> None:
         left = self._filled
         while left:
-            left -= len(os.read(self._stdout, left))
+            try:
+                piece = os.read(self._stdout, left)
+            except BlockingIOError:
+                piece = b""
+            if not piece:
+                raise errors.KernelError("somebody else reads the agent's stdout")
+            left -= len(piece)
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -168,7 +168,7 @@ class Exchange:
             self._end(
                 errors.StartTimeoutError(
                     f"the sandbox did not start within {self.limits.start_seconds:g} s",
-                    hint="see `covenant doctor`; raise start_seconds in the configuration on a slow machine",
+                    hint="see `covenant doctor`; raise start_deadline_seconds in the configuration on a slow machine",
                 ),
                 gently=False,
             )

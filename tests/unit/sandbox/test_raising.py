@@ -79,7 +79,9 @@ def test_the_agent_is_held_from_the_start_until_the_answer_and_its_first_byte_is
         assert not raising.poll()
 
 
-@pytest.mark.parametrize("answer", [b'{"success":false,"err":"no"}', b"[]", b"0", b'{"success":1}', b"x" * 70000])
+@pytest.mark.parametrize(
+    "answer", [b'{"success":false,"err":"no"}', b"[]", b"0", b'{"success":1}', b"x" * 70000, b"[" * 70000]
+)
 def test_an_answer_that_is_no_yes_ends_the_run_and_the_agent_is_never_let_go(sandbox: Sandbox, answer: bytes) -> None:
     with contextlib.closing(Raising(sandbox.reader, sandbox.root, "one")) as raising:
         raising.ask()
@@ -122,6 +124,38 @@ def test_what_cannot_be_asked_is_an_error(sandbox: Sandbox) -> None:
     raising = Raising(sandbox.reader, sandbox.root, "one")
     with contextlib.closing(raising), pytest.raises(errors.KernelError, match="cannot be asked for its log"):
         raising.ask()
+
+
+def test_an_answer_without_an_end_is_not_waited_for(sandbox: Sandbox) -> None:
+    """In the smallest pieces, each of which is looked at with all before it: whoever holds the run computes for it."""
+    with contextlib.closing(Raising(sandbox.reader, sandbox.root, "one")) as raising:
+        raising.ask()
+        connection, _ = sandbox.asked()
+
+        def bytewise() -> None:
+            for _ in range(4096):
+                connection.send(b"[")
+                assert select.select([raising.fileno()], [], [], 30)[0]
+                assert not raising.poll()
+
+        with pytest.raises(errors.KernelError, match="does not say what its filter refuses"):
+            bytewise()
+        connection.close()
+        assert sandbox.is_held()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_stdout_that_somebody_else_reads_makes_nobody_wait_for_good(sandbox: Sandbox, ended: bool) -> None:
+    with contextlib.closing(Raising(sandbox.reader, sandbox.root, "one")) as raising:
+        raising.ask()
+        connection, _ = sandbox.asked()
+        connection.send(b'{"success":true}')
+        connection.close()
+        assert os.read(sandbox.reader, 1)
+        if ended:
+            os.dup2(sandbox.reader, sandbox.writer)  # nobody can write any more
+        with pytest.raises(errors.KernelError, match="somebody else reads"):
+            raising.poll()
 
 
 def test_a_stdout_that_is_no_pipe_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
