@@ -318,7 +318,8 @@ def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Itera
         if digests is None:
             return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
         now[process.arguments[0]] = list(digests[found.runner.filters :])
-    if before is None:
+    # INVARIANT: not of a sandbox that has not loaded its own yet. What is remembered holds for every run after it.
+    if before is None and all(now.values()):
         memo.write(path, {**remembered, key.hexdigest(): now})
     for name, loaded in now.items():
         if before is not None and before.get(name) != loaded:

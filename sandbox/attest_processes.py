@@ -110,7 +110,7 @@ def judge(found: Family, expected: Expected, members: Mapping[str, set[int]]) ->
         yield from _where(one, expected)
     for role, processes in ((_GOFER, [found.gofer]), (_SANDBOX, [found.sandbox, *found.others])):
         for one in processes:
-            yield from _rights(one, role)
+            yield from _rights(one, role, found.runner.filters)
             yield from _namespaces(one, role, expected, found)
     ours = {one.name.pid for one in found.all()}
     for controller, pids in members.items():
@@ -160,15 +160,17 @@ def _all_listed(pid: int, expected: Expected) -> bool:
     )
 
 
-def _rights(one: Process, role: str) -> Iterator[Layer]:
+def _rights(one: Process, role: str, beneath: int) -> Iterator[Layer]:
+    """``beneath`` is how many filters it has of whoever called runsc: those are not the sandbox's."""
     most = _CAPABILITIES[role]
     for name, held in one.capabilities.items():
         if held & ~most:
             yield _drift("rights", f"{name} of {_named(one)} within {most:#x}", f"{held:#x}")
     if not one.no_new_privs:
         yield _drift("rights", f"{_named(one)} with no_new_privs", "without")
-    if one.seccomp != 2 or one.filters < 1:
-        yield _drift("rights", f"{_named(one)} under a filter", f"Seccomp: {one.seccomp}, {one.filters} filters")
+    if one.seccomp != 2 or one.filters <= beneath:
+        found = f"Seccomp: {one.seccomp}, {one.filters} filters, {beneath} of them its caller's"
+        yield _drift("rights", f"{_named(one)} under a filter of its own", found)
 
 
 def _namespaces(one: Process, role: str, expected: Expected, found: Family) -> Iterator[Layer]:

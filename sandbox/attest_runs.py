@@ -22,11 +22,13 @@ from typing import Any
 from policy import data, decide, errors, prove
 from policy.compile.artefacts import Artefacts
 from policy.grants import restore
+from policy.lifecycle import State
 from policy.prove.live import Layer, Standing
 from policy.rules import nine
-from sandbox import artefact_files, attest, bundle, package
+from sandbox import artefact_files, attest, bundle, package, registry
 
-# A run that starts or ends is looked at again for so long before it is said that it is not there.
+# A run that starts or ends is looked at again for so long before it is said that it is not there, or not as it should
+# be.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 5.0, 0.1
 _DIGESTS = "policy"
 
@@ -93,15 +95,25 @@ def answer(state: Path, run_id: str, started: Mapping[str, str]) -> Answer | Non
         # (2), (3)
         beside, domains = _trusted(made, artefacts, started)
         # (4)
+        begins = _begins(directory)
         report = attest.examine(made, artefacts, known, state=state)
-        if not report.gone:
+        # What is just being made does not lie within its manifest yet; its agent has no intent.
+        if not report.gone and (report.holds or not begins or time.monotonic() > until):
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, *report.layers), domains)
         if not _is_there(directory):
             return None
-        if time.monotonic() > until:
+        if report.gone and time.monotonic() > until:
             absent = Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")
             return Answer(run_id, made.agent_id, made.policy_digest, (*beside, absent), domains)
+        known = attest.Known()
         time.sleep(_AGAIN_SECONDS)
+
+
+def _begins(directory: Path) -> bool:
+    """Whether the run is just being made, or its agent waits for its intent."""
+    with contextlib.suppress(OSError):
+        return (directory / registry.STATE).read_text().strip() == State.ISOLATED
+    return False
 
 
 def _is_there(directory: Path) -> bool:

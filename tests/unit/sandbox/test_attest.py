@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sandbox import attest, attest_processes
 from sandbox.attest import Attestor, Made, Report
 from sandbox.attest_network import Network, Space
 from sandbox.attest_processes import Expected, Family
-from sandbox.kernel import readback
+from sandbox.kernel import readback, readback_filter
 from sandbox.kernel.readback import Binary, Name, Process
 from tests import proof_kit
 
@@ -82,6 +83,7 @@ CHANGED: dict[str, tuple[Callable[[Family], Family], str]] = {
     "privileges by execve": (_gofer(no_new_privs=False), "rights"),
     "no filter": (_sandbox(seccomp=0, filters=0), "rights"),
     "a filter in name": (_sandbox(filters=0), "rights"),
+    "no filter but its caller's": (lambda found: replace(found, runner=replace(found.runner, filters=1)), "rights"),
     "the strict mode": (_sandbox(seccomp=1), "rights"),
     "the host's network": (_sandbox(namespaces={**SANDBOX.namespaces, "net": HOST["net"]}), "namespace"),
     "the host's users": (_gofer(namespaces={**GOFER.namespaces, "user": HOST["user"]}), "namespace"),
@@ -106,6 +108,27 @@ CHANGED: dict[str, tuple[Callable[[Family], Family], str]] = {
 def test_each_thing_that_a_process_may_not_be_is_told_by_its_layer(name: str) -> None:
     change, layer = CHANGED[name]
     assert judged(change(FAMILY)) == {layer}
+
+
+def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a supervisor's filter one that has none yet looks like one that has: it would be drift for ever after."""
+    found = replace(FAMILY, runner=replace(FAMILY.runner, filters=1))
+    loaded = {11: ("beneath", "gofer's"), 12: ("beneath",)}
+    monkeypatch.setattr(readback_filter, "digests", loaded.__getitem__)
+    readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
+    path = tmp_path / "filters.json"
+
+    def told() -> list[str]:
+        return [layer.name for layer in attest._filters(found, attest.Known(), readout, path)]
+
+    assert told() == []
+    assert not path.exists()
+    loaded[12] = ("beneath", "sandbox's")
+    assert told() == []
+    assert path.exists()
+    assert told() == []
+    loaded[12] = ("beneath",)
+    assert told() == ["filter"]
 
 
 def test_a_sandbox_in_another_network_namespace_than_the_runs_is_told() -> None:
