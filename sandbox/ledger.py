@@ -36,7 +36,8 @@ EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
 KEY, PUBLIC_KEY = "ledger.key", "ledger.pub"
 LOCK_SECONDS = 10.0
 
-_POLL_SECONDS = 0.005
+# A write takes less than this: the keepers of a tree that ends have one each, and whoever ends it waits for all.
+_POLL_SECONDS = 0.001
 _CHUNK_BYTES = 1 << 20
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 # What one write has at most, and so what a writer leaves beyond the head.

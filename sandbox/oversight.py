@@ -229,6 +229,8 @@ class _Ask:
             while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in ended]:
                 leaves |= revocation.stop([one for one in moving if one.state in (State.RUNNING, State.SUSPENDED)])
                 waiting = self._said_together(moving)
+                # Some had just begun, as far as could be seen: they run, and have said that they end.
+                leaves |= revocation.stop([one for one in waiting if one.run_id not in leaves])
                 together += waiting
                 for one in moving:
                     # What a parent's end ends as well may be gone already.

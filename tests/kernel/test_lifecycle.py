@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import archive, control, oversight, registry
+from sandbox import archive, control, oversight, registry, revocation
 from sandbox.kernel import cgroupfs
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live, until
@@ -352,3 +353,23 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
         assert "cannot be suspended" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-6:] == ["Suspended", "Running", "Suspended", "Running", "Terminated", "Archived"]
     assert set(itertools.pairwise(states(one))) <= {(move.source, move.target) for move in lifecycle.TRANSITIONS}
+
+
+def test_a_run_that_had_just_begun_when_its_tree_was_looked_at_is_ended_with_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen before it runs, and runs when it is asked: its keeper then waits for whoever ends the tree."""
+    killed: list[str] = []
+    kill = revocation.end_together
+
+    def noted(leaves: Sequence[cgroupfs.Leaf]) -> None:
+        killed.extend(leaf.name for leaf in leaves)
+        kill(leaves)
+
+    monkeypatch.setattr(revocation, "end_together", noted)
+    with live(world, COUNTS) as one:
+        goes_on(one)
+        (one.directory / registry.STATE).write_text(f"{State.ISOLATED}\n")
+        assert oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
+        refused(errors.KilledError, one.wait().error)
+    assert one.made.run_id in killed
