@@ -196,10 +196,10 @@ def test_an_agent_of_node_has_the_same_broker(family_world: World) -> None:
 
 
 def test_many_at_once_never_exceed_the_budget(world: World) -> None:
-    """Sixty-four ask through one broker at once for four places."""
+    """Two hundred ask through one broker at once for four places."""
     member(world, "leaf", "import time\ntime.sleep(600)", **SMALL)
     code = """
-    asked = [send("spawn", agent="leaf", text="") for _ in range(64)]
+    asked = [send("spawn", agent="leaf", text="") for _ in range(200)]
     answer = [hear(one) for one in asked]
     """
     path = member(world, "crowd", code, more=spawn(number=4), **BIG)
