@@ -101,12 +101,14 @@ def shown(fd: int, what: str) -> Iterator[None]:
     teller = threading.Thread(target=_tell, args=(screen, over), name="progress", daemon=True)
     try:
         with step(what):
-            teller.start()
+            # A machine that has no thread left is one on which somebody wants to end what took them.
+            with contextlib.suppress(RuntimeError):
+                teller.start()
             yield
     finally:
         _screens.clear()
         os.close(end)
-        if screen.owner == os.getpid():
+        if screen.owner == os.getpid() and teller.ident is not None:
             teller.join()
         os.close(over)
 

@@ -231,6 +231,26 @@ def test_a_terminal_that_was_hung_up_stops_nobody(monkeypatch: pytest.MonkeyPatc
     screen.tell(progress._Step("working"))
 
 
+def test_a_machine_without_a_thread_left_stops_nobody(
+    terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = terminal
+
+    def exhausted(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", exhausted)
+        with progress.shown(near, "working"), progress.hushed():
+            done = True
+    assert done
+    assert far.all() == b""
+    assert set(os.listdir("/proc/self/fd")) <= before
+    with progress.shown(near, "working"):
+        far.until(b"working (")
+
+
 def test_a_terminal_that_is_another_jobs_is_let_be(terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = terminal
     screen = progress._Screen(near)
