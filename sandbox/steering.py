@@ -238,7 +238,12 @@ class Steering:
         words = _words(cause.code, request)
         if request.get("together", False) is True:
             self._wait_for_others(request)
-        self._terminated(words)
+        try:
+            self._terminated(words)
+        except BaseException:
+            # Nobody ends it then, and what ends it later is not in their name.
+            self._together = None
+            raise
         self._to_end = None
         patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
         error = cause(f"ended {words.partition(' ')[2]}", **patience)

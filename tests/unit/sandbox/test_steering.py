@@ -203,6 +203,20 @@ def test_what_is_ended_with_others_says_so_first_and_is_killed_by_whoever_asked_
     assert len(one.below) == int(left)
 
 
+def test_what_could_not_be_written_down_is_not_ended_with_others_later_on() -> None:
+    one = World()
+    one.log.full = True
+    with pytest.raises(errors.LedgerError):
+        one.ask("kill", by="uid7@local", reason="enough", together=True)
+    one.log.full = False
+    # Its own clock ends it: it has its grace, and nobody is said to have ended what is below it.
+    one.freezer.there = [7]
+    one.channel.ending(errors.DeadlineError("over", clock="task"))
+    one.channel.terminate()
+    assert one.log.said == ["Terminated: deadline: over", "ask"]
+    assert one.below == []
+
+
 def test_what_cannot_stand_or_is_just_starting_is_not_ended_with_others() -> None:
     for leaf, kinds in ((False, errors.NotEnforceableError), (True, errors.WrongStateError)):
         one = World(leaf=leaf)
