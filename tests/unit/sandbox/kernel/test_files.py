@@ -1,7 +1,9 @@
-"""Small files are read whole, whatever is in them."""
+"""Small files are read whole, whatever is in them, and written so that nothing else is."""
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,30 @@ def test_what_is_not_there_raises_and_leaves_no_descriptor(tmp_path: Path) -> No
     with pytest.raises(IsADirectoryError):
         files.whole(tmp_path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_is_put_is_all_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one"
+    write = os.write
+    # A kernel may take less than it is given.
+    monkeypatch.setattr(os, "write", lambda fd, raw: write(fd, raw[:3]))
+    for raw in (b"longer than the next", b"short", b"shor", b"", b"longer again"):
+        files.put(path, raw)
+        assert path.read_bytes() == raw
+
+
+def test_what_is_put_is_its_owners_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        files.put(tmp_path / "one", b"a")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o600
+
+
+def test_nothing_is_put_through_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"kept")
+    (tmp_path / "one").symlink_to("other")
+    with pytest.raises(OSError, match="symbolic link"):
+        files.put(tmp_path / "one", b"a")
+    assert (tmp_path / "other").read_bytes() == b"kept"
