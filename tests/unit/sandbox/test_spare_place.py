@@ -1,129 +1,217 @@
-"""The directory of a run that is over is the next one's only as it should have been left."""
+"""The directory of a run that is over becomes the next one's: what was one run's is in no other, and it is seen as one
+run's or not at all."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-import shutil
-from collections.abc import Callable
+import socket
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox import spare_place
+from policy import errors
+from policy.compile import artefacts
+from sandbox import bundle, control, registry, spare
+from sandbox.bundle import RunDirectory
 from sandbox.kernel import sentry_log, trace
 from sandbox.spare import Spares
 
-
-def _run(path: Path) -> Path:
-    """One that is over, with all that it may have written."""
-    path.mkdir()
-    for name in ("lock", "label.json", "cgroups.json"):
-        (path / name).write_bytes(b"of the run before, longer than any number")
-    for name in ("root", "trace", "bundle"):
-        (path / name).mkdir()
-    (path / "trace" / trace.CONFIG).write_bytes(b"{}")
-    os.mkfifo(path / "trace" / sentry_log.NAME)
-    (path / "trace" / "socket").touch()
-    (path / "bundle" / "config.json").touch()
-    (path / "revoked").touch()
-    (path / spare_place.METER).write_bytes(b"used")
-    return path
+POLICY = artefacts.Artefacts({name: name.encode() for name in artefacts.NAMES})
 
 
 @pytest.fixture
-def spares(tmp_path: Path) -> Spares:
-    return Spares(tmp_path / "spare", "d1")
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    return tmp_path
 
 
-def _kept(spares: Spares) -> Path:
-    (place,) = spares.there("place")
-    return Path(place)
+def begun(base: Path, agent: str = "a") -> RunDirectory:
+    """One that is not entered yet."""
+    label = {"agent_id": agent, "started_ms": "1"}
+    return RunDirectory(base / "runs" / str(uuid.uuid4()), label, spares=Spares(base / spare.SPARE, POLICY.digest))
 
 
-def test_what_is_left_is_the_next_ones_without_a_trace_of_the_one_before(tmp_path: Path, spares: Spares) -> None:
-    assert spare_place.leave(spares, _run(tmp_path / "one"))
-    kept = _kept(spares)
-    # The end of the one before may not be written yet.
-    assert (kept / spare_place.METER).read_bytes() == b"used"
-    lock = spare_place.take(spares, tmp_path / "two", b"label")
-    assert lock is not None
-    try:
-        two = tmp_path / "two"
-        assert {entry.name for entry in two.iterdir()} == {"lock", "label.json", "cgroups.json", "root", "trace"}
-        assert {entry.name for entry in (two / "trace").iterdir()} == {trace.CONFIG, sentry_log.NAME}
-        assert (two / "label.json").read_bytes() == b"label"
-        assert (two / "cgroups.json").read_bytes() == b"{}"
-        assert (two / "lock").read_text() == str(os.getpid())
-        with (two / "lock").open() as another, pytest.raises(BlockingIOError):
-            fcntl.flock(another, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        assert spare_place.take(spares, tmp_path / "three", b"label") is None
-    finally:
-        os.close(lock)
+def over(base: Path, *, agent: str = "a", late: Callable[[Path], None] = lambda _: None) -> int:
+    """A run that came to its end; the inode of its directory. ``late`` is done just before that."""
+    with begun(base, agent) as one:
+        traced = trace.StartTrace(one.trace)
+        calls = sentry_log.RefusedCalls(one.trace, {}, lambda *_: None)
+        one.note_cgroups({"memory": Path("/sys/fs/cgroup/memory/covenant", one.path.name)})
+        one.write_policy(POLICY)
+        traced.close()
+        calls.close()
+        late(one.path)
+        return one.path.stat().st_ino
 
 
-def _linked(path: Path, place: Path) -> None:
-    """As it was, but by a symlink out of the place."""
-    elsewhere = place.parent.parent / "elsewhere"
-    path.rename(elsewhere)
-    path.symlink_to(elsewhere)
+def place(base: Path) -> Path:
+    """The one that waits."""
+    (found,) = [path for path in (base / spare.SPARE).iterdir() if ".place." in path.name]
+    return found
+
+
+def test_the_next_has_the_same_directory_and_its_own_label_lock_and_files(base: Path) -> None:
+    first = over(base, agent="a-name-that-is-longer-than-the-next")
+    with begun(base, "b") as one:
+        assert one.path.stat().st_ino == first
+        assert bundle.label_of(one.path) == {"agent_id": "b", "started_ms": "1"}
+        assert bundle.owner_of(one.path) == os.getpid()
+        assert bundle.cgroups_of(one.path) == {}, "the cgroups of the run before are nobody's to remove"
+        assert registry.under_way(one.path)
+        assert list(one.runsc_root.iterdir()) == []
+        assert bundle.revoked_of(one.path) is None
+    # That one did not get as far as its policy: its directory is not kept.
+    assert over(base) != 0
+    assert [path.name for path in (base / "runs").iterdir()] == [".gate"]
+
+
+def _revoked(path: Path) -> None:
+    with bundle.gate(path.parent):
+        bundle.mark_revoked(path, "it leaks")
+
+
+def _more(path: Path) -> None:
+    (path / "attest.json").write_text("{}")
+    (path / "secrets").mkdir()
+    (path / "secrets" / "one").write_text("the first run's")
+    (path / "trace" / "more").mkdir()
+    (path / ".label.json").symlink_to("/etc/shadow")
+
+
+@pytest.mark.parametrize("late", [_revoked, _more])
+def test_what_else_was_in_it_is_gone(base: Path, late: Callable[[Path], None]) -> None:
+    first = over(base, late=late)
+    with begun(base) as one:
+        assert one.path.stat().st_ino == first
+        # The bundle is a part of its own.
+        assert {path.name for path in one.path.iterdir()} == {
+            *("bundle", "cgroups.json", "label.json", "lock", "root", "trace")
+        }
+        assert {path.name for path in one.trace.iterdir()} == {"pod-init.json", "sentry.log"}
+        assert bundle.revoked_of(one.path) is None
+
+
+def _link(path: Path, to: str = "/etc/hostname") -> None:
+    path.unlink()
+    path.symlink_to(to)
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda place: (place / "root" / "left").touch(),
-        lambda place: (place / "more").touch(),
-        lambda place: (place / "cgroups.json").unlink(),
-        lambda place: _linked(place / "lock", place),
-        lambda place: _linked(place / "cgroups.json", place),
-        lambda place: _linked(place / "root", place),
-        lambda place: _linked(place / "trace" / trace.CONFIG, place),
+        lambda path: _link(path / "label.json"),
+        lambda path: _link(path / "lock"),
+        lambda path: _link(path / "trace" / "sentry.log"),
+        lambda path: (path / "root" / "state").write_text("runsc's"),
+        lambda path: (path / "revoked").write_text("meant for another"),
+        lambda path: (path / "trace" / "pod-init.json").rename(path / "trace" / "other.json"),
+        lambda path: (path / "cgroups.json").unlink(),
+        lambda path: (path / "trace" / "sentry.log").unlink() or (path / "trace" / "sentry.log").write_text("plain"),
     ],
-    ids=["root", "more", "less", "lock", "file", "directory", "traced"],
 )
-def test_what_is_not_as_it_should_be_is_taken_by_nobody(
-    tmp_path: Path, spares: Spares, spoil: Callable[[Path], None]
+def test_one_that_is_not_as_it_was_left_is_not_taken(base: Path, spoil: Callable[[Path], object]) -> None:
+    first = over(base)
+    spoil(place(base))
+    with begun(base) as one:
+        assert one.path.stat().st_ino != first
+        assert bundle.label_of(one.path) == {"agent_id": "a", "started_ms": "1"}
+
+
+def test_one_of_which_somebody_still_has_the_lock_is_not_taken(base: Path) -> None:
+    """As a process that was forked with it and has not died yet."""
+    first = over(base)
+    held = os.open(place(base) / "lock", os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with begun(base) as one:
+        assert one.path.stat().st_ino != first
+    os.close(held)
+    with begun(base) as one:
+        assert one.path.stat().st_ino == first, "the control"
+
+
+def test_it_is_not_seen_before_it_is_labelled_and_locked(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over(base, agent="before")
+    seen: list[tuple[bool, dict[str, str] | None]] = []
+    rename = os.rename
+
+    def looked(source: str, target: Path) -> None:
+        rename(source, target)
+        if Path(target).parent == base / "runs":
+            seen.append((registry.held(Path(target)), bundle.label_of(Path(target))))
+
+    monkeypatch.setattr(os, "rename", looked)
+    with begun(base, "after"):
+        assert seen == [(True, {"agent_id": "after", "started_ms": "1"})]
+
+
+def test_a_claim_that_is_refused_leaves_it_for_the_next(base: Path) -> None:
+    first = over(base)
+
+    def refuse() -> None:
+        raise errors.RunRevokedError("not now")
+
+    one = begun(base)
+    one._claim = refuse
+    with pytest.raises(errors.RunRevokedError):
+        one.__enter__()
+    with begun(base) as one:
+        assert one.path.stat().st_ino == first
+
+
+def test_a_start_that_fails_behind_the_gate_leaves_no_lock_and_no_run(
+    base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spare_place.leave(spares, _run(tmp_path / "one"))
-    spoil(_kept(spares))
-    before = len(os.listdir("/proc/self/fd"))
-    assert spare_place.take(spares, tmp_path / "two", b"label") is None
-    assert not (tmp_path / "two").exists()
-    assert len(os.listdir("/proc/self/fd")) == before
+    over(base)
+    before = set(os.listdir("/proc/self/fd"))
+
+    def refused(part: str, target: Path) -> bool:
+        raise OSError(28, "No space left on device")
+
+    one = begun(base)
+    monkeypatch.setattr(one._spares, "take", refused)
+    with pytest.raises(OSError, match="No space"):
+        one.__enter__()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert [path.name for path in (base / "runs").iterdir()] == [".gate"]
 
 
-def test_nor_is_it_left_for_the_next(tmp_path: Path, spares: Spares) -> None:
-    one = _run(tmp_path / "one")
-    (one / "root" / "left").touch()
-    assert not spare_place.leave(spares, one)
-    assert not spares.there("place")
+@pytest.fixture
+def listening(base: Path) -> Iterator[Path]:
+    """A run with a control socket, in a directory that was another's."""
+    over(base)
+    with begun(base) as one, control.Server(one.path, {}):
+        yield one.path
 
 
-@pytest.mark.parametrize("how", [fcntl.LOCK_SH, fcntl.LOCK_EX])
-def test_one_whose_lock_is_still_held_is_left_alone(tmp_path: Path, spares: Spares, how: int) -> None:
-    assert spare_place.leave(spares, _run(tmp_path / "one"))
-    with (_kept(spares) / "lock").open() as held:
-        fcntl.flock(held, how)
-        assert spare_place.take(spares, tmp_path / "two", b"label") is None
+def test_who_asks_a_run_that_is_over_does_not_reach_the_next_in_its_directory(
+    listening: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory was opened under the name of the run before, and got its new one before the connection."""
+    old = listening.with_name(str(uuid.uuid4()))
+    connect = socket.socket.connect
+
+    class Late(socket.socket):
+        def connect(self, address: object) -> None:
+            if old.exists():
+                old.rename(listening)
+            connect(self, address)  # type: ignore[arg-type]
+
+    listening.rename(old)
+    monkeypatch.setattr(socket, "socket", Late)
+    with pytest.raises(errors.NoRunError, match="has ended"):
+        control.Connection(old)
+    assert listening.exists(), "the control: it was renamed meanwhile"
+    with control.Connection(listening) as one:
+        assert one.keeper >= 0, "the control: it listens"
 
 
-def test_a_place_that_cannot_be_moved_is_let_go(tmp_path: Path, spares: Spares) -> None:
-    assert spare_place.leave(spares, _run(tmp_path / "one"))
-    before = len(os.listdir("/proc/self/fd"))
-    assert spare_place.take(spares, tmp_path / "none" / "two", b"label") is None
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_directory_is_removed_whole_and_its_meter_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, rmtree, left = _run(tmp_path / "one"), shutil.rmtree, []
-
-    def told(path: str | Path) -> None:
-        if Path(path) == one:
-            left.extend(os.listdir(path))
-        rmtree(path)
-
-    monkeypatch.setattr(shutil, "rmtree", told)
-    spare_place.remove(one)
-    assert left == [spare_place.METER]
-    assert not one.exists()
+def test_what_is_kept_says_nothing_to_whoever_looks_for_runs(base: Path) -> None:
+    over(base)
+    assert registry.live(base / "runs") == []
+    with bundle.abandoned(base / "runs") as found:
+        assert found == []
+    assert json.loads((place(base) / "cgroups.json").read_text()) == {}
