@@ -307,3 +307,19 @@ def test_a_check_of_this_host_that_takes_long_is_named(
     monkeypatch.setattr(checks, "_TABLE", (("runsc live", True, "calls", slow),))
     with progress.shown(near, "checking this host"):
         assert checks.examine(Config(), deadline_seconds=1).enforceable
+
+
+def test_whoever_has_just_written_is_not_talked_over(
+    terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the step takes already; what was written is read in peace first."""
+    near, far = terminal
+    monkeypatch.setattr(progress, "AFTER_SECONDS", 1000.0)
+    screen, long_ago = progress._Screen(near), time.monotonic() - 5000
+    step = progress._Step("working", began=long_ago)
+    screen.hush()
+    screen.tell(step)
+    assert far.all() == b""
+    screen.quiet_since = long_ago
+    screen.tell(step)
+    far.until(b"working (5000 s)")

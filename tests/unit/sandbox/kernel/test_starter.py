@@ -248,3 +248,10 @@ def test_a_prepare_is_always_run() -> None:
     """It is Python of the caller's, and no step may be left out because the start is quick."""
     with process.spawn(process.Launch(*TRUE, prepare=lambda: os._exit(42))) as child:
         assert child.reap() == 42
+
+
+def test_what_is_only_covered_is_covered_in_a_namespace_of_its_own() -> None:
+    """Said and not done: without it the host's own directory would be covered."""
+    words = starter.Steps(process.Launch(*TRUE, covered=["/srv/a", "/srv/b"])).words
+    assert words[words.index("private") :][:5] == ["private", "cover", "/srv/a", "cover", "/srv/b"]
+    assert "private" not in starter.Steps(process.Launch(*TRUE)).words
