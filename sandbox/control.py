@@ -25,6 +25,7 @@ from typing import Any
 
 from policy import errors
 from policy.signing import strict_json
+from sandbox.kernel import unix_address
 
 NAME = "control"
 _TOGETHER = "together"
@@ -302,20 +303,17 @@ def until_there(directory: Path, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _within(directory: Path) -> Iterator[str]:
-    """A name of the socket that fits into an address, of which a path may be too long (108 bytes, unix(7)).
+    """The socket's name for an address.
 
     Raises:
         FileNotFoundError: at the end, where the directory is not that run's any more.
     """
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{NAME}"
+    with unix_address.within(directory, NAME) as address:
+        yield address
         # INVARIANT: a directory becomes that of another run by another name, and no run's name is given twice
         # (sandbox.spare_place): what was reached through it before this look is this run's.
-        if not os.path.samestat(os.fstat(fd), os.lstat(directory)):
+        if not os.path.samestat(os.stat(os.path.dirname(address)), os.lstat(directory)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
-    finally:
-        os.close(fd)
 
 
 def _peer(one: socket.socket) -> tuple[int, int]:

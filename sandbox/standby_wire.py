@@ -32,6 +32,7 @@ from typing import Any
 from policy import contract, denials, errors
 from policy.package import Package
 from sandbox import bundle, registry
+from sandbox.kernel import unix_address
 from sandbox.network import gateway
 from sandbox.request import Answer, Request
 
@@ -59,7 +60,10 @@ class GoneError(Exception):
 def listening(directory: Path, package: Package) -> Iterator[Door]:
     """The instance's door: it is found from now on, until the block ends."""
     name = _name(package)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _within(directory, f".{name}") as made:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        unix_address.within(directory, f".{name}") as made,
+    ):
         listener.bind(made)
         os.chmod(made, 0o600)
         listener.listen(16)
@@ -343,7 +347,7 @@ def _connected(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) ->
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(seconds)
-        with _within(directory, name) as place:
+        with unix_address.within(directory, name) as place:
             connection.connect(place)
     except OSError:
         connection.close()
@@ -460,13 +464,3 @@ def _is_readable(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-@contextlib.contextmanager
-def _within(directory: Path, name: str) -> Iterator[str]:
-    """A name in ``directory`` that fits into an address, of which a path may be too long (unix(7))."""
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{name}"
-    finally:
-        os.close(fd)
