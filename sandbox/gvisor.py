@@ -249,6 +249,7 @@ def _launch(
         network=None if gate is None else gate.spaces.agent,
         covered=job.covered,
         keep=() if passed is None else (passed,),
+        filter=runsc.own_filter(host.architecture()),
     )
 
 

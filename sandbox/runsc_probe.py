@@ -146,6 +146,7 @@ class _Probe:
                 join_files=leaf.join_files(),
                 network=network,
                 covered=covered,
+                filter=runsc.own_filter(os.uname().machine),
             )
             began = time.monotonic()
             try:

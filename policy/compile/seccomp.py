@@ -100,17 +100,24 @@ def compile_own(names: Collection[str], *, arch: str, where: Mapping[str, Sequen
 
 
 def compile_without(
-    names: Collection[str], *, arch: str, where: Mapping[str, Sequence[tuple[bpf.Masked, ...]]] = MappingProxyType({})
+    names: Collection[str],
+    *,
+    arch: str,
+    where: Mapping[str, Sequence[tuple[bpf.Masked, ...]]] = MappingProxyType({}),
+    error: int = errno.EPERM,
 ) -> bytes:
     """The BPF of a process of ours that starts others: everything but `names`, of which `arch` may lack some.
 
-    A call of `where` is allowed only when all tests of one of its alternatives hold.
+    These are answered with `error`; ENOSYS is what a kernel says that has no such call. A call of `where` is allowed
+    only when all tests of one of its alternatives hold.
 
     Raises:
         errors.HostError: there is no table for `arch`.
     """
     numbers, allow = _numbers((), arch), bpf.Return(bpf.RET_ALLOW)
-    by_number: dict[int, bpf.Decision] = {numbers[name]: bpf.Return(_EPERM) for name in names if name in numbers}
+    by_number: dict[int, bpf.Decision] = {
+        numbers[name]: bpf.Return(bpf.RET_ERRNO | error) for name in names if name in numbers
+    }
     for name, alternatives in where.items():
         by_number[numbers[name]] = bpf.IfAny(tuple(alternatives), hit=bpf.RET_ALLOW, miss=_EPERM)
     return bpf.program(

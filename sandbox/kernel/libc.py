@@ -428,7 +428,7 @@ class _SockFprog(ctypes.Structure):
 def set_seccomp_filter(program: bytes) -> None:
     """PR_SET_SECCOMP: bind the calling thread to ``program``, an array of struct sock_filter of 8 bytes each.
 
-    The caller must have no-new-privs set (seccomp(2)).
+    The caller must have no-new-privs set, or CAP_SYS_ADMIN (seccomp(2)).
     """
     count, rest = divmod(len(program), 8)
     if rest or not 0 < count < 1 << 16:

@@ -38,13 +38,15 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything that the child does before execve, in order: cgroups, session, network, mounts, ``prepare``, stdio.
+    """Everything that the child does before execve, in order: cgroups, session, network, mounts, stdio, ``prepare``,
+    ``filter``.
 
     ``join_files`` are joined first, so that no later step is outside the limits. ``network`` is a descriptor of the
     network namespace that it enters, None for the caller's own, or for a new one with ``own_network``; ``covered`` are
     directories that it sees empty. ``prepare`` is for what a backend adds (identity, filter); it must not return with
     rights that the program may not have. ``keep`` are descriptors above 2 that the program is given by their numbers
-    here.
+    here. ``filter`` is a seccomp filter that the program and all that it starts are under, an array of struct
+    sock_filter; loading it takes CAP_SYS_ADMIN or a ``prepare`` that sets no-new-privs.
     """
 
     program: str
@@ -58,6 +60,7 @@ class Launch:
     directory: str = "/"
     keep: Sequence[int] = ()
     own_network: bool = False
+    filter: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,13 +282,8 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
         elif launch.own_network:
             libc.unshare(libc.CLONE_NEWNET)
         step = "attach the mounts"
-        if launch.mounts or launch.covered:
-            libc.private_mounts()
-            # After the line above: what /proc/sys/net shows is of the namespace of whoever looks.
-            for place in launch.covered:
-                libc.mount("none", place, "tmpfs", libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC)
-            for mount in launch.mounts:
-                libc.move_mount(mount.fd, mount.target)
+        # After the lines above: what /proc/sys/net shows is of the namespace of whoever looks.
+        _attach(launch)
         step = "connect stdio"
         os.chdir(launch.directory)
         for target, fd in enumerate(stdio):
@@ -297,6 +295,9 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
         step = "prepare"
         if launch.prepare is not None:
             launch.prepare()
+        step = "load the filter"
+        if launch.filter:
+            libc.set_seccomp_filter(launch.filter)
         step = f"execute {launch.program}"
         os.execve(launch.program, list(launch.arguments), dict(launch.environment))  # noqa: S606 - no shell is wanted
     except BaseException as e:  # nothing may escape into the parent's code
@@ -305,3 +306,12 @@ def _child(launch: Launch, stdio: tuple[int, int, int], report: int, parent: int
             os.write(report, json.dumps([step, message]).encode())
     finally:
         os._exit(127)
+
+
+def _attach(launch: Launch) -> None:
+    if launch.mounts or launch.covered:
+        libc.private_mounts()
+    for place in launch.covered:
+        libc.mount("none", place, "tmpfs", libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC)
+    for mount in launch.mounts:
+        libc.move_mount(mount.fd, mount.target)

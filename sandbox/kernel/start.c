@@ -19,10 +19,13 @@
  *     attach FD TARGET   move a detached mount there
  *     directory PATH     chdir
  *     keep FD            the program is given this descriptor too; of the others above 2 it is given none
+ *     filter PROGRAM     be under this seccomp filter: its struct sock_filter in hexadecimal digits, 16 for each
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -34,8 +37,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define VERSION "1"
+#define VERSION "2"
 #define KEPT_MAX 64
+#define FILTER_MAX 64
 #define FAILED 127
 #define SIGSET_BYTES 8
 
@@ -134,6 +138,34 @@ static int keep(char **word)
     return 0;
 }
 
+/* The value of two hexadecimal digits as Python writes them; -1 for anything else. */
+static int byte(const char *two)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *high = strchr(digits, two[0]), *low = strchr(digits, two[1]);
+    return high == NULL || low == NULL ? -1 : (int)((high - digits) << 4 | (low - digits));
+}
+
+static int filter(char **word)
+{
+    static struct sock_filter program[FILTER_MAX];
+    size_t length = strlen(word[0]) / 2;
+    if (length == 0 || length > sizeof program || strlen(word[0]) % (2 * sizeof *program) != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    for (size_t i = 0; i < length; i++) {
+        int value = byte(word[0] + 2 * i);
+        if (value < 0) {
+            errno = EINVAL;
+            return -1;
+        }
+        ((unsigned char *)program)[i] = (unsigned char)value;
+    }
+    struct sock_fprog whole = {(unsigned short)(length / sizeof *program), program};
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &whole);
+}
+
 /* Close-on-exec is a habit; a descriptor that somebody forgot must not become the sandbox's. */
 static int execute(char **word)
 {
@@ -152,7 +184,7 @@ static const struct step {
 } steps[] = {
     {"join", 1, join},       {"die", 0, die},     {"network", 1, network},     {"isolate", 0, isolate},
     {"private", 0, private}, {"cover", 1, cover}, {"attach", 2, attach},       {"directory", 1, directory},
-    {"keep", 1, keep},       {"execute", 2, execute},
+    {"keep", 1, keep},       {"filter", 1, filter}, {"execute", 2, execute},
 };
 
 static const struct step *find(const char *name)

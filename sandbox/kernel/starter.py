@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = str(Path(__file__).with_name("covenant-start"))
 # As start.c has it: of another version not one step is taken.
-_VERSION: Final = "1"
+_VERSION: Final = "2"
 _SETTABLE: Final = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -46,6 +46,8 @@ class Steps:
         self._add("connect stdio", "directory", launch.directory)
         for fd in launch.keep:
             self._add("connect stdio", "keep", fd)
+        if launch.filter:
+            self._add("load the filter", "filter", launch.filter.hex())
         self._add(f"execute {launch.program}", "execute", launch.program, *launch.arguments)
 
     def _add(self, name: str, step: str, *words: str | int) -> None:

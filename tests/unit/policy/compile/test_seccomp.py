@@ -402,3 +402,25 @@ def test_the_complement_of_a_masked_value_is_one_check_a_bit() -> None:
     for flags in (0, 17, THREAD_FLAGS, *(1 << bit for bit in range(64)), NEWUSER | THREAD_FLAGS, 2**64 - 1):
         holding = [check for check in namespaces if check and flags & check.mask == check.value]
         assert len(holding) == bool(flags & 0x7E020000)
+
+
+@pytest.mark.parametrize("arch", sorted(TAGS))
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_without_a_call_every_other_is_let_by(arch: str, error: int) -> None:
+    """For what we start: what it has not is answered as it was told, and no call of another architecture passes."""
+    numbers = data.syscalls(arch).numbers
+    program = seccomp.compile_without(["membarrier", "kexec_load"], arch=arch, error=error)
+    absent = {numbers["membarrier"], numbers["kexec_load"]}
+    for number in range(max(numbers.values()) + 2):
+        action = bpf.decide(program, number=number, arch=TAGS[arch], arguments=())
+        assert action == (0x00050000 | error if number in absent else bpf.ALLOW), number
+    other = next(tag for name, tag in TAGS.items() if name != arch)
+    assert bpf.decide(program, number=0, arch=other, arguments=()) == EPERM
+    x32 = bpf.decide(program, number=X32, arch=TAGS[arch], arguments=())
+    assert x32 == (EPERM if arch == "x86_64" else bpf.ALLOW)
+
+
+def test_a_call_that_only_another_architecture_has_is_none_to_leave_out() -> None:
+    for_one, none = (seccomp.compile_without(names, arch="aarch64") for names in (["arch_prctl"], []))
+    assert "arch_prctl" not in data.syscalls("aarch64").numbers
+    assert for_one == none

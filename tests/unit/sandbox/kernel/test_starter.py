@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -138,6 +139,7 @@ FAILURES: dict[str, tuple[Callable[[int], process.Launch], str]] = {
         r"attach the mounts: (\w+: )?Invalid",
     ),
     "directory": (lambda fd: process.Launch(*TRUE, directory="/nowhere"), "connect stdio: No such file"),
+    "filter": (lambda fd: process.Launch(*TRUE, filter=b"\xff" * 8), r"load the filter: (\w+: )?Invalid argument"),
     "execute": (lambda fd: process.Launch("/nowhere", ["true"], {}), "execute /nowhere: No such file"),
     "a folder": (lambda fd: process.Launch("/", ["true"], {}), "execute /: Permission denied"),
 }
@@ -175,7 +177,7 @@ with process.spawn(process.Launch("/bin/sleep", ["sleep", "300"], {{}})) as chil
     assert not status.exists() or ") Z " in status.read_text()
 
 
-def _directly(*words: str, version: str = "1", parent: int | None = None) -> tuple[int, bytes, bytes]:
+def _directly(*words: str, version: str = "2", parent: int | None = None) -> tuple[int, bytes, bytes]:
     """The exit status of the program, what it reported, and what it and the program that it executed printed."""
     told, tell = os.pipe()
     try:
@@ -213,6 +215,32 @@ def test_what_it_does_not_understand_is_no_step(words: list[str], number: int) -
     assert (step, os.strerror(error)) == (number, "Protocol error")
 
 
+# One instruction that lets everything by (BPF_RET, SECCOMP_RET_ALLOW).
+ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000).hex()
+
+
+@pytest.mark.parametrize("count", [1, 2, 64])
+def test_a_filter_of_as_many_instructions_as_it_can_note_is_loaded(count: int) -> None:
+    show = ("execute", "/bin/grep", "grep", "^Seccomp", "/proc/self/status")
+    status, told, printed = _directly("die", *show)
+    before = dict(line.split(":\t") for line in printed.decode().splitlines())
+    assert (status, told) == (0, b"")
+    status, told, printed = _directly("die", "filter", ALLOW * count, *show)
+    after = dict(line.split(":\t") for line in printed.decode().splitlines())
+    assert (status, told, after["Seccomp"]) == (0, b"", "2")
+    assert int(after["Seccomp_filters"]) == int(before["Seccomp_filters"]) + 1
+
+
+@pytest.mark.parametrize(
+    "word", ["", ALLOW[:-1], ALLOW[:-2], ALLOW + "0", ALLOW[:-1] + "g", ALLOW.upper(), ALLOW * 65, "-" + ALLOW[1:]]
+)
+def test_what_is_no_filter_is_not_loaded(word: str) -> None:
+    status, told, printed = _directly("die", "filter", word, "execute", "/bin/echo", "echo")
+    assert (status, printed) == (127, b"")
+    step, error = json.loads(told)
+    assert (step, os.strerror(error)) == (1, "Invalid argument")
+
+
 @pytest.mark.parametrize("word", ["-1", "3x", "", "99999999999", "0x3", " "])
 def test_a_number_is_a_number(word: str) -> None:
     for words in (("network", word), ("keep", word), ("attach", word, "/")):
@@ -223,9 +251,9 @@ def test_a_number_is_a_number(word: str) -> None:
 
 def test_of_another_version_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a package was put in place of another under a supervisor that goes on."""
-    status, told, printed = _directly("execute", "/bin/echo", "echo", version="2")
+    status, told, printed = _directly("execute", "/bin/echo", "echo", version="3")
     assert (status, printed, json.loads(told)[0]) == (127, b"", -1)
-    monkeypatch.setattr(starter, "_VERSION", "2")
+    monkeypatch.setattr(starter, "_VERSION", "3")
     with pytest.raises(errors.KernelError, match=r"cannot start the sandbox: understand `.*covenant-start`: Protocol"):
         process.spawn(process.Launch(*TRUE))
 

@@ -1,0 +1,95 @@
+"""gVisor under a kernel that has no membarrier(2), as it is started: it says nothing, and tells its guests the same."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import platform
+import sys
+
+import pytest
+
+from policy import data
+from sandbox.kernel import process, readback_filter, runsc, starter
+from tests.kernel import live_runs, plain_runsc
+from tests.kernel.world import World
+
+ARCH = platform.machine()
+MEMBARRIER = data.syscalls(ARCH).numbers["membarrier"]
+# membarrier(2): QUERY is 0, REGISTER_PRIVATE_EXPEDITED, which gVisor asks for and waits for, is 16.
+ASK = f"""
+import ctypes, json
+libc = ctypes.CDLL(None, use_errno=True)
+answer = []
+for command in (0, 16):
+    ctypes.set_errno(0)
+    answer.append([libc.syscall(ctypes.c_long({MEMBARRIER}), command, 0, 0), ctypes.get_errno()])
+"""
+TELL = ASK + "print(json.dumps(answer))"
+PRIVATE_EXPEDITED = 8 | 16
+
+
+@pytest.fixture(params=["starter", "fork"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    assert starter.there(), "scripts/build_starter has not been run"
+    if request.param == "fork":
+        monkeypatch.setattr(starter, "there", lambda: False)
+    return str(request.param)
+
+
+def told(program: str, *arguments: str, own: bytes) -> tuple[int, bytes, bytes]:
+    launch = process.Launch(program, [program, *arguments], runsc.ENVIRONMENT, filter=own)
+    with process.spawn(launch) as child, open(child.stdout, "rb", closefd=False) as out:
+        printed = out.read()
+        with open(child.stderr, "rb", closefd=False) as error:
+            return child.reap(), printed, error.read()
+
+
+def test_a_program_so_started_finds_no_such_call_and_every_other(way: str) -> None:
+    status, printed, said = told(sys.executable, "-I", "-c", TELL, own=runsc.own_filter(ARCH))
+    assert (status, json.loads(printed), said) == (0, [[-1, errno.ENOSYS]] * 2, b"")
+    status, printed, said = told(sys.executable, "-I", "-c", TELL, own=b"")
+    (query, _), registered = json.loads(printed)
+    # This kernel has it, so that the line above is the filter's doing.
+    assert query & PRIVATE_EXPEDITED == PRIVATE_EXPEDITED
+    assert registered == [0, 0]
+
+
+def test_gvisor_goes_on_without_a_word() -> None:
+    """It warns of a call that fails on whatever its caller reads, and that is an agent's stderr."""
+    status, printed, said = told(plain_runsc.find_runsc(), "--version", own=runsc.own_filter(ARCH))
+    assert (status, said) == (0, b"")
+    assert printed.startswith(b"runsc version")
+
+
+def test_an_agent_is_told_that_there_is_none(world: World) -> None:
+    """A grant of the call is kept, and its answer is that of a kernel which can do nothing of it."""
+    code = TELL.replace("print(", "print(json.dumps({'text': ").replace("answer))", "answer)}))")
+    answer = world.run_code("import sys\nsys.stdin.readline()\n" + code)
+    assert answer.error is None, (answer.error, answer.stderr)
+    assert answer.result is not None
+    assert answer.stderr == ""
+    (query, error), (registered, why) = json.loads(answer.result.text)
+    assert (query, error) in ((0, 0), (-1, errno.ENOSYS))
+    assert registered == -1
+    assert why in (errno.EINVAL, errno.ENOSYS)
+    # gVisor as such has it.
+    plain = plain_runsc.run(["/usr/bin/python3", "-I", "-c", TELL])
+    assert plain.status == 0, plain.stderr
+    (query, _), registered = json.loads(plain.stdout)
+    assert query & PRIVATE_EXPEDITED == PRIVATE_EXPEDITED
+    assert registered == [0, 0]
+
+
+def test_every_process_of_a_run_is_under_it(world: World) -> None:
+    own = runsc.own_filter(ARCH)
+    digest = f"{len(own) // 8}:{hashlib.sha256(own).hexdigest()}"
+    with live_runs.live(world) as one:
+        family = one.family()
+        for member in (family.runner, family.gofer, family.sandbox):
+            loaded = readback_filter.digests(member.name.pid)
+            assert loaded is not None
+            assert loaded[family.runner.filters - 1] == digest, member
+        # What it is started under is no filter of its own: attestation asks for one beside it.
+        assert one.report().holds, [layer for layer in one.report().layers if not layer.holds]
