@@ -112,7 +112,7 @@ class Known:
     """What need not be looked at twice, since it cannot change unseen: files by identity, filters by process."""
 
     digests: dict[Binary, str] = field(default_factory=dict)
-    filters: dict[Name, tuple[str, ...] | None] = field(default_factory=dict)
+    filters: dict[Name, tuple[str, ...]] = field(default_factory=dict)
     packages: dict[str, tuple[object, str]] = field(default_factory=dict)
     network: Seen = field(default_factory=Seen)
 
@@ -312,11 +312,10 @@ def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Itera
     before = remembered.get(key.hexdigest())
     now: dict[str, list[str]] = {}
     for process in (found.gofer, found.sandbox):
-        if process.name not in known.filters:
-            known.filters[process.name] = readback_filter.digests(process.name.pid)
-        digests = known.filters[process.name]
+        digests = known.filters.get(process.name) or readback_filter.digests(process.name.pid)
         if digests is None:
             return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
+        known.filters[process.name] = digests
         now[process.arguments[0]] = list(digests[found.runner.filters :])
     # INVARIANT: not of a sandbox that has not loaded its own yet. What is remembered holds for every run after it.
     if before is None and all(now.values()):

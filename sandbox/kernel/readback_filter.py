@@ -1,7 +1,7 @@
 """The seccomp filters of a running process, out of the kernel that holds them: PTRACE_SECCOMP_GET_FILTER.
 
 One thread is stopped for less than a millisecond. It needs CAP_SYS_ADMIN and a kernel with checkpoint and restore;
-where that is missing, or another tracer is there, nothing is read and the answer is None.
+where that is missing, another tracer is there or the thread is frozen, nothing is read and the answer is None.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import time
 from collections.abc import Iterator
 from typing import Final
+
+from sandbox.kernel import netns
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -28,7 +30,11 @@ PTRACE_SECCOMP_GET_FILTER: Final = 0x420C
 _WALL: Final = 0x40000000
 _INSTRUCTION_BYTES: Final = 8
 _DEADLINE_SECONDS: Final = 1.0
-_CANNOT: Final = frozenset({errno.EPERM, errno.EACCES, errno.EIO, errno.EINVAL, errno.EOPNOTSUPP})
+# How long a thread may wait in the kernel, where no tracer stops it (state D of proc_pid_stat(5)). One that somebody
+# froze waits there for as long as they please, and whoever froze it may be waiting for us.
+_STANDS_SECONDS: Final = 0.1
+# EAGAIN: there is no thread left.
+_CANNOT: Final = frozenset({errno.EPERM, errno.EACCES, errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.EAGAIN})
 
 
 def digests(pid: int) -> tuple[str, ...] | None:
@@ -36,11 +42,17 @@ def digests(pid: int) -> tuple[str, ...] | None:
     or it has none.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError, FileNotFoundError: it is gone.
     """
-    try:
+
+    def look() -> tuple[str, ...] | None:
         with _stopped(pid) as stopped:
             return tuple(_filters(pid)) if stopped else None
+
+    try:
+        # INVARIANT: in a thread that ends. A tracer is a thread, and only its end lets go of who did not stop for it:
+        # one that is thawed afterwards would stop then, for good.
+        return netns.aside(look)()
     except OSError as e:
         if e.errno in _CANNOT:
             return None
@@ -68,19 +80,27 @@ def _stopped(pid: int) -> Iterator[bool]:
         _ptrace(PTRACE_INTERRUPT, pid)
         yield _wait(pid)
     finally:
-        # A thread that does not stop (frozen, or gone) cannot be let go either; the kernel does it when we end.
+        # A thread that does not stop (frozen, or gone) cannot be let go either; the kernel does it when this one ends.
         with contextlib.suppress(OSError):
             _ptrace(PTRACE_DETACH, pid)
 
 
 def _wait(pid: int) -> bool:
-    until = time.monotonic() + _DEADLINE_SECONDS
-    while time.monotonic() < until:
+    begin = time.monotonic()
+    while (now := time.monotonic()) - begin < _DEADLINE_SECONDS:
         found, status = os.waitpid(pid, os.WNOHANG | _WALL)
         if found:
             return os.WIFSTOPPED(status)
+        if now - begin >= _STANDS_SECONDS and _stands(pid):
+            return False
         time.sleep(0.0005)
     return False
+
+
+def _stands(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name before it is in parentheses, and may have some of its own.
+        return file.read().rpartition(b")")[2].split()[0] == b"D"
 
 
 def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> int:

@@ -11,10 +11,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from sandbox.kernel import libc, netns, readback_filter, readback_net
+from sandbox.kernel import cgroupfs, libc, netns, readback_filter, readback_net
 
 IP, NFT = "/usr/sbin/ip", "/usr/sbin/nft"
 
@@ -136,6 +137,29 @@ def test_filters_are_read_out_of_the_process_that_has_them_oldest_first() -> Non
         assert readback_filter.digests(one.pid) == expected
         assert readback_filter.digests(one.pid) == expected, "reading changes nothing"
     assert one.returncode == 0, "it went on as if nobody had looked"
+
+
+def test_who_is_frozen_is_not_waited_for_and_read_once_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tracer stops it, and whoever froze it may be waiting for us."""
+    monkeypatch.setattr(readback_filter, "_DEADLINE_SECONDS", 3600.0)
+    expected = (f"1:{hashlib.sha256(ALLOW).hexdigest()}",)
+    command = [sys.executable, "-c", FILTERED, ALLOW.hex()]
+    with (
+        cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-readback-{os.getpid()}") as leaf,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one,
+    ):
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"loaded\n"
+        for file in leaf.join_files():
+            Path(file).write_text(str(one.pid))
+        assert readback_filter.digests(one.pid) == expected
+        leaf.freeze()
+        try:
+            assert readback_filter.digests(one.pid) is None
+        finally:
+            leaf.thaw()
+        assert readback_filter.digests(one.pid) == expected
+    assert one.returncode == 0
 
 
 def test_a_process_without_a_filter_is_not_read_and_one_that_is_gone_says_so() -> None:

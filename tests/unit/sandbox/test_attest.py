@@ -131,6 +131,28 @@ def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkey
     assert told() == ["filter"]
 
 
+def test_filters_that_could_not_be_read_are_asked_for_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a sandbox that somebody had frozen just then: it would never have been looked at again."""
+    loaded: dict[int, tuple[str, ...] | None] = {11: ("gofer's",), 12: ("sandbox's",)}
+    monkeypatch.setattr(readback_filter, "digests", lambda pid: loaded[pid])
+    readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
+    path, known = tmp_path / "filters.json", attest.Known()
+
+    def told(known: attest.Known) -> list[str]:
+        return [layer.name for layer in attest._filters(FAMILY, known, readout, path)]
+
+    assert told(attest.Known()) == []
+    loaded[12] = None
+    assert told(known) == []
+    loaded[12] = ("another's",)
+    assert told(known) == ["filter"]
+    # What was read is not read again: a process cannot take a filter off.
+    loaded[12] = ("sandbox's",)
+    assert told(known) == ["filter"]
+
+
 def test_a_sandbox_in_another_network_namespace_than_the_runs_is_told() -> None:
     inside = replace(EXPECTED, network=SANDBOX.namespaces["net"])
     assert judged(FAMILY, inside) == set(), "control"
