@@ -219,18 +219,18 @@ class _Ask:
         """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile; each
         then says in the log why it ends, and all are killed at once.
 
-        What cannot be stopped is ended at once: it is just starting, or nothing here stops it. Where we are killed over
-        it, a run that has said so ends by itself with everything below it.
+        A sandbox that is just starting is stopped as well; what nothing here stops is ended at once. Where we are
+        killed over it, a run that has said so ends by itself with everything below it, and one that starts in its time.
         """
         ended: list[str] = []
         together: list[Entry] = []
         leaves: dict[str, list[Leaf]] = {}
         with revocation.first(self._runs):
             while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in ended]:
-                leaves |= revocation.stop([one for one in moving if one.state in (State.RUNNING, State.SUSPENDED)])
+                # Whatever their states say: they are as old as their keepers were the last to have the processor, and
+                # what runs meanwhile keeps it from them.
+                leaves |= revocation.stop(moving)
                 waiting = self._said_together(moving)
-                # Some had just begun, as far as could be seen: they run, and have said that they end.
-                leaves |= revocation.stop([one for one in waiting if one.run_id not in leaves])
                 together += waiting
                 for one in moving:
                     # What a parent's end ends as well may be gone already.

@@ -255,8 +255,8 @@ class Steering:
         Raises:
             errors.NotEnforceableError: it cannot stand so long.
         """
-        if self._rows.state not in (State.RUNNING, State.SUSPENDED):
-            raise errors.WrongStateError("it is just starting, or ending")
+        if self._exchange is None:
+            raise errors.WrongStateError("it has no sandbox yet")
         if self._directory is None or self._leaf is None or not self._leaf.freezable:
             raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
         control.mark_together(self._directory)

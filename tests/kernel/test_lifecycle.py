@@ -18,8 +18,9 @@ import pytest
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import archive, control, oversight, registry, revocation
+from sandbox import archive, bundle, control, oversight, registry, revocation
 from sandbox.kernel import cgroupfs
+from sandbox.runner import Exchange
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
@@ -373,3 +374,34 @@ def test_a_run_that_had_just_begun_when_its_tree_was_looked_at_is_ended_with_the
         assert oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
         refused(errors.KilledError, one.wait().error)
     assert one.made.run_id in killed
+
+
+def test_a_sandbox_that_is_just_starting_is_stopped_first_and_ends_with_its_tree(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent may run already, and keep the processor from the keeper that is to hear of its end."""
+    monkeypatch.setattr(Exchange, "_give", lambda self: None)
+    frozen: list[bool] = []
+    killed: list[str] = []
+    say, kill = control.Connection.say, revocation.end_together
+
+    def said(self: control.Connection, operation: Any, **more: Any) -> None:
+        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.made.run_id)
+        leaf.adopt(bundle.cgroups_of(one.directory))
+        frozen.append(until(leaf.frozen))
+        say(self, operation, **more)
+
+    def noted(leaves: Sequence[cgroupfs.Leaf]) -> None:
+        killed.extend(leaf.name for leaf in leaves)
+        kill(leaves)
+
+    monkeypatch.setattr(control.Connection, "say", said)
+    monkeypatch.setattr(revocation, "end_together", noted)
+    with live(world, COUNTS) as one:
+        assert [entry.state for entry in registry.live(world.state / "runs")] == [State.ISOLATED]
+        assert oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
+        refused(errors.KilledError, one.wait().error)
+    assert frozen == [True]
+    assert one.made.run_id in killed
+    assert states(one) == ["Provisioned", "Validated", "Isolated", "Terminated", "Archived"]
+    assert leftovers(world) == []

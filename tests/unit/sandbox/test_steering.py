@@ -179,15 +179,13 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
     assert forsaken.look() is None
 
 
-@pytest.mark.parametrize("suspended", [False, True])
+@pytest.mark.parametrize("state", [State.ISOLATED, State.RUNNING, State.SUSPENDED])
 @pytest.mark.parametrize("left", [False, True])
 def test_what_is_ended_with_others_says_so_first_and_is_killed_by_whoever_asked_or_ends_by_itself(
-    suspended: bool, left: bool
+    state: State, left: bool
 ) -> None:
     one = World()
-    if suspended:
-        one.ask("suspend")
-        one.log.said.clear()
+    one.rows.state = state
     reply = one.ask("kill", by="uid7@local", reason="enough", together=True)
     assert one.log.said == ["Terminated: stopped by uid7@local: enough"]
     assert control.ends_together(one.directory)
@@ -217,11 +215,12 @@ def test_what_could_not_be_written_down_is_not_ended_with_others_later_on() -> N
     assert one.below == []
 
 
-def test_what_cannot_stand_or_is_just_starting_is_not_ended_with_others() -> None:
+def test_what_cannot_stand_or_has_no_sandbox_yet_is_not_ended_with_others() -> None:
     for leaf, kinds in ((False, errors.NotEnforceableError), (True, errors.WrongStateError)):
         one = World(leaf=leaf)
+        one.rows.state = State.ISOLATED
         if leaf:
-            one.rows.state = State.ISOLATED
+            one.steering._exchange = None
         with pytest.raises(kinds):
             one.ask("kill", together=True)
         assert one.log.said == []
