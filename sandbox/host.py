@@ -17,7 +17,7 @@ from policy import data, errors
 from policy.grants.effective import Effective
 from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts
 from policy.manifest.agent import Manifest
-from sandbox import closure, granted, ldso, memo
+from sandbox import closure, granted, ldso, machine_memory, memo
 from sandbox.config import Config, trusted_binary
 from sandbox.kernel import cgroupfs, files
 
@@ -36,14 +36,14 @@ def probe(config: Config) -> HostFacts:
         errors.HostError: a machine on which nothing can be enforced: another architecture, no /proc.
     """
     try:
-        memory = _meminfo()
+        memory = machine_memory.read()
         return HostFacts(
             arch=architecture(),
             kernel=os.uname().release,
             audience=config.host,
             cpus=len(os.sched_getaffinity(0)),
-            memory_mb=memory["MemTotal"] // 1024,
-            memory_available_mb=memory["MemAvailable"] // 1024,
+            memory_mb=memory.total_mb,
+            memory_available_mb=memory.available_mb,
             disk_free_mb=disk_free_mb(config.state),
             pids_free=_pids_free(),
             cgroup=cgroup_facts(),
@@ -181,7 +181,7 @@ def runsc_facts(config: Config) -> RunscFacts:
 def capacity_mb(hierarchies: cgroupfs.Hierarchies | None = None) -> int:
     """The memory that runs may be promised in all: what the machine has, or what the cgroup in which this process lives
     leaves of it, in MiB."""
-    bounds = [_meminfo()["MemTotal"] // 1024]
+    bounds = [machine_memory.read().total_mb]
     found = hierarchies or cgroupfs.Hierarchies.read()
     name = "memory.limit_in_bytes" if found.version == 1 else "memory.max"
     place = found.mounts.get("memory")
@@ -272,15 +272,6 @@ def _executable(path: str, sha256: str | None, config: Config, never: Mapping[st
             where=where,
         )
     return found
-
-
-def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in KiB."""
-    out = {}
-    for line in files.text("/proc/meminfo").splitlines():
-        key, _, rest = line.partition(":")
-        out[key] = int(rest.split()[0])
-    return out
 
 
 def _pids_free() -> int:

@@ -17,11 +17,10 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from policy import errors, standby
-from sandbox import standby_records, standby_retries, standby_wire
+from sandbox import machine_memory, standby_records, standby_retries, standby_wire
 from sandbox.config import Config
 from sandbox.serve import holder, notify
 from sandbox.serve.holder import ASK, ENDED, FULL, TOLD
@@ -42,16 +41,14 @@ AT_ONCE, IN_ALL = 32, 512
 _SAID_BYTES = 4096
 
 
-def memory(proc: Path = Path("/proc")) -> standby.Machine:
-    """What the kernel says of this machine's memory, in MiB."""
-    fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-    total, available = (int(fields[name].split()[0]) >> 10 for name in ("MemTotal", "MemAvailable"))
-    stalls = {"some": 0.0, "full": 0.0}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (proc / "pressure" / "memory").read_text().splitlines():
-            words = line.split()
-            stalls[words[0]] = float(words[1].removeprefix("avg10="))
-    return standby.Machine(total, available, stalls["some"], stalls["full"])
+def memory() -> standby.Machine:
+    """What the kernel says of this machine's memory.
+
+    Raises:
+        OSError: it does not say.
+    """
+    found = machine_memory.read()
+    return standby.Machine(found.total_mb, found.available_mb, *machine_memory.stalls())
 
 
 class Loop(Protocol):

@@ -21,12 +21,14 @@ from tests.kernel.world import World
 
 # What the main loop reads, and how often, before its first line.
 _READS = """
-from pathlib import Path
+import psutil
 from sandbox.serve import pool
-pool.memory.__defaults__ = (Path({place!r}),)
+psutil.PROCFS_PATH = {place!r}
 pool.TICK_SECONDS = 0.2
 """
 TOTAL_KIB = 24 << 20
+# What else of /proc/meminfo is read with them.
+OTHERS = ("MemFree", "Buffers", "Cached", "SReclaimable", "Shmem", "Active", "Inactive", "Slab")
 AMPLE, SHORT = TOTAL_KIB, 2 << 20  # a tenth of all of it stays for those that run
 
 
@@ -41,7 +43,8 @@ class Proc:
     def says(self, *, available_kib: int = AMPLE, some: float = 0.0, full: float = 0.0) -> None:
         """Each file is whole at any time."""
         rest = "avg60=0.00 avg300=0.00 total=0"
-        self._put("meminfo", f"MemTotal: {TOTAL_KIB} kB\nMemAvailable: {available_kib} kB\n")
+        rows = {**dict.fromkeys(OTHERS, 0), "MemTotal": TOTAL_KIB, "MemAvailable": available_kib}
+        self._put("meminfo", "".join(f"{name}: {kib} kB\n" for name, kib in rows.items()))
         self._put("pressure/memory", f"some avg10={some} {rest}\nfull avg10={full} {rest}\n")
 
     def _put(self, name: str, text: str) -> None:

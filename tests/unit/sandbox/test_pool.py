@@ -20,7 +20,7 @@ from policy.package import Package
 from sandbox import standby_records, standby_retries, standby_wire
 from sandbox.config import Config
 from sandbox.serve import holder, notify
-from sandbox.serve.pool import Pool, memory
+from sandbox.serve.pool import Pool
 from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.supervisor import Supervisor
 
@@ -437,12 +437,3 @@ def test_no_process_is_a_failure_like_any_other(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
     assert len(os.listdir("/proc/self/fd")) == before
     assert loop.made == []
-
-
-def test_the_machine_s_memory_is_read_with_and_without_pressure(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  2048000 kB\nMemFree: 1 kB\nMemAvailable:  1024000 kB\n")
-    assert memory(tmp_path) == standby.Machine(2000, 1000)
-    (tmp_path / "pressure").mkdir()
-    lines = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.25 avg60=0 avg300=0 total=0\n"
-    (tmp_path / "pressure" / "memory").write_text(lines)
-    assert memory(tmp_path) == standby.Machine(2000, 1000, 1.5, 0.25)
