@@ -182,6 +182,8 @@ SUPERVISOR: dict[str, dict[str, str]] = {
     # Durable before the runs are ended: each as {run_id, agent_id, because, reason}, where `because` is the run whose
     # manifest was revoked, itself or one above it.
     "runs_revoked": {"operator": "text?", "version": "int", "runs": "objects"},
+    # Durable before a tree is ended because its issuer asked for it: each as {run_id, agent_id}.
+    "runs_stopped": {"operator": "text?", "reason": "text", "runs": "objects"},
     # Durable before the version holds; `changes` in the words that whoever signed it was shown.
     "trust_changed": {
         "operator": "text?",

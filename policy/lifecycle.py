@@ -172,8 +172,8 @@ covenant wait RUN                    # until it has ended: its own outcome and e
 ```
 
 With `--tree` the whole subtree is stopped first, so that nothing of it starts another run while the rest is asked.
-`covenant kill --tree` stops all of it at once, then has each run write down why it ends, then kills all of them at
-once. Where whoever asked was killed over it, a run that has written it down ends by itself with everything below it:
+`covenant kill --tree` asks no run: it stops all of them, marks each, names all of them in one row (`runs_stopped`) and
+kills them at once. Where whoever asked was killed over it, a run that is marked ends by itself with everything below it:
 that stands, is not resumed, and ends after ten seconds.
 
 What somebody else has stopped, such as a kill or a revocation that was killed before it had asked or marked anything,

@@ -40,6 +40,7 @@ _NETWORK = "network.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
 _REVOKED = "revoked"
+_STOPPED = "stopped"
 # How long what a killed process was just starting may take to die with it.
 _DYING_SECONDS = 5.0
 
@@ -329,19 +330,38 @@ def mark_revoked(path: Path, reason: str, *, like: Path | None = None) -> None:
     ``like`` is the directory of another that was marked for the same reason: a second name of its mark is had at once,
     where a file system that has just removed many files may take half a millisecond to make another.
     """
+    _mark(path, _REVOKED, reason, like)
+
+
+def mark_stopped(path: Path, by: str, reason: str, *, like: Path | None = None) -> None:
+    """As ``mark_revoked``, of a run that somebody ends with its tree: who, and why."""
+    _mark(path, _STOPPED, json.dumps({"by": by, "reason": reason}), like)
+
+
+def stopped_of(path: Path) -> tuple[str, str] | None:
+    """Who ends a run with its tree, and why; None when nobody has marked it."""
+    try:
+        with open(path / _STOPPED, encoding="utf-8") as file:
+            said = json.loads(file.read() or "{}")  # whoever wrote it may have been killed over it
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return said.get("by", ""), said.get("reason", "")
+
+
+def _mark(path: Path, name: str, text: str, like: Path | None) -> None:
     with contextlib.suppress(FileExistsError):
         if like is not None:
             try:
-                os.link(like / _REVOKED, path / _REVOKED, follow_symlinks=False)
+                os.link(like / name, path / name, follow_symlinks=False)
             except FileExistsError:
                 return
             except OSError:  # that one is gone, or has as many names as it may have
                 pass
             else:
                 return
-        fd = os.open(path / _REVOKED, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "w") as file:
-            file.write(reason)
+            file.write(text)
 
 
 def revoked_of(path: Path) -> str | None:

@@ -27,8 +27,9 @@ from policy import errors
 from policy.signing import strict_json
 from sandbox.kernel import unix_address
 
+# Of who asks for something, and of the reason that they give, as the log has them.
+WORDS = 200
 NAME = "control"
-_TOGETHER = "together"
 REQUEST_BYTES = 16 * 1024
 # Below what a socket of that kind takes as one message by default (net.core.wmem_default).
 ANSWER_BYTES = 128 * 1024
@@ -280,15 +281,10 @@ def ask(directory: Path, op: str, *, seconds: float = ASK_SECONDS, **fields: Any
         return connection.ask(op, **fields)
 
 
-def mark_together(directory: Path) -> None:
-    """By a keeper whose run was ended with others: what comes after waits until all of them are gone."""
-    with contextlib.suppress(OSError):  # it is done at once then, and the others take a moment more
-        (directory / _TOGETHER).touch(mode=0o600)
-
-
-def ends_together(directory: Path) -> bool:
-    """Whether the run was ended so."""
-    return (directory / _TOGETHER).exists()
+def in_words(what: str, by: str, reason: str) -> str:
+    """Who did something to a run, and why, as the log has it: bounded, and in the words of whoever asked."""
+    given = f": {reason[:WORDS]}" if reason else ""
+    return f"{what} by {by[:WORDS] or 'root'}{given}"
 
 
 def until_there(directory: Path, seconds: float) -> bool:

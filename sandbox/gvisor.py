@@ -368,7 +368,7 @@ def _finish(
     exchange: Exchange,
     status: int,
     leaf: cgroupfs.Leaf,
-    revoked: errors.RunRevokedError | None,
+    revoked: errors.RunRevokedError | errors.KilledError | None,
     meter: Meter,
     gate: gateway.Gateway | None,
 ) -> Finished:
@@ -377,7 +377,7 @@ def _finish(
     oom = leaf.oom_kills()
     error = exchange.error
     if revoked is not None:
-        error = revoked  # whoever revoked it has killed it, which looks like a crash
+        error = revoked  # whoever ends it has killed it, which looks like a crash
     elif oom and (error is None or isinstance(error, errors.DeadlineError)):
         # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1, or as a sandbox
         # that hangs: only the cgroup's counter tells (sandbox-facts).

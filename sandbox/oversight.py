@@ -6,17 +6,16 @@ and what is left of one that ended stands in the archive.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from policy import errors
+from policy import base58, errors
 from policy.lifecycle import State
 from sandbox import admission, archive, control, metrics, registry, revocation, unended
-from sandbox.kernel.cgroupfs import Leaf
+from sandbox.ledger import Ledger
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
@@ -26,8 +25,6 @@ _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 _PUSHED_OUT_SECONDS = 0.25
 # What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.spawning).
 _GONE_SECONDS = 120.0
-# So many runs of a tree are asked before the first is heard: each is two descriptors.
-_AT_ONCE = 64
 # Deeper than any manifest may say that a tree is.
 _MOST_ABOVE = 64
 
@@ -216,46 +213,43 @@ class _Ask:
         return stopped
 
     def end(self, entry: Entry) -> list[str]:
-        """End the whole subtree: each run is stopped before any is ended, so that none starts another meanwhile; each
-        then says in the log why it ends, and all are killed at once.
+        """End the whole subtree. Each run of it is stopped before any is ended, so that none starts another meanwhile;
+        marked, so that it ends also where we are killed over it; named in one row; and killed with the others.
 
-        A sandbox that is just starting is stopped as well; what nothing here stops is ended at once. Where we are
-        killed over it, a run that has said so ends by itself with everything below it, and one that starts in its time.
+        It asks no keeper, as a revocation asks none: agents that run keep the processors from theirs, and each would
+        have a row of its own to write. A log that takes no row keeps nobody alive.
+
+        Raises:
+            errors.LedgerError: all have ended, and the log does not say in whose name.
         """
         ended: list[str] = []
-        together: list[Entry] = []
-        leaves: dict[str, list[Leaf]] = {}
+        unwritten: errors.CovenantError | None = None
         with revocation.first(self._runs):
             while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in ended]:
-                # Whatever their states say: they are as old as their keepers were the last to have the processor, and
-                # what runs meanwhile keeps it from them.
-                leaves |= revocation.stop(moving)
-                waiting = self._said_together(moving)
-                together += waiting
-                for one in moving:
-                    # What a parent's end ends as well may be gone already.
-                    if one not in waiting:
-                        self.where_it_can("kill", one)
-                    ended.append(one.run_id)
-            revocation.end_together([leaf for one in together for leaf in leaves.get(one.run_id, ())])
+                leaves = revocation.stop(moving)
+                revocation.mark_stopped(moving, self._asker.display, self._reason)
+                try:
+                    self._tell(moving)
+                except errors.CovenantError as e:
+                    unwritten = e
+                revocation.end_together([leaf for one in leaves.values() for leaf in one])
+                ended += [one.run_id for one in moving]
+        if unwritten is not None:
+            raise unwritten
         return ended
 
-    def _said_together(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Have each write down that it ends, while the others are asked; those that did wait for us to kill them."""
-        done: list[Entry] = []
-        for begin in range(0, len(entries), _AT_ONCE):
-            with contextlib.ExitStack() as stack:
-                asked = []
-                for one in entries[begin : begin + _AT_ONCE]:
-                    with contextlib.suppress(errors.CovenantError):
-                        connection = stack.enter_context(control.Connection(one.path))
-                        connection.say("kill", by=self._asker.display, reason=self._reason, together=True)
-                        asked.append((one, connection))
-                for one, connection in asked:
-                    with contextlib.suppress(errors.CovenantError):
-                        connection.heard()
-                        done.append(one)
-        return done
+    def _tell(self, entries: Sequence[Entry]) -> None:
+        """The row that names them, durable when this returns."""
+        state = self._runs.parent
+        with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as log:
+            # The kernel's word for who asks, and the key of the log that vouches.
+            issuer = {
+                "display": self._asker.display,
+                "pubkey": base58.encode(log.public_key.public_bytes_raw()),
+            }
+            named = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in entries]
+            fields = {"operator": None, "reason": self._reason[: control.WORDS], "runs": named}
+            log.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
 
 
 def _seen(state: Path, asker: Asker) -> list[Entry]:

@@ -233,9 +233,8 @@ def refuse(state: State, root_version: int | None, ancestors: Collection[Path], 
             where=str(state.path),
         )
     for path in ancestors:
-        reason = bundle.revoked_of(path)
-        if reason is not None:
-            raise errors.RevokedError(f"run {path.name}, above this one, is being ended: {reason}")
+        if (ended := verdict(path)) is not None:
+            raise errors.RevokedError(f"run {path.name}, above this one, is being ended: {ended.message}")
     if ancestors and line:
         root = state.present_root()
         for one in authority.decode(line):
@@ -310,7 +309,7 @@ def give_way(path: Path) -> None:
     Whoever ends them holds a lock, which the kernel takes from the dead; a keeper waits for a bounded time.
     """
     with contextlib.suppress(OSError):
-        if bundle.revoked_of(path) is None and not control.ends_together(path):
+        if verdict(path) is None:
             return
         until = time.monotonic() + _GIVE_WAY_SECONDS
         while durable.held(path.parent / _ENDING) and time.monotonic() < until:
@@ -318,7 +317,7 @@ def give_way(path: Path) -> None:
 
 
 def stop(entries: Sequence[registry.Entry]) -> dict[str, list[cgroupfs.Leaf]]:
-    """Stop the agents of these runs, all of them before any is asked for more; their leaves, by run id. Nothing is
+    """Stop the agents of these runs, all of them before any is marked; their leaves, by run id. Nothing is
     written down: what somebody stopped who was killed over it is what `resume` lets go on.
     """
     leaves: dict[str, list[cgroupfs.Leaf]] = {}
@@ -328,18 +327,30 @@ def stop(entries: Sequence[registry.Entry]) -> dict[str, list[cgroupfs.Leaf]]:
     return leaves
 
 
+def mark_stopped(entries: Sequence[registry.Entry], by: str, reason: str) -> None:
+    """Say in the directory of each who ends it with its tree, and why: its keeper ends it from now on, also where
+    whoever does this is killed over it. One that cannot be marked is ended all the same."""
+    failed: list[str] = []
+    marked: Path | None = None
+    for one in entries:
+        if _try(failed, "a mark", functools.partial(bundle.mark_stopped, one.path, by, reason, like=marked)):
+            marked = one.path
+
+
 def end_together(leaves: Sequence[cgroupfs.Leaf]) -> None:
-    """Kill what is in the leaves of runs, all at once, each of which has said why it ends and waits (``give_way``): one
+    """Kill what is in the leaves of runs, all at once, each of which is marked and waits (``give_way``): one
     after the other, the first ones' keepers would clean up while the last ones die. What is not done here they do.
     """
     with contextlib.suppress(errors.CovenantError):
         ending.kill(leaves)
 
 
-def verdict(path: Path) -> errors.RunRevokedError | None:
+def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
     """The error of a run that was marked, None for another."""
-    reason = bundle.revoked_of(path)
-    return None if reason is None else errors.RunRevokedError(reason)
+    if (reason := bundle.revoked_of(path)) is not None:
+        return errors.RunRevokedError(reason)
+    stopped = bundle.stopped_of(path)
+    return None if stopped is None else errors.KilledError(control.in_words("ended", *stopped))
 
 
 @contextlib.contextmanager
@@ -347,7 +358,7 @@ def going_on(path: Path) -> Iterator[None]:
     """Around the thaw of a run: nobody marks it while the block lasts, so that whoever revokes it stops it after.
 
     Raises:
-        errors.RunRevokedError: it is marked, and stands until it is killed.
+        errors.RunRevokedError, errors.KilledError: it is marked, and stands until it is killed.
         errors.KeeperError: the gate is not free, and whoever holds it may be about to mark it.
     """
     failed: list[str] = []

@@ -16,7 +16,7 @@ from typing import Any
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import control
+from sandbox import bundle, control
 from sandbox.channel import Channel, Outcome, Round, Watches
 from sandbox.kernel.cgroupfs import Leaf
 from sandbox.rows import Rows
@@ -24,8 +24,6 @@ from sandbox.runner import Exchange
 
 # So much of stderr in one answer; each byte may become six of JSON.
 LOG_BYTES = 16 * 1024
-# Of who asks, and of the reason that they give, as the log has them.
-WORDS = 200
 _LOOK_SECONDS = 0.25
 # How long a run stands that is to be ended with its tree, until it ends by itself: whoever asked is gone by then.
 _ENDING_SECONDS = 10.0
@@ -63,8 +61,6 @@ class Steering:
         self._stood = False
         # When the run ends by itself, and who wants it and why.
         self._to_end: tuple[float, Mapping[str, Any]] | None = None
-        # Who ends it with others, and why: until they have, or did not come back.
-        self._together: Mapping[str, Any] | None = None
         self.table: dict[str, control.Handler] = {
             "state": self._state,
             "suspend": self._suspend,
@@ -124,14 +120,16 @@ class Steering:
     def _ending(self, error: errors.RunError) -> None:
         if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
             self._terminated(f"{error.code}: {error.message}")
-        asked, self._together = self._together, None
-        # They kill all before they let us go on: what is still there they have left to us.
-        if asked is not None and self._leaf is not None and self._leaf.pids():
-            self._below(asked.get("by", ""), asked.get("reason", ""))
+        # Whoever ends it with its tree kills all before they let us go on: what is still there they have left to us.
+        if (stopped := self._marked()) is not None and self._leaf is not None and self._leaf.pids():
+            self._below(*stopped)
 
     def _terminated(self, words: str) -> None:
-        self._stood = self._rows.state is State.SUSPENDED or self._together is not None
+        self._stood = self._rows.state is State.SUSPENDED or self._marked() is not None
         self._rows.to(State.TERMINATED, words)
+
+    def _marked(self) -> tuple[str, str] | None:
+        return None if self._directory is None else bundle.stopped_of(self._directory)
 
     def _clocks(self) -> Outcome:
         """The ttl that suspends, and the one more that a run may stay suspended."""
@@ -220,9 +218,8 @@ class Steering:
 
     def _kill(self, request: Mapping[str, Any]) -> control.Reply:
         """``code`` is that of another cause of the run's end than somebody's wish; ``grace_ms`` is what the agent has
-        when it was asked to end, and without it there is none. ``together``: whoever asks has stopped it, ends others
-        with it, and kills them all when each has this written down; where they do not come back it is done here."""
-        _only(request, "by", "reason", "code", "grace_ms", "together")
+        when it was asked to end, and without it there is none."""
+        _only(request, "by", "reason", "code", "grace_ms")
         grace = request.get("grace_ms")
         if grace is not None and (type(grace) is not int or grace < 0):
             raise errors.UsageError("a grace is a number of milliseconds")
@@ -236,31 +233,11 @@ class Steering:
         if cause is None or not issubclass(cause, errors.RunError):
             raise errors.UsageError("no run ends with such a code")
         words = _words(cause.code, request)
-        if request.get("together", False) is True:
-            self._wait_for_others(request)
-        try:
-            self._terminated(words)
-        except BaseException:
-            # Nobody ends it then, and what ends it later is not in their name.
-            self._together = None
-            raise
+        self._terminated(words)
         self._to_end = None
         patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
         error = cause(f"ended {words.partition(' ')[2]}", **patience)
         return control.Reply({"state": str(self._rows.state)}, error)
-
-    def _wait_for_others(self, request: Mapping[str, Any]) -> None:
-        """What comes after its end waits for those that end with it (``revocation.give_way``).
-
-        Raises:
-            errors.NotEnforceableError: it cannot stand so long.
-        """
-        if self._exchange is None:
-            raise errors.WrongStateError("it has no sandbox yet")
-        if self._directory is None or self._leaf is None or not self._leaf.freezable:
-            raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
-        control.mark_together(self._directory)
-        self._together = request
 
     def _logs(self, request: Mapping[str, Any]) -> control.Reply:
         _only(request, "offset")
@@ -314,13 +291,12 @@ class Steering:
 def _only(request: Mapping[str, Any], *names: str) -> None:
     unknown = sorted(set(request) - set(names))
     if unknown:
-        raise errors.UsageError(f"a request of this kind has no `{unknown[0][:WORDS]}`")
+        raise errors.UsageError(f"a request of this kind has no `{unknown[0][: control.WORDS]}`")
 
 
 def _words(what: str, request: Mapping[str, Any]) -> str:
-    """Why it is done, for the log: bounded, and in the words of whoever asked."""
+    """Why it is done, for the log."""
     by, reason = request.get("by", ""), request.get("reason", "")
     if not isinstance(by, str) or not isinstance(reason, str):
         raise errors.UsageError("who asks, and why, are text")
-    given = f": {reason[:WORDS]}" if reason else ""
-    return f"{what} by {by[:WORDS] or 'root'}{given}"
+    return control.in_words(what, by, reason)

@@ -20,6 +20,7 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import archive, bundle, control, oversight, registry, revocation
 from sandbox.kernel import cgroupfs
+from sandbox.ledger import Ledger
 from sandbox.runner import Exchange
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live, until
@@ -356,52 +357,76 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
     assert set(itertools.pairwise(states(one))) <= {(move.source, move.target) for move in lifecycle.TRANSITIONS}
 
 
-def test_a_run_that_had_just_begun_when_its_tree_was_looked_at_is_ended_with_the_others(
+def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is seen before it runs, and runs when it is asked: its keeper then waits for whoever ends the tree."""
-    killed: list[str] = []
-    kill = revocation.end_together
+    steps: list[Any] = []
+    mark, kill = bundle.mark_stopped, revocation.end_together
 
-    def noted(leaves: Sequence[cgroupfs.Leaf]) -> None:
-        killed.extend(leaf.name for leaf in leaves)
+    def marked(path: Path, *said: str, **more: Any) -> None:
+        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), path.name)
+        leaf.adopt(bundle.cgroups_of(path))
+        steps.append(("marked", until(leaf.frozen), *said))
+        mark(path, *said, **more)
+
+    def killed(leaves: Sequence[cgroupfs.Leaf]) -> None:
+        rows = [row["kind"] for row in world.rows() if row["kind"]["type"] == "runs_stopped"]
+        steps.append(("killed", [(row["reason"], row["runs"]) for row in rows]))
         kill(leaves)
 
-    monkeypatch.setattr(revocation, "end_together", noted)
+    monkeypatch.setattr(bundle, "mark_stopped", marked)
+    monkeypatch.setattr(revocation, "end_together", killed)
     with live(world, COUNTS) as one:
         goes_on(one)
-        (one.directory / registry.STATE).write_text(f"{State.ISOLATED}\n")
-        assert oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
-        refused(errors.KilledError, one.wait().error)
-    assert one.made.run_id in killed
+        run_id = one.made.run_id
+        assert oversight.act(world.state, ASKER, "kill", run_id, reason="it leaks", tree=True) == [run_id]
+        assert refused(errors.KilledError, one.wait().error) == "ended by operator@local: it leaks"
+    assert steps == [
+        ("marked", True, "operator@local", "it leaks"),
+        ("killed", [("it leaks", [{"run_id": run_id, "agent_id": "probe"}])]),
+    ]
+    assert states(one)[-2:] == ["Terminated", "Archived"]
+    assert leftovers(world) == []
 
 
-def test_a_sandbox_that_is_just_starting_is_stopped_first_and_ends_with_its_tree(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seen", [State.RUNNING, State.ISOLATED])
+def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
+    world: World, monkeypatch: pytest.MonkeyPatch, seen: State
 ) -> None:
-    """Its agent may run already, and keep the processor from the keeper that is to hear of its end."""
+    """Its agent may run already, and keep the processor from its keeper: whatever its state says, it is killed with
+    the others."""
     monkeypatch.setattr(Exchange, "_give", lambda self: None)
-    frozen: list[bool] = []
-    killed: list[str] = []
-    say, kill = control.Connection.say, revocation.end_together
+    names: list[str] = []
+    kill = revocation.end_together
 
-    def said(self: control.Connection, operation: Any, **more: Any) -> None:
-        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.made.run_id)
-        leaf.adopt(bundle.cgroups_of(one.directory))
-        frozen.append(until(leaf.frozen))
-        say(self, operation, **more)
-
-    def noted(leaves: Sequence[cgroupfs.Leaf]) -> None:
-        killed.extend(leaf.name for leaf in leaves)
+    def killed(leaves: Sequence[cgroupfs.Leaf]) -> None:
+        names.extend(leaf.name for leaf in leaves)
         kill(leaves)
 
-    monkeypatch.setattr(control.Connection, "say", said)
-    monkeypatch.setattr(revocation, "end_together", noted)
+    monkeypatch.setattr(revocation, "end_together", killed)
     with live(world, COUNTS) as one:
         assert [entry.state for entry in registry.live(world.state / "runs")] == [State.ISOLATED]
+        (one.directory / registry.STATE).write_text(f"{seen}\n")
         assert oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
         refused(errors.KilledError, one.wait().error)
-    assert frozen == [True]
-    assert one.made.run_id in killed
+    assert one.made.run_id in names
     assert states(one) == ["Provisioned", "Validated", "Isolated", "Terminated", "Archived"]
+    assert leftovers(world) == []
+
+
+def test_a_log_that_takes_no_row_keeps_no_tree_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked hears of it when all of it is gone."""
+    append = Ledger.append
+
+    def full(self: Ledger, kind: str, *arguments: Any, **more: Any) -> str:
+        if kind == "runs_stopped":
+            raise errors.LedgerError("no space left")
+        return append(self, kind, *arguments, **more)
+
+    monkeypatch.setattr(Ledger, "append", full)
+    with live(world, COUNTS) as one:
+        goes_on(one)
+        with pytest.raises(errors.LedgerError, match="no space left"):
+            oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True)
+        assert refused(errors.KilledError, one.wait().error) == "ended by operator@local"
     assert leftovers(world) == []

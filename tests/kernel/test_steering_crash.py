@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from policy import errors, lifecycle
-from sandbox import archive, control, oversight, registry, revocation
+from sandbox import archive, bundle, oversight, registry, revocation
 from sandbox.kernel import cgroupfs
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
@@ -121,25 +121,27 @@ steering.Steering._forsaken = lambda self: forsaken(self) if os.path.exists(told
 sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
 """
-# Whoever ends a tree of two is killed when so many of it have been told to say so in the log.
-TOLD = {"both stand": 0, "the first says so": 1, "both say so": 2}
+# Whoever ends a tree of two is killed at one step of that; how many are marked by then.
+STEPS = {"both stand": 0, "the first is marked": 1, "both are marked": 2, "and named in the log": 2}
 
 
-def _end_and_die(world: World, run_id: str, told: int) -> None:
+def _end_and_die(world: World, run_id: str, step: str) -> None:
     """By a process of its own."""
-    say, left = control.Connection.say, iter(range(told))
+    mark, left = bundle.mark_stopped, iter(range(STEPS[step]))
 
     def die(*arguments: Any, **more: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def say_or_die(*arguments: Any, **more: Any) -> None:
+    def mark_or_die(*arguments: Any, **more: Any) -> None:
         if next(left, None) is None:
             die()
-        say(*arguments, **more)
+        mark(*arguments, **more)
 
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            control.Connection.say = say_or_die  # type: ignore[method-assign]
+            bundle.mark_stopped = mark_or_die
+            if step == "both are marked":
+                oversight._Ask._tell = die  # type: ignore[method-assign]
             revocation.end_together = die
             oversight.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
         os._exit(1)
@@ -169,13 +171,13 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
             found = {one.keeper: one for one in registry.live(world.state / "runs") if one.state == "Running"}
             return found if set(keepers) <= set(found) else None
 
-        tops = [member("") for _ in TOLD]
+        tops = [member("") for _ in STEPS]
         found = until(lambda: shown(tops))
         below = [member(found[one].run_id) for one in tops]
         found = until(lambda: shown([*tops, *below]))
-        for keeper, count in zip(tops, TOLD.values(), strict=True):
-            _end_and_die(world, found[keeper].run_id, count)
-        # Nobody was told anything: they stand, and whoever ends them once more ends them.
+        for keeper, step in zip(tops, STEPS, strict=True):
+            _end_and_die(world, found[keeper].run_id, step)
+        # Nobody was marked: they stand, and whoever ends them once more ends them.
         untold = found[tops[0]], found[below[0]]
         until(lambda: all(_stands(one) for one in untold))
         assert registry.under_way(untold[1].path)
@@ -187,12 +189,15 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
     rows = [row["kind"] for row in world.rows()]
     ends = [(row["run_id"], row["code"]) for row in rows if row["type"] == "run_ended"]
     assert sorted(ends) == sorted((one, "stopped") for one in ids)
-    reasons = {row["run_id"]: row["reason"] for row in rows if row.get("state") in ("Suspended", "Terminated")}
-    said = dict.fromkeys(ids, "stopped by operator@local: enough")
-    # The child of the one that said so had not been told: its parent did.
-    late = found[below[1]].run_id
-    assert {row["reason"] for row in rows if row["run_id"] == late and row.get("state") == "Suspended"} == {
-        "to be ended, asked by operator@local: enough"
-    }
-    assert {run_id: reasons[run_id] for run_id in ids - {late}} == {one: said[one] for one in ids - {late}}
+    records = [archive.read(world.state, one) for one in ids]
+    assert {record and record.message for record in records} == {"ended by operator@local: enough"}
+    # The child of the one that was marked alone was told by its parent, as may be one that was about to see its mark.
+    suspended = {row["run_id"]: row["reason"] for row in rows if row.get("state") == "Suspended"}
+    assert found[below[1]].run_id in suspended
+    assert set(suspended) <= {found[one].run_id for one in below[1:]}
+    assert set(suspended.values()) == {"to be ended, asked by operator@local: enough"}
+    # Who was killed before that has named nobody; each run says for itself why it ended.
+    named = [{one["run_id"] for one in row["runs"]} for row in rows if row["type"] == "runs_stopped"]
+    last = {found[tops[-1]].run_id, found[below[-1]].run_id}
+    assert named == [last, {one.run_id for one in untold}]
     assert leftovers(world) == []

@@ -154,3 +154,18 @@ def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) ->
     # What goes with one run stays with the others.
     bundle.remove(first)
     assert bundle.revoked_of(second) == "it leaks"
+
+
+def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path: Path) -> None:
+    first, second, torn = (tmp_path / name for name in ("first", "second", "torn"))
+    for path in (first, second, torn):
+        path.mkdir()
+        assert bundle.stopped_of(path) is None
+    bundle.mark_stopped(first, "uid7@local", "it leaks\nall over")
+    bundle.mark_stopped(first, "uid8@local", "another reason")
+    bundle.mark_stopped(second, "uid7@local", "it leaks\nall over", like=first)
+    (torn / "stopped").touch()  # whoever wrote it was killed over it
+    assert [bundle.stopped_of(path) for path in (first, second)] == [("uid7@local", "it leaks\nall over")] * 2
+    assert bundle.stopped_of(torn) == ("", "")
+    assert bundle.stopped_of(tmp_path / "gone") is None
+    assert bundle.revoked_of(first) is None

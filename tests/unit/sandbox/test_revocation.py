@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from policy.signing import authority, trust
-from sandbox import bundle, control, durable, registry, revocation
+from sandbox import bundle, durable, registry, revocation
 from sandbox.kernel import cgroupfs, ending
 from sandbox.network import cutting
 from sandbox.state import State
@@ -361,7 +361,7 @@ def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_l
 
 @pytest.mark.parametrize(
     "mark",
-    [lambda path: bundle.mark_revoked(path, "it leaks"), control.mark_together],
+    [lambda path: bundle.mark_revoked(path, "it leaks"), lambda path: bundle.mark_stopped(path, "a", "b")],
     ids=["revoked", "with its tree"],
 )
 def test_a_keeper_gives_way_where_its_run_is_marked_and_somebody_is_at_it(

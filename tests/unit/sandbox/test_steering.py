@@ -179,54 +179,29 @@ def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_com
     assert forsaken.look() is None
 
 
-@pytest.mark.parametrize("state", [State.ISOLATED, State.RUNNING, State.SUSPENDED])
 @pytest.mark.parametrize("left", [False, True])
-def test_what_is_ended_with_others_says_so_first_and_is_killed_by_whoever_asked_or_ends_by_itself(
-    state: State, left: bool
-) -> None:
+def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with_all_below_it(left: bool) -> None:
     one = World()
-    one.rows.state = state
-    reply = one.ask("kill", by="uid7@local", reason="enough", together=True)
-    assert one.log.said == ["Terminated: stopped by uid7@local: enough"]
-    assert control.ends_together(one.directory)
-    assert isinstance(reply.end, errors.KilledError)
-    # They are back, or gone and have left everything to its keeper.
+    bundle.mark_stopped(one.directory, "uid7@local", "enough")
+    # They are back, or were killed over it and have left everything to its keeper.
     one.freezer.there = [7] if left else []
-    one.channel.ending(reply.end)
+    error = revocation.verdict(one.directory)
+    assert isinstance(error, errors.KilledError)
+    one.channel.ending(error)
+    assert one.log.said == ["Terminated: stopped: ended by uid7@local: enough"]
     assert one.below == ([("uid7@local", "enough")] if left else [])
-    assert len(one.log.said) == 1
     one.channel.terminate()
     assert one.log.said[1:] == ["kill"]  # what stands cannot be asked to end
-    one.channel.ending(reply.end)
-    assert len(one.below) == int(left)
 
 
-def test_what_could_not_be_written_down_is_not_ended_with_others_later_on() -> None:
+def test_what_is_marked_does_not_go_on() -> None:
     one = World()
-    one.log.full = True
-    with pytest.raises(errors.LedgerError):
-        one.ask("kill", by="uid7@local", reason="enough", together=True)
-    one.log.full = False
-    # Its own clock ends it: it has its grace, and nobody is said to have ended what is below it.
-    one.freezer.there = [7]
-    one.channel.ending(errors.DeadlineError("over", clock="task"))
-    one.channel.terminate()
-    assert one.log.said == ["Terminated: deadline: over", "ask"]
-    assert one.below == []
-
-
-def test_what_cannot_stand_or_has_no_sandbox_yet_is_not_ended_with_others() -> None:
-    for leaf, kinds in ((False, errors.NotEnforceableError), (True, errors.WrongStateError)):
-        one = World(leaf=leaf)
-        one.rows.state = State.ISOLATED
-        if leaf:
-            one.steering._exchange = None
-        with pytest.raises(kinds):
-            one.ask("kill", together=True)
-        assert one.log.said == []
-        assert not control.ends_together(one.directory)
-        # The control: by itself it is.
-        assert isinstance(one.ask("kill").end, errors.KilledError)
+    one.ask("suspend")
+    bundle.mark_stopped(one.directory, "uid7@local", "enough")
+    one.log.said.clear()
+    with pytest.raises(errors.KilledError, match="ended by uid7@local: enough"):
+        one.ask("resume")
+    assert one.log.said == []
 
 
 def test_what_is_over_cannot_be_had_stand_to_be_ended() -> None:
@@ -284,7 +259,7 @@ def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypat
 def test_the_reason_in_the_log_is_bounded() -> None:
     one = World()
     one.ask("suspend", by="b" * 9000, reason="r" * 9000)
-    assert len(one.log.said[0]) < 3 * steering.WORDS
+    assert len(one.log.said[0]) < 3 * control.WORDS
 
 
 @pytest.mark.parametrize("operation", ["suspend", "resume", "kill"])
