@@ -86,6 +86,17 @@ async def require(
     return signed
 
 
+async def still_holds(server: Server, caller: Caller, action: str, *, agent_id: str, facts: Facts = NONE) -> None:
+    """As ``require``, once more, where the grant may have been taken back while rows or its use were written: when this
+    returns it is held, and nothing was waited for since.
+
+    Raises:
+        As ``require``.
+    """
+    while not holds(server, caller, action, facts):
+        await require(server, caller, action, agent_id=agent_id, facts=facts)
+
+
 async def require_all(
     server: Server,
     caller: Caller,

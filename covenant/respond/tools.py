@@ -54,9 +54,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
         raise
     # (3)
     await authority.consume(server, [signed])
-    # Again, where it was taken back while rows and the use were written: until nothing was waited for.
-    while not authority.holds(server, caller, f"tool.call.{name}", facts):
-        await authority.require(server, caller, f"tool.call.{name}", agent_id=_AUTHORITY, facts=facts)
+    await authority.still_holds(server, caller, f"tool.call.{name}", agent_id=_AUTHORITY, facts=facts)
     # (4) and (5)
     began, outcome = time.monotonic(), "failed"
     try:
