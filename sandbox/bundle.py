@@ -39,6 +39,8 @@ _CGROUPS = spare_place.CGROUPS
 _NETWORK = "network.json"
 # What stays of a run that is over until its network is gone.
 _LEFT = frozenset(("lock", _NETWORK))
+# Of who asks for something, and of the reason that they give, as the log has them.
+WORDS = 200
 _REVOKED = "revoked"
 _STOPPED = "stopped"
 # How long what a killed process was just starting may take to die with it.
@@ -372,6 +374,20 @@ def revoked_of(path: Path) -> str | None:
         return None
     with open(fd) as file:
         return file.read() or "revoked"
+
+
+def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
+    """The error of a run that was marked, None for another."""
+    if (reason := revoked_of(path)) is not None:
+        return errors.RunRevokedError(reason)
+    stopped = stopped_of(path)
+    return None if stopped is None else errors.KilledError(in_words("ended", *stopped))
+
+
+def in_words(what: str, by: str, reason: str) -> str:
+    """Who did something to a run, and why, as the log has it: bounded, and in the words of whoever asked."""
+    given = f": {reason[:WORDS]}" if reason else ""
+    return f"{what} by {by[:WORDS] or 'root'}{given}"
 
 
 def told(path: Path) -> None:

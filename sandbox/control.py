@@ -27,8 +27,6 @@ from policy import errors
 from policy.signing import strict_json
 from sandbox.kernel import unix_address
 
-# Of who asks for something, and of the reason that they give, as the log has them.
-WORDS = 200
 NAME = "control"
 REQUEST_BYTES = 16 * 1024
 # Below what a socket of that kind takes as one message by default (net.core.wmem_default).
@@ -279,12 +277,6 @@ def ask(directory: Path, op: str, *, seconds: float = ASK_SECONDS, **fields: Any
     """
     with Connection(directory, seconds=seconds) as connection:
         return connection.ask(op, **fields)
-
-
-def in_words(what: str, by: str, reason: str) -> str:
-    """Who did something to a run, and why, as the log has it: bounded, and in the words of whoever asked."""
-    given = f": {reason[:WORDS]}" if reason else ""
-    return f"{what} by {by[:WORDS] or 'root'}{given}"
 
 
 def until_there(directory: Path, seconds: float) -> bool:

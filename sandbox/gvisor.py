@@ -15,7 +15,7 @@ from typing import Any
 
 from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
-from sandbox import attest, attest_network, host, mounting, prelude, revocation
+from sandbox import attest, attest_network, bundle, host, mounting, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Round
@@ -74,7 +74,7 @@ def _run(
         directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_leaf.noted(gates))})
         stack.enter_context(leaf)
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
-        if (revoked := revocation.verdict(directory.path)) is not None:
+        if (revoked := bundle.verdict(directory.path)) is not None:
             raise revoked
         broker = stack.enter_context(_broker(job))
         limits = _limits(job, leaf.hierarchies.version)
@@ -92,7 +92,7 @@ def _run(
             **(sentry_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
         }
         # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
-        if (revoked := revocation.verdict(directory.path)) is not None:
+        if (revoked := bundle.verdict(directory.path)) is not None:
             raise revoked
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
@@ -134,7 +134,7 @@ def _run(
         leaf.kill()
         if refused := leaf.pids_refused():
             job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
-        revoked = revocation.verdict(directory.path)
+        revoked = bundle.verdict(directory.path)
         cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
         if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
             raise fault
@@ -259,7 +259,7 @@ def _patience(job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf) -> process
     return process.Patience(
         seconds=job.limits.start_seconds,
         watches={**job.watches, **asked},
-        look=lambda: revocation.verdict(directory.path),
+        look=lambda: bundle.verdict(directory.path),
         kill=leaf.kill,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from policy import base58, errors
 from policy.lifecycle import State
-from sandbox import admission, archive, control, metrics, registry, revocation, unended
+from sandbox import admission, archive, bundle, control, metrics, registry, revocation, unended
 from sandbox.ledger import Ledger
 from sandbox.registry import Entry
 
@@ -248,7 +248,7 @@ class _Ask:
                 "pubkey": base58.encode(log.public_key.public_bytes_raw()),
             }
             named = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in entries]
-            fields = {"operator": None, "reason": self._reason[: control.WORDS], "runs": named}
+            fields = {"operator": None, "reason": self._reason[: bundle.WORDS], "runs": named}
             log.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
 
 

@@ -30,7 +30,7 @@ from typing import Any
 from policy import errors
 from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
-from sandbox import bundle, control, durable, registry
+from sandbox import bundle, durable, registry
 from sandbox.channel import Outcome, Round
 from sandbox.kernel import cgroupfs, ending
 from sandbox.kernel import urgent as priority
@@ -233,7 +233,7 @@ def refuse(state: State, root_version: int | None, ancestors: Collection[Path], 
             where=str(state.path),
         )
     for path in ancestors:
-        if (ended := verdict(path)) is not None:
+        if (ended := bundle.verdict(path)) is not None:
             raise errors.RevokedError(f"run {path.name}, above this one, is being ended: {ended.message}")
     if ancestors and line:
         root = state.present_root()
@@ -284,7 +284,7 @@ class Watch:
         """The error that the run ends with, None when it goes on."""
         self._looks += 1
         outcome = self._look_at_the_root() if self._looks % _VERSION_EVERY == 0 else None
-        return verdict(self._path) or outcome
+        return bundle.verdict(self._path) or outcome
 
     def _look_at_the_root(self) -> Outcome:
         if self._state is None or (version := self._state.root_version()) == self._version:
@@ -309,7 +309,7 @@ def give_way(path: Path) -> None:
     Whoever ends them holds a lock, which the kernel takes from the dead; a keeper waits for a bounded time.
     """
     with contextlib.suppress(OSError):
-        if verdict(path) is None:
+        if bundle.verdict(path) is None:
             return
         until = time.monotonic() + _GIVE_WAY_SECONDS
         while durable.held(path.parent / _ENDING) and time.monotonic() < until:
@@ -345,14 +345,6 @@ def end_together(leaves: Sequence[cgroupfs.Leaf]) -> None:
         ending.kill(leaves)
 
 
-def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
-    """The error of a run that was marked, None for another."""
-    if (reason := bundle.revoked_of(path)) is not None:
-        return errors.RunRevokedError(reason)
-    stopped = bundle.stopped_of(path)
-    return None if stopped is None else errors.KilledError(control.in_words("ended", *stopped))
-
-
 @contextlib.contextmanager
 def going_on(path: Path) -> Iterator[None]:
     """Around the thaw of a run: nobody marks it while the block lasts, so that whoever revokes it stops it after.
@@ -363,7 +355,7 @@ def going_on(path: Path) -> Iterator[None]:
     """
     failed: list[str] = []
     with _gate(path.parent, failed):
-        if (revoked := verdict(path)) is not None:
+        if (revoked := bundle.verdict(path)) is not None:
             raise revoked
         if failed:
             raise errors.KeeperError("the gate of the runs is not free", hint="ask again")

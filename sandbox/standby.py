@@ -346,7 +346,7 @@ class Instance(lifecycle.Run):
         version = self._means.state.root_version()
         if version != self._trusted.root_version:
             return f"trust root version {version} holds now"
-        if (revoked := revocation.verdict(started.directory)) is not None:
+        if (revoked := bundle.verdict(started.directory)) is not None:
             return revoked.message
         if (name := self._made_of.changed(every_file=every_file) or self._sources.changed()) is not None:
             return f"`{name}` was changed"

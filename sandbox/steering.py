@@ -291,7 +291,7 @@ class Steering:
 def _only(request: Mapping[str, Any], *names: str) -> None:
     unknown = sorted(set(request) - set(names))
     if unknown:
-        raise errors.UsageError(f"a request of this kind has no `{unknown[0][: control.WORDS]}`")
+        raise errors.UsageError(f"a request of this kind has no `{unknown[0][: bundle.WORDS]}`")
 
 
 def _words(what: str, request: Mapping[str, Any]) -> str:
@@ -299,4 +299,4 @@ def _words(what: str, request: Mapping[str, Any]) -> str:
     by, reason = request.get("by", ""), request.get("reason", "")
     if not isinstance(by, str) or not isinstance(reason, str):
         raise errors.UsageError("who asks, and why, are text")
-    return control.in_words(what, by, reason)
+    return bundle.in_words(what, by, reason)

@@ -19,7 +19,7 @@ from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import authority, trust
-from sandbox import admission, broker, delegation, gvisor, host, preparation, registry, revocation
+from sandbox import admission, broker, bundle, delegation, gvisor, host, preparation, registry, revocation
 from sandbox.channel import Limits, Round
 from sandbox.denials import Denials
 from sandbox.request import Means, Request
@@ -153,7 +153,7 @@ class Terms:
         return made
 
     def _is_revoked(self) -> bool:
-        return revocation.verdict(self._means.path / "runs" / self.run_id) is not None
+        return bundle.verdict(self._means.path / "runs" / self.run_id) is not None
 
     def _watch(self, label: Mapping[str, str]) -> Round:
         """What ends the run once somebody, or a new root, says that it is revoked. ``_claim`` made its label."""

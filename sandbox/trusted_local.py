@@ -22,8 +22,8 @@ from policy import errors, prove_local
 from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
+from sandbox import bundle, host
 from sandbox import config as configuration
-from sandbox import host, revocation
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Limits, Outcome, Round
 from sandbox.kernel import cgroupfs, confine, libc, process, seccomp_loader
@@ -171,7 +171,7 @@ def run(
         confinement = _confinement(plan, (str(state), *hidden), filter_)
         leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
-        if directory is not None and (revoked := revocation.verdict(directory.path)) is not None:
+        if directory is not None and (revoked := bundle.verdict(directory.path)) is not None:
             raise revoked
         launch = process.Launch(
             program=plan.program,
@@ -186,7 +186,7 @@ def run(
         patience = process.Patience(
             seconds=limits.start_seconds,
             watches={**(watches or {}), **asked},
-            look=lambda: None if directory is None else revocation.verdict(directory.path),
+            look=lambda: None if directory is None else bundle.verdict(directory.path),
             kill=(lambda: None) if leaf is None else leaf.kill,
         )
         child = stack.enter_context(process.spawn(launch, patience))
@@ -206,7 +206,7 @@ def run(
         exchange.run()
         status = child.reap()
         # Whoever revoked it has killed it, which looks like a failure of its own.
-        ended = exchange.error if directory is None else revocation.verdict(directory.path) or exchange.error
+        ended = exchange.error if directory is None else bundle.verdict(directory.path) or exchange.error
         return _finished(plan, exchange, ended, status, meter)
 
 

@@ -185,7 +185,7 @@ def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with
     bundle.mark_stopped(one.directory, "uid7@local", "enough")
     # They are back, or were killed over it and have left everything to its keeper.
     one.freezer.there = [7] if left else []
-    error = revocation.verdict(one.directory)
+    error = bundle.verdict(one.directory)
     assert isinstance(error, errors.KilledError)
     one.channel.ending(error)
     assert one.log.said == ["Terminated: stopped: ended by uid7@local: enough"]
@@ -259,7 +259,7 @@ def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypat
 def test_the_reason_in_the_log_is_bounded() -> None:
     one = World()
     one.ask("suspend", by="b" * 9000, reason="r" * 9000)
-    assert len(one.log.said[0]) < 3 * control.WORDS
+    assert len(one.log.said[0]) < 3 * bundle.WORDS
 
 
 @pytest.mark.parametrize("operation", ["suspend", "resume", "kill"])
