@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ class Served:
         self._before = before
         self.log_path = world.base / "log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._killed: set[int] = set()
 
     def __enter__(self) -> Self:
         self.start()
@@ -66,12 +68,12 @@ class Served:
             self.await_socket()
 
     def await_socket(self) -> None:
-        """Until somebody listens."""
+        """Until somebody listens, and none that was killed: what it was just forking has its socket a moment longer."""
         assert self.process is not None
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self.process.poll() is None:
             with client.connected(str(self.path)) as sock:
-                if sock is not None:
+                if sock is not None and _listener(sock) not in self._killed:
                     return
             time.sleep(0.05)
         raise AssertionError(self.log())
@@ -98,6 +100,7 @@ class Served:
     def kill(self) -> None:
         """SIGKILL."""
         assert self.process is not None
+        self._killed.add(self.process.pid)
         self.process.kill()
         self.process.wait()
 
@@ -248,3 +251,9 @@ def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
     return "gone"
+
+
+def _listener(sock: socket.socket) -> int:
+    """The process that made the socket listen which this one is connected to (unix(7))."""
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)

@@ -101,7 +101,7 @@ STAYS = HEAD + "import time\nif intent['text'] == 'stay':\n    time.sleep(60)\na
 
 @pytest.mark.parametrize("first", ["served", "alone"])
 def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(world: World, first: str) -> None:
-    """A supervisor's own filter lies beneath those that its runs load, and is remembered as none of theirs."""
+    """A supervisor's own filter lies beneath the one that runsc is started under, and is remembered as none of its."""
     package = world.sign(world.package({"main.py": STAYS}, id="long", cpu_ms=60_000 * SLOWNESS))
     (world.state / "closures" / attest.FILTERS).unlink(missing_ok=True)
     looked: list[int] = []
@@ -126,7 +126,7 @@ def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(
     for one in (served, alone) if first == "served" else (alone, served):
         one()
         assert (world.state / "closures" / attest.FILTERS).exists()
-    assert looked == [1], "the control: there is one beneath"
+    assert looked == [2], "the control: there is one more beneath"
     assert leftovers(world) == []
 
 
@@ -136,7 +136,9 @@ def test_what_was_suspended_stands_under_the_next_supervisor_until_it_is_resumed
         served.kill()
         served.start()
         assert leaf.frozen()
-        (shown,) = json.loads(covenant("ps", "--json", served=served).stdout)["runs"]
+        done = covenant("ps", "--json", served=served)
+        assert done.returncode == 0, done
+        (shown,) = json.loads(done.stdout)["runs"]
         assert (shown["run_id"], shown["state"]) == (entry.run_id, "Suspended")
         done = covenant("resume", entry.run_id, served=served)
         assert done.returncode == 0, done.stderr
