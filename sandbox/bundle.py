@@ -344,10 +344,12 @@ def stopped_of(path: Path) -> tuple[str, str] | None:
     """Who ends a run with its tree, and why; None when nobody has marked it."""
     try:
         with open(path / _STOPPED, encoding="utf-8") as file:
-            said = json.loads(file.read() or "{}")  # whoever wrote it may have been killed over it
+            said = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return said.get("by", ""), said.get("reason", "")
+    except ValueError:
+        return "", ""  # whoever wrote it was killed over it
+    return said["by"], said["reason"]
 
 
 def _mark(path: Path, name: str, text: str, like: Path | None) -> None:

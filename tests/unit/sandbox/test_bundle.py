@@ -164,8 +164,10 @@ def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path:
     bundle.mark_stopped(first, "uid7@local", "it leaks\nall over")
     bundle.mark_stopped(first, "uid8@local", "another reason")
     bundle.mark_stopped(second, "uid7@local", "it leaks\nall over", like=first)
-    (torn / "stopped").touch()  # whoever wrote it was killed over it
     assert [bundle.stopped_of(path) for path in (first, second)] == [("uid7@local", "it leaks\nall over")] * 2
-    assert bundle.stopped_of(torn) == ("", "")
+    for left in ("", "{", '{"by": "uid7@'):  # whoever wrote it was killed over it
+        (torn / "stopped").write_text(left)
+        assert bundle.stopped_of(torn) == ("", "")
+        assert str(bundle.verdict(torn)) == "ended by root"
     assert bundle.stopped_of(tmp_path / "gone") is None
     assert bundle.revoked_of(first) is None
