@@ -33,6 +33,7 @@ __all__ = [
     "require_all",
     "require_left",
     "require_operator",
+    "still_holds",
 ]
 
 
