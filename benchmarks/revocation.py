@@ -206,6 +206,8 @@ def watched(
             _watch(pids, go)
         finally:
             os._exit(0)
+    # Whoever watches has the only end that is written to: where they fail, what is read below ends.
+    os.close(go)
     os.read(come, 1)
     begin = returned = 0.0
 
@@ -219,7 +221,6 @@ def watched(
     gone = float(os.read(come, 64))
     os.waitpid(watcher, 0)
     os.close(come)
-    os.close(go)
     time.sleep(0.2)
     return Trial(gone - begin, max(sink.last() - begin, 0.0), returned - begin)
 
@@ -227,7 +228,10 @@ def watched(
 def _watch(pids: list[int], go: int) -> None:
     # As whoever receives: what is seen late looks as if it came late.
     with revocation.urgent():
-        left = [os.pidfd_open(pid) for pid in pids]
+        left = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself since it was listed
+                left.append(os.pidfd_open(pid))
         os.write(go, b"r")
         poll = select.poll()
         while left:
