@@ -17,7 +17,7 @@ import struct
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import files
+from sandbox.kernel import files, unix_address
 
 # pkg/sentry/seccheck/points/common.proto: MESSAGE_CONTAINER_START
 _CONTAINER_START = 1
@@ -34,8 +34,8 @@ class StartTrace:
 
     def __init__(self, directory: Path) -> None:
         self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        # A socket path holds 108 bytes; through our own descriptor it is short wherever the state lies.
-        address = f"/proc/{os.getpid()}/fd/{self._directory}/{_SOCKET}"
+        # runsc is told the same address, and connects while the run goes on: our descriptor, by our number, until then.
+        address = unix_address.through(self._directory, _SOCKET, process=os.getpid())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._connection: socket.socket | None = None
         self._greeted = False

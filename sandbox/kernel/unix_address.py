@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 
 @contextlib.contextmanager
-def within(directory: Path, name: str) -> Iterator[str]:
+def within(directory: str | os.PathLike[str], name: str, *, follow: bool = False) -> Iterator[str]:
     """``name`` in ``directory``, through a descriptor of ours, for as long as the block lasts.
 
+    Args:
+        directory: where the socket is, or is to be.
+        name: its name there.
+        follow: whether ``directory`` may be a symlink: for whoever asks the other end who it is.
+
     Raises:
-        OSError: the directory cannot be opened, or is a symlink.
+        OSError: the directory cannot be opened, or is a symlink that is not followed.
     """
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
-        yield f"/proc/self/fd/{fd}/{name}"
+        yield through(fd, name)
     finally:
         os.close(fd)
+
+
+def through(fd: int, name: str, *, process: int | None = None) -> str:
+    """``name`` in the directory at ``fd``, for as long as that is open: a descriptor of ours, or of ``process``."""
+    return f"/proc/{'self' if process is None else process}/fd/{fd}/{name}"

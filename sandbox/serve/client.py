@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from policy import errors
+from sandbox.kernel import unix_address
 from sandbox.serve import frames, places
 
 if TYPE_CHECKING:
@@ -82,14 +83,12 @@ def connected(path: str) -> Iterator[socket.socket | None]:
         errors.ImpostorError: whoever listens there is not root.
         errors.ServiceError: it does not take connections.
     """
-    with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
-            # By descriptor: a path may be longer than a socket's address (unix(7)).
-            directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, directory)
             sock.settimeout(CONNECT_SECONDS)
-            sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+            # The caller's own state may be a symlink: who listens there is asked below.
+            with unix_address.within(os.path.dirname(path), os.path.basename(path), follow=True) as address:
+                sock.connect(address)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, PermissionError):
             yield None
             return

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import hugepages
+from sandbox.kernel import hugepages, unix_address
 from sandbox.serve import hardening, notify, places, warm, watcher
 from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
@@ -114,8 +114,8 @@ def listening(supervisor: Supervisor) -> Iterator[tuple[socket.socket, bool]]:
         place.parent.mkdir(mode=0o755, exist_ok=True)
     directory = _roots_own(place.parent)
     try:
-        # By descriptor: a path may be longer than a socket's address (unix(7)).
-        address = f"/proc/self/fd/{directory}/{place.name}"
+        # Through the descriptor that was looked at, not the path once more.
+        address = unix_address.through(directory, place.name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             _remove_stale(directory, place)
             before = os.umask(0o177)
