@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from policy import errors
 from policy.compile import artefacts
-from sandbox import bundle, control, registry, spare
+from sandbox import bundle, control, registry, spare, spare_place
 from sandbox.bundle import RunDirectory
 from sandbox.kernel import sentry_log, trace
 from sandbox.spare import Spares
@@ -29,10 +30,14 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def spares(base: Path) -> Spares:
+    return Spares(base / spare.SPARE, POLICY.digest)
+
+
 def begun(base: Path, agent: str = "a") -> RunDirectory:
     """One that is not entered yet."""
     label = {"agent_id": agent, "started_ms": "1"}
-    return RunDirectory(base / "runs" / str(uuid.uuid4()), label, spares=Spares(base / spare.SPARE, POLICY.digest))
+    return RunDirectory(base / "runs" / str(uuid.uuid4()), label, spares=spares(base))
 
 
 def over(base: Path, *, agent: str = "a", late: Callable[[Path], None] = lambda _: None) -> int:
@@ -50,8 +55,12 @@ def over(base: Path, *, agent: str = "a", late: Callable[[Path], None] = lambda 
 
 def place(base: Path) -> Path:
     """The one that waits."""
-    (found,) = [path for path in (base / spare.SPARE).iterdir() if ".place." in path.name]
-    return found
+    (found,) = spares(base).there("place")
+    return Path(found)
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
 
 
 def test_the_next_has_the_same_directory_and_its_own_label_lock_and_files(base: Path) -> None:
@@ -95,42 +104,98 @@ def test_what_else_was_in_it_is_gone(base: Path, late: Callable[[Path], None]) -
         assert bundle.revoked_of(one.path) is None
 
 
-def _link(path: Path, to: str = "/etc/hostname") -> None:
-    path.unlink()
-    path.symlink_to(to)
+def _metered(path: Path) -> None:
+    _more(path)
+    (path / spare_place.METER).write_bytes(b"used")
+    (path / "lock").write_bytes(b"of the run before, longer than any number")
+
+
+def test_it_is_taken_once_locked_and_without_a_trace_of_the_one_before(base: Path) -> None:
+    over(base, late=_metered)
+    # The end of the one before may not be written yet.
+    assert (place(base) / spare_place.METER).read_bytes() == b"used"
+    two = base / "runs" / "two"
+    lock = spare_place.take(spares(base), two, b"label")
+    assert lock is not None
+    try:
+        assert {path.name for path in two.iterdir()} == {"lock", "label.json", "cgroups.json", "root", "trace"}
+        assert {path.name for path in (two / "trace").iterdir()} == {trace.CONFIG, sentry_log.NAME}
+        assert (two / "label.json").read_bytes() == b"label"
+        assert (two / "cgroups.json").read_bytes() == b"{}"
+        assert (two / "lock").read_text() == str(os.getpid())
+        with (two / "lock").open() as another, pytest.raises(BlockingIOError):
+            fcntl.flock(another, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert spare_place.take(spares(base), base / "runs" / "three", b"label") is None
+    finally:
+        os.close(lock)
+
+
+def _linked(path: Path) -> None:
+    """As it was, but by a symlink out of the place."""
+    elsewhere = next(one for one in path.parents if one.name == spare.SPARE).with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda path: _link(path / "label.json"),
-        lambda path: _link(path / "lock"),
-        lambda path: _link(path / "trace" / "sentry.log"),
+        lambda path: _linked(path / "label.json"),
+        lambda path: _linked(path / "lock"),
+        lambda path: _linked(path / "cgroups.json"),
+        lambda path: _linked(path / "root"),
+        lambda path: _linked(path / "trace" / "pod-init.json"),
+        lambda path: _linked(path / "trace" / "sentry.log"),
         lambda path: (path / "root" / "state").write_text("runsc's"),
         lambda path: (path / "revoked").write_text("meant for another"),
         lambda path: (path / "trace" / "pod-init.json").rename(path / "trace" / "other.json"),
         lambda path: (path / "cgroups.json").unlink(),
         lambda path: (path / "trace" / "sentry.log").unlink() or (path / "trace" / "sentry.log").write_text("plain"),
     ],
+    ids=[
+        *("label-linked", "lock-linked", "cgroups-linked", "root-linked", "traced-linked", "log-linked"),
+        *("root-not-empty", "more", "traced-more", "less", "log-plain"),
+    ],
 )
 def test_one_that_is_not_as_it_was_left_is_not_taken(base: Path, spoil: Callable[[Path], object]) -> None:
     first = over(base)
     spoil(place(base))
+    before = descriptors()
+    assert spare_place.take(spares(base), base / "runs" / "two", b"label") is None
+    assert not (base / "runs" / "two").exists()
+    assert descriptors() == before
     with begun(base) as one:
         assert one.path.stat().st_ino != first
         assert bundle.label_of(one.path) == {"agent_id": "a", "started_ms": "1"}
 
 
-def test_one_of_which_somebody_still_has_the_lock_is_not_taken(base: Path) -> None:
+def test_nor_is_it_left_for_the_next(base: Path) -> None:
+    over(base, late=lambda path: (path / "root" / "left").touch())
+    assert spares(base).there("place") == []
+    assert [path.name for path in (base / "runs").iterdir()] == [".gate"]
+
+
+@pytest.mark.parametrize("how", [fcntl.LOCK_SH, fcntl.LOCK_EX])
+def test_one_of_which_somebody_still_has_the_lock_is_not_taken(base: Path, how: int) -> None:
     """As a process that was forked with it and has not died yet."""
     first = over(base)
     held = os.open(place(base) / "lock", os.O_RDWR)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    fcntl.flock(held, how)
+    before = descriptors()
+    assert spare_place.take(spares(base), base / "runs" / "two", b"label") is None
+    assert descriptors() == before
     with begun(base) as one:
         assert one.path.stat().st_ino != first
     os.close(held)
     with begun(base) as one:
         assert one.path.stat().st_ino == first, "the control"
+
+
+def test_one_that_cannot_be_moved_is_let_go(base: Path) -> None:
+    over(base)
+    before = descriptors()
+    assert spare_place.take(spares(base), base / "none" / "two", b"label") is None
+    assert descriptors() == before
 
 
 def test_it_is_not_seen_before_it_is_labelled_and_locked(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +231,7 @@ def test_a_start_that_fails_behind_the_gate_leaves_no_lock_and_no_run(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over(base)
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
 
     def refused(part: str, target: Path) -> bool:
         raise OSError(28, "No space left on device")
@@ -175,7 +240,7 @@ def test_a_start_that_fails_behind_the_gate_leaves_no_lock_and_no_run(
     monkeypatch.setattr(one._spares, "take", refused)
     with pytest.raises(OSError, match="No space"):
         one.__enter__()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     assert [path.name for path in (base / "runs").iterdir()] == [".gate"]
 
 
@@ -215,3 +280,20 @@ def test_what_is_kept_says_nothing_to_whoever_looks_for_runs(base: Path) -> None
     with bundle.abandoned(base / "runs") as found:
         assert found == []
     assert json.loads((place(base) / "cgroups.json").read_text()) == {}
+
+
+def test_a_directory_is_removed_whole_and_its_meter_last(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, rmtree, left = base / "one", shutil.rmtree, []
+    (one / "root").mkdir(parents=True)
+    for name in ("lock", spare_place.METER, "root/state"):
+        (one / name).touch()
+
+    def told(path: str | Path) -> None:
+        if Path(path) == one:
+            left.extend(os.listdir(path))
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", told)
+    spare_place.remove(one)
+    assert left == [spare_place.METER]
+    assert not one.exists()
