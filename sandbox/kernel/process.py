@@ -177,9 +177,11 @@ def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
             raise
         if failure:
             step, message = json.loads(failure)
+            hint = ""
             if steps is not None:
+                hint = starter.MEND if step < 0 else ""
                 step, message = steps.name(step), os.strerror(message)
-            raise errors.KernelError(f"cannot start the sandbox: {step}: {message}")
+            raise errors.KernelError(f"cannot start the sandbox: {step}: {message}", hint=hint)
         stack.pop_all()
     os.close(report_fd)
     return child
@@ -226,6 +228,8 @@ def _begin(launch: Launch, steps: starter.Steps | None) -> tuple[Child, int]:
             child = Child(pid, _pidfd(pid), in_w, out_r, err_r)
         except OSError as e:
             raise errors.KernelError(f"cannot start a process: {e.strerror}") from e
+        except ValueError as e:  # a word with a NUL in it, which the fork below finds at its execve
+            raise errors.KernelError(f"cannot start a process: {e}") from e
         undo.pop_all()
     for fd in (*stdio, report_w):
         os.close(fd)

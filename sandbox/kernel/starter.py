@@ -8,11 +8,14 @@ same order, and the tests of ``kernel.process`` are run for both.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from policy import errors
 
 if TYPE_CHECKING:
     from sandbox.kernel.process import Launch
@@ -20,6 +23,13 @@ if TYPE_CHECKING:
 PROGRAM: Final = str(Path(__file__).with_name("covenant-start"))
 # As start.c has it: of another version not one step is taken.
 _VERSION: Final = "2"
+# What whoever finds a program there that cannot be used may do about it.
+MEND: Final = (
+    "restart a supervisor that is older than an upgrade; install Covenant's wheel for this platform"
+    " (in a clone, ./scripts/build_starter), or remove that file"
+)
+# execve(2): what lies there is no program of this machine's, or none that may be executed.
+_UNUSABLE: Final = frozenset({errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ETXTBSY})
 _SETTABLE: Final = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -69,18 +79,25 @@ def start(launch: Launch, steps: Steps, stdio: Sequence[int], report: int) -> in
     """The process id of a child on its way: 0 to 2 are ``stdio``; a step that fails is told on ``report``.
 
     Raises:
-        OSError: there is no process or no descriptor left, or the program cannot be executed.
+        errors.KernelError: what lies at ``PROGRAM`` cannot be executed.
+        OSError: there is no process or no descriptor left.
+        ValueError: a word or the environment has something in it that no program can be given.
     """
     passed = [report, *steps.descriptors]
     # A descriptor duplicated onto itself is one that execve leaves open (posix_spawn_file_actions_adddup2(3)).
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in (*enumerate(stdio), *((fd, fd) for fd in passed))]
-    return os.posix_spawn(
-        PROGRAM,
-        ["covenant-start", _VERSION, str(os.getpid()), str(report), *steps.words],
-        launch.environment,
-        file_actions=actions,
-        setsid=True,
-        setsigmask=(),
-        # What the caller ignored would be ignored across execve as well.
-        setsigdef=_SETTABLE,
-    )
+    try:
+        return os.posix_spawn(
+            PROGRAM,
+            ["covenant-start", _VERSION, str(os.getpid()), str(report), *steps.words],
+            launch.environment,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            # What the caller ignored would be ignored across execve as well.
+            setsigdef=_SETTABLE,
+        )
+    except OSError as e:
+        if e.errno in _UNUSABLE:
+            raise errors.KernelError(f"cannot execute `{PROGRAM}`: {e.strerror}", hint=MEND) from e
+        raise

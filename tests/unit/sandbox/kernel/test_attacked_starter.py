@@ -1,0 +1,222 @@
+"""A starter that is not what it should be, and steps that nobody here would write: it executes what it is told after
+every step was taken, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.kernel import process, starter
+
+HERE = process.Launch("/bin/echo", ["echo", "here"], {})
+# BPF_RET with SECCOMP_RET_ALLOW, and with SECCOMP_RET_ERRNO | EPERM (linux/filter.h, linux/seccomp.h).
+ALLOW, REFUSE = (struct.pack("=HBBI", 0x06, 0, 0, value).hex() for value in (0x7FFF0000, 0x00050001))
+
+
+@pytest.fixture(params=["starter", "fork"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    assert starter.there(), "scripts/build_starter has not been run"
+    if request.param == "fork":
+        monkeypatch.setattr(starter, "there", lambda: False)
+    return str(request.param)
+
+
+@pytest.fixture
+def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the starter, in its place."""
+    path = tmp_path / "covenant-start"
+    shutil.copy(starter.PROGRAM, path)
+    monkeypatch.setattr(starter, "PROGRAM", str(path))
+    return path
+
+
+def _said() -> bytes:
+    with process.spawn(HERE) as child:
+        assert child.reap() == 0
+        return os.read(child.stdout, 100)
+
+
+def _of_another_machine(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[18:20] = struct.pack("=H", 0xFFFF)  # e_machine, elf(5)
+    path.write_bytes(raw)
+
+
+def _a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+UNUSABLE: dict[str, Callable[[Path], object]] = {
+    "nothing in it": lambda path: path.write_bytes(b""),
+    "no program": lambda path: path.write_bytes(b"not a program\n"),
+    "cut off in its head": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "another machine's": _of_another_machine,
+    "a directory": _a_directory,
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_what_to_do(
+    placed: Path, case: str
+) -> None:
+    assert _said() == b"here\n", "the control"
+    UNUSABLE[case](placed)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(errors.KernelError, match="cannot execute") as caught:
+        process.spawn(HERE)
+    assert str(placed) in caught.value.message
+    assert "remove that file" in caught.value.hint
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    # As it says.
+    shutil.rmtree(placed) if placed.is_dir() else placed.unlink()
+    assert _said() == b"here\n"
+
+
+def test_a_starter_of_another_version_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter, "_VERSION", "1")
+    with pytest.raises(errors.KernelError, match="understand") as caught:
+        process.spawn(HERE)
+    assert "restart a supervisor" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        process.Launch("/bin/echo", ["echo", "he\0re"], {}),
+        process.Launch("/bin/echo", ["echo"], {"ONE": "t\0wo"}),
+        process.Launch("/bin/ec\0ho", ["echo"], {}),
+        process.Launch("/bin/echo", ["echo"], {}, directory="/\0"),
+    ],
+    ids=["argument", "environment", "program", "directory"],
+)
+def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: process.Launch) -> None:
+    """And of no other kind: who starts a run catches those of the project alone."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(errors.KernelError, match="null byte"):
+        process.spawn(launch)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_newline_is_a_character_of_a_word(way: str) -> None:
+    with process.spawn(process.Launch("/bin/echo", ["echo", "a\nkeep\n3"], {})) as child:
+        assert child.reap() == 0
+        assert os.read(child.stdout, 100) == b"a\nkeep\n3\n"
+
+
+# --- steps that nobody writes -------------------------------------------------------------------------------
+
+
+class Told:
+    """What came of a list of steps that ends with a program which says ``here``."""
+
+    def __init__(self, *words: str, pass_fds: tuple[int, ...] = ()) -> None:
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as report:
+            try:
+                head = ["covenant-start", "2", str(os.getpid()), str(write)]
+                done = subprocess.run(
+                    [*head, *words, "execute", "/bin/echo", "echo", "here"],
+                    executable=starter.PROGRAM, capture_output=True, pass_fds=[write, *pass_fds], check=False,
+                    timeout=60,
+                )  # fmt: skip
+            finally:
+                os.close(write)
+            self.status, self.printed, self.report = done.returncode, done.stdout, report.read()
+
+    @property
+    def failed(self) -> tuple[int, int] | None:
+        """Step and error number; None where the program was executed, of which nothing is reported."""
+        if self.status == 0:
+            assert (self.printed, self.report) == (b"here\n", b"")
+            return None
+        assert (self.status, self.printed) == (127, b""), "a step failed, and yet something ran"
+        step, error = json.loads(self.report)
+        return step, error
+
+
+def _steps(folder: Path) -> list[tuple[tuple[str, ...], int]]:
+    """Steps, none of which could touch anything, each with the error that it ends with; 0 for none."""
+    (folder / "procs").touch()
+    (folder / "link").symlink_to(folder / "procs")
+    no_call = struct.pack("=HBBI", 0xFF, 0, 0, 0).hex()
+    return [
+        (("die",), 0),
+        (("directory", str(folder)), 0),
+        (("directory", ""), errno.ENOENT),
+        (("directory", str(folder / "procs")), errno.ENOTDIR),
+        (("join", str(folder / "procs")), 0),
+        (("join", str(folder / "link")), errno.ELOOP),
+        (("keep", "2"), 0),
+        (("keep", str(1 << 31)), errno.EINVAL),
+        (("keep", "-0x3"), errno.EINVAL),
+        (("network", "2"), errno.EINVAL),
+        (("network", "2147483647"), errno.EBADF),
+        (("filter", ALLOW), 0),
+        (("filter", ALLOW * 64), 0),
+        (("filter", ALLOW * 65), errno.EINVAL),
+        (("filter", no_call), errno.EINVAL),
+        (("filter", "0" * 100_000), errno.EINVAL),
+        (("filter", "é" * 8), errno.EINVAL),
+        (("Die",), errno.EPROTO),
+        (("",), errno.EPROTO),
+        (("execute\n",), errno.EPROTO),
+        (("2", "die"), errno.EPROTO),
+    ]
+
+
+def test_of_any_list_of_steps_the_first_that_fails_is_told_and_nothing_is_executed(tmp_path: Path) -> None:
+    """Drawn anew each time; what is drawn is shown by the number that it is drawn from."""
+    steps, seed = _steps(tmp_path), random.SystemRandom().randrange(1 << 32)
+    draw, failures = random.Random(seed), 0
+    for _ in range(250):
+        chosen = [draw.choice(steps) for _ in range(draw.randrange(9))]
+        found = Told(*(word for words, _ in chosen for word in words)).failed
+        wrong = ((number, error) for number, (_, error) in enumerate(chosen) if error)
+        expected = next(wrong, None)
+        assert found == expected, (seed, [words for words, _ in chosen])
+        failures += expected is not None
+    assert 0 < failures < 250, "the control: both were drawn"
+
+
+def test_descriptors_that_are_not_open_are_found_before_the_program_is(tmp_path: Path) -> None:
+    """``keep`` is only noted where it stands, so that the error is of the last step."""
+    assert Told("keep", "999").failed == (1, errno.EBADF)
+    assert Told("keep", "2", "keep", "2").failed is None
+    fd = os.open(tmp_path, os.O_RDONLY)
+    assert Told("keep", str(fd), pass_fds=(fd,)).failed is None
+    os.close(fd)
+
+
+def test_a_filter_that_refuses_what_is_left_to_do_ends_it() -> None:
+    """Loaded before the last step: where that cannot be done under it, nothing runs, be it without a word."""
+    told = Told("filter", REFUSE)
+    assert told.printed == b""
+    assert told.status != 0
+
+
+@pytest.mark.parametrize("report", ["2", "-1", "x", "999"])
+def test_without_a_report_nothing_that_failed_is_executed(report: str) -> None:
+    head = ["covenant-start", "2", str(os.getpid()), report]
+    done = subprocess.run(
+        [*head, "directory", "/nowhere", "execute", "/bin/echo", "echo", "here"],
+        executable=starter.PROGRAM, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (127, b"", b"")
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_too_few_words_are_no_start(count: int) -> None:
+    words = ["covenant-start", "2", str(os.getpid()), "2", "execute", "/bin/echo"]
+    done = subprocess.run(words[:count], executable=starter.PROGRAM, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (127, b"", b"")
