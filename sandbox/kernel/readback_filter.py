@@ -1,7 +1,8 @@
 """The seccomp filters of a running process, out of the kernel that holds them: PTRACE_SECCOMP_GET_FILTER.
 
-One thread is stopped for less than a millisecond. It needs CAP_SYS_ADMIN and a kernel with checkpoint and restore;
-where that is missing, another tracer is there or the thread is frozen, nothing is read and the answer is None.
+One thread is stopped for less than a millisecond. It needs CAP_SYS_ADMIN, a kernel with checkpoint and restore, and a
+reader who is under no filter itself; where one of them is missing, or the thread is frozen, nothing is read and the
+answer is None.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from sandbox.kernel import netns
+from sandbox.kernel import files, netns
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -33,6 +34,8 @@ _DEADLINE_SECONDS: Final = 1.0
 # How long a thread may wait in the kernel, where no tracer stops it (state D of proc_pid_stat(5)). One that somebody
 # froze waits there for as long as they please, and whoever froze it may be waiting for us.
 _STANDS_SECONDS: Final = 0.1
+# How long another tracer may be one that looks as we do, such as `covenant attest` beside a supervisor.
+_TRACED_SECONDS: Final = 5.0
 # EAGAIN: there is no thread left.
 _CANNOT: Final = frozenset({errno.EPERM, errno.EACCES, errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.EAGAIN})
 
@@ -43,20 +46,38 @@ def digests(pid: int) -> tuple[str, ...] | None:
 
     Raises:
         ProcessLookupError, FileNotFoundError: it is gone.
+        OSError: somebody else traces it, and goes on doing so. Filters may be read then and be out of force
+            (PTRACE_O_SUSPEND_SECCOMP, ptrace(2)), and memory and registers are the tracer's.
     """
 
     def look() -> tuple[str, ...] | None:
         with _stopped(pid) as stopped:
             return tuple(_filters(pid)) if stopped else None
 
-    try:
-        # INVARIANT: in a thread that ends. A tracer is a thread, and only its end lets go of who did not stop for it:
-        # one that is thawed afterwards would stop then, for good.
-        return netns.aside(look)()
-    except OSError as e:
-        if e.errno in _CANNOT:
+    until, tracer = time.monotonic() + _TRACED_SECONDS, -1
+    while True:
+        try:
+            # INVARIANT: in a thread that ends. A tracer is a thread, and only its end lets go of who did not stop for
+            # it: one that is thawed afterwards would stop then, for good.
+            return netns.aside(look)()
+        except OSError as e:
+            if e.errno not in _CANNOT:
+                raise
+            if e.errno != errno.EPERM:
+                return None
+        before, tracer = tracer, _tracer(pid)
+        # Of nobody twice: whoever was in the way may have let go before we asked for them.
+        if before == tracer == 0:
             return None
-        raise
+        if tracer and time.monotonic() >= until:
+            raise OSError(errno.EBUSY, f"process {pid} is traced by {tracer}: its filters may be out of force")
+        time.sleep(0.005)
+
+
+def _tracer(pid: int) -> int:
+    """The thread that traces a process's first; 0 for nobody (proc_pid_status(5))."""
+    fields = dict(line.split(b":\t", 1) for line in files.whole(f"/proc/{pid}/status").split(b"\n") if b":\t" in line)
+    return int(fields[b"TracerPid"])
 
 
 def _filters(pid: int) -> Iterator[str]:
@@ -76,25 +97,32 @@ def _filters(pid: int) -> Iterator[str]:
 def _stopped(pid: int) -> Iterator[bool]:
     """Hold one thread still. Seized and not attached: no signal is sent that the process could see."""
     _ptrace(PTRACE_SEIZE, pid)
+    _ptrace(PTRACE_INTERRUPT, pid)
+    status = _wait(pid)
+    if status is None:
+        # Who does not stop (frozen, or gone) cannot be let go either; the kernel does it when this thread ends.
+        yield False
+        return
     try:
-        _ptrace(PTRACE_INTERRUPT, pid)
-        yield _wait(pid)
+        yield True
     finally:
-        # A thread that does not stop (frozen, or gone) cannot be let go either; the kernel does it when this one ends.
+        # A signal on its way there stops it before we do (ptrace(2), signal-delivery-stop), and comes only to whoever
+        # is let go with it. Any other stop is an event's, whose number stands above the signal's.
         with contextlib.suppress(OSError):
-            _ptrace(PTRACE_DETACH, pid)
+            _ptrace(PTRACE_DETACH, pid, data=0 if status >> 16 else os.WSTOPSIG(status))
 
 
-def _wait(pid: int) -> bool:
+def _wait(pid: int) -> int | None:
+    """How it stopped (wait(2)); None when it does not."""
     begin = time.monotonic()
     while (now := time.monotonic()) - begin < _DEADLINE_SECONDS:
         found, status = os.waitpid(pid, os.WNOHANG | _WALL)
         if found:
-            return os.WIFSTOPPED(status)
+            return status if os.WIFSTOPPED(status) else None
         if now - begin >= _STANDS_SECONDS and _stands(pid):
-            return False
+            return None
         time.sleep(0.0005)
-    return False
+    return None
 
 
 def _stands(pid: int) -> bool:
