@@ -6,8 +6,9 @@ and what is left of one that ended stands in the archive.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from policy import base58, errors
 from policy.lifecycle import State
 from sandbox import admission, archive, bundle, control, metrics, registry, revocation, unended
+from sandbox.kernel import cgroupfs
 from sandbox.ledger import Ledger
 from sandbox.registry import Entry
 
@@ -170,7 +172,9 @@ class _Ask:
     """One operation on one run or many, in the name of whoever asks."""
 
     def __init__(self, state: Path, asker: Asker, reason: str) -> None:
-        self._runs, self._asker, self._reason = state / "runs", asker, reason
+        self._runs, self._asker = state / "runs", asker
+        # As every keeper takes it: an argument of a command may be of any length, and no text.
+        self._reason = reason[: bundle.WORDS].encode("utf-8", "backslashreplace").decode()
 
     def __call__(self, operation: Operation, entry: Entry, **more: Any) -> None:
         until = time.monotonic() + _PATIENCE_SECONDS
@@ -217,7 +221,8 @@ class _Ask:
         marked, so that it ends also where we are killed over it; named in one row; and killed with the others.
 
         It asks no keeper, as a revocation asks none: agents that run keep the processors from theirs, and each would
-        have a row of its own to write. A log that takes no row keeps nobody alive.
+        have a row of its own to write. Only that of a run that could not be marked is asked, afterwards: its agent may
+        be one that nobody could see yet. A log that takes no row keeps nobody alive.
 
         Raises:
             errors.LedgerError: all have ended, and the log does not say in whose name.
@@ -225,18 +230,36 @@ class _Ask:
         ended: list[str] = []
         unwritten: errors.CovenantError | None = None
         with revocation.first(self._runs):
-            while moving := [one for one in self.subtree(entry.run_id) if one.run_id not in ended]:
-                leaves = revocation.stop(moving)
-                revocation.mark_stopped(moving, self._asker.display, self._reason)
+            while True:
+                moving, leaves = self._catch(entry.run_id, ended)
+                if not moving:
+                    break
                 try:
                     self._tell(moving)
                 except errors.CovenantError as e:
                     unwritten = e
-                revocation.end_together([leaf for one in leaves.values() for leaf in one])
+                revocation.end_together(leaves)
+                for one in moving:
+                    if bundle.verdict(one.path) is None:
+                        with contextlib.suppress(errors.CovenantError):  # whether it is gone is looked at
+                            self("kill", one)
                 ended += [one.run_id for one in moving]
         if unwritten is not None:
             raise unwritten
         return ended
+
+    def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroupfs.Leaf]]:
+        """What there is of the subtree but for those that are ``known``, stopped and marked; and their leaves.
+
+        INVARIANT: behind the gate. Whoever is shown below one of them, lets it go on or gives its directory away has
+        done so before, or finds the mark.
+        """
+        with bundle.gate(self._runs):
+            below = registry.subtree(registry.seen(self._runs), run_id)
+            found = [one for one in below if one.run_id not in known]
+            leaves = revocation.stop(found)
+            revocation.mark_stopped(found, self._asker.display, self._reason)
+        return found, [leaf for both in leaves.values() for leaf in both]
 
     def _tell(self, entries: Sequence[Entry]) -> None:
         """The row that names them, durable when this returns."""
@@ -248,7 +271,7 @@ class _Ask:
                 "pubkey": base58.encode(log.public_key.public_bytes_raw()),
             }
             named = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in entries]
-            fields = {"operator": None, "reason": self._reason[: bundle.WORDS], "runs": named}
+            fields = {"operator": None, "reason": self._reason, "runs": named}
             log.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
 
 
