@@ -364,7 +364,8 @@ def _mark(path: Path, name: str, text: str, like: Path | None) -> None:
             else:
                 return
         fd = os.open(path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w") as file:
+        # Whatever the locale of whoever ends it: another's keeper reads it, and what they cannot write ends nobody.
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
 
 
@@ -374,7 +375,7 @@ def revoked_of(path: Path) -> str | None:
         fd = os.open(f"{path}/{_REVOKED}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with open(fd) as file:
+    with open(fd, encoding="utf-8", errors="replace") as file:
         return file.read() or "revoked"
 
 

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +20,16 @@ from typing import Any
 import pytest
 
 from policy import errors
+from policy.signing import change
 from sandbox import archive, bundle, control, oversight, registry, revocation, trusted_local
 from sandbox.kernel import cgroupfs, process
+from sandbox.state import State
 from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import SMALL, member, spawn
 from tests.kernel.live_runs import SLEEPS, live, until
 from tests.kernel.test_command_line import call
-from tests.kernel.world import HEAD, TAIL, World, refused
+from tests.kernel.world import HEAD, ROOT, TAIL, World, refused
 
 pytestmark = pytest.mark.kernel
 
@@ -185,6 +191,36 @@ def test_no_words_keep_what_is_below_from_ending_with_a_tree_that_is_half_ended(
     assert shown.returncode == 1
     assert b"\x1b" not in shown.stderr
     assert not [line for line in shown.stderr.splitlines() if line.startswith(b"{")]
+
+
+def test_a_locale_in_which_the_reason_cannot_be_written_keeps_nobody_alive(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever enforces a root has another locale than whoever gave the reason in it."""
+    monkeypatch.setattr(revocation, "_VERSION_EVERY", 10**9)  # the keeper does not find it by itself
+    with live(world, SLEEPS) as one:
+        (entry,) = _live(world)
+        raw = revoking.next_root(
+            world,
+            lambda document: change.revoke_manifest(
+                document, entry.payload_digest, now_ms=world.now_ms, reason="der Schlüssel ist fort – 鍵"
+            ),
+        )
+        with State(world.state) as state:
+            state.replace_root(raw, int(time.time() * 1000))
+        environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-X", "utf8=0", "-m", "covenant", "trust", "enforce", "--json"],
+            env={**environment, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done
+        said = json.loads(done.stdout)
+        assert [ended["run_id"] for ended in said["ended"]] == [entry.run_id]
+        assert said["not_done"] == []
+        error = refused(errors.RunRevokedError, one.wait().error)
+        assert error == "the signed manifest was revoked: der Schlüssel ist fort – 鍵"
 
 
 def test_a_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
