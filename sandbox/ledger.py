@@ -332,7 +332,7 @@ class Ledger:
             if self._exists(self._head_path.name):
                 self._broken("the log's key is missing and its head is there")
             raw = Ed25519PrivateKey.generate().private_bytes_raw()
-            _replace(KEY, raw, self._head_dir)
+            durable.replace(self._head_dir, KEY, raw)
         if raw is not None and len(raw) != 32:
             self._broken("the log's key file does not hold 32 bytes")
         return given or Ed25519PrivateKey.from_private_bytes(raw or b"")
@@ -342,7 +342,7 @@ class Ledger:
         public = ledger.public_key_file(self._key.public_key())
         known = _read_private(PUBLIC_KEY, self._head_dir)
         if known is None:
-            _replace(PUBLIC_KEY, public, self._head_dir)
+            durable.replace(self._head_dir, PUBLIC_KEY, public)
         elif known != public:
             self._broken("the log's public key is not that of its key")
 
@@ -355,7 +355,7 @@ class Ledger:
             if self._exists(PUBLIC_KEY):
                 self._broken("the log's public key is there and its head is missing")
             blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
-            _replace(name, ledger.sign_head(ledger.Head(), self._key) + blank, self._head_dir)
+            durable.replace(self._head_dir, name, ledger.sign_head(ledger.Head(), self._key) + blank)
             os.fsync(self._dir)
         self._head_fd = self._open_file(name, self._head_dir, stack, 0)
 
@@ -395,7 +395,7 @@ class Ledger:
             self._broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves")
         # Named by content: a crash in here repeats the same steps and ends in the same file.
         aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
-        _replace(aside, tail, self._dir)
+        durable.replace(self._dir, aside, tail)
         os.ftruncate(fd, size)
         os.fsync(fd)
         self.recovered.append(f"{extra} unacknowledged bytes of `{name}` set aside in `{aside}`")
@@ -449,21 +449,6 @@ def _read_private(name: str, folder: int) -> bytes | None:
     with os.fdopen(fd, "rb") as stream:
         _check_private(durable.opened(fd), name)
         return stream.read(4096)
-
-
-def _replace(name: str, content: bytes, folder: int) -> None:
-    """Make the file with this content, whole or not at all, durable before returning."""
-    temporary = f".{name}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=folder)
-    fd = os.open(temporary, _OPEN | os.O_EXCL, 0o600, dir_fd=folder)
-    try:
-        _write_all(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    os.fsync(folder)
 
 
 def _write_all(fd: int, content: bytes) -> None:
