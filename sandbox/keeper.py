@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
 import traceback
 from collections.abc import Callable, Collection
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from policy import errors
-from sandbox import surroundings
+from sandbox import pipes, surroundings
 from sandbox.kernel import libc, signals
 
 _threaded = False
@@ -103,9 +102,7 @@ def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
 
 def wait(pidfd: int, seconds: float) -> bool:
     """Whether the process of a pidfd has ended, or does so within ``seconds``."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
+    return pipes.readable(pidfd, seconds)
 
 
 def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:

@@ -51,10 +51,11 @@ def read(fd: int) -> bytes | None:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Whether there is something to read, or the end, within so many seconds."""
+    """Whether there is something to read, or the end, within so many seconds; of a pidfd, whether its process ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    # Of less than nothing, as of a time that is over, poll(2) waits for ever.
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def shut(fd: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from policy import errors
 from policy.compile import oci, plan
 from sandbox import bundle as bundles
-from sandbox import closure, rootfs
+from sandbox import closure, pipes, rootfs
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs, process, runsc
 
@@ -177,9 +177,7 @@ def _read(child: process.Child, until: float) -> bytes | None:
             if not chunk:
                 poller.unregister(fd)
                 open_fds.discard(fd)
-    exited = select.poll()
-    exited.register(child.pidfd, select.POLLIN)
-    return out if exited.poll(max(0, int((until - time.monotonic()) * 1000))) else None
+    return out if pipes.readable(child.pidfd, until - time.monotonic()) else None
 
 
 def _config(root: Path, argv: list[str], *, stack: str | None) -> Mapping[str, object]:

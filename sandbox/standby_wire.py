@@ -31,7 +31,7 @@ from typing import Any
 
 from policy import contract, denials, errors
 from policy.package import Package
-from sandbox import bundle, registry
+from sandbox import bundle, pipes, registry
 from sandbox.kernel import unix_address
 from sandbox.network import gateway
 from sandbox.request import Answer, Request
@@ -107,7 +107,7 @@ class Door:
                 continue
             if fd == connection.fileno():
                 self._epoll.unregister(fd)
-            elif not _is_readable(connection):
+            elif not pipes.readable(connection.fileno(), 0):
                 self._wait_for(connection)
                 meanwhile(self._is_spoken_to)
                 continue
@@ -458,9 +458,3 @@ def _name(package: Package) -> str:
 def _name_of(envelope: bytes) -> str:
     # 32 digits: an address has room for 108 bytes, and an instance compares all of them before it does anything.
     return f"{_PREFIX}{hashlib.sha256(envelope).hexdigest()[:32]}"
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import select
 import socket
 import sys
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from policy import errors
+from sandbox import pipes
 from sandbox.kernel import process
 
 START: Final = (
@@ -66,9 +66,7 @@ class Begun:
 
     def lives(self) -> bool:
         """Whether it is there."""
-        poll = select.poll()
-        poll.register(self.child.pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return not pipes.readable(self.child.pidfd, 0)
 
 
 class _Own(threading.local):

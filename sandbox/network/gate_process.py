@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import resource
-import select
 import signal
 import socket
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 from policy import denials, errors
 from policy.compile import bpf, seccomp
+from sandbox import pipes
 from sandbox.kernel import process
 from sandbox.network import gate_begun, gate_main
 from sandbox.network.tokens import Tokens
@@ -121,13 +121,13 @@ class GateProcess:
 
     def tell_rest(self) -> None:
         """Tell what was refused in the last moment, when the exchange has stopped listening."""
-        if self._rest is not None and _readable(self._reports.fileno()):
+        if self._rest is not None and pipes.readable(self._reports.fileno(), 0):
             self._rest()
 
     def end(self) -> None:
         """It ends with its run. One that somebody has stopped dies of no signal until its cgroup is thawed."""
         self._child.signal(signal.SIGKILL)
-        if not _readable(self.pidfd, _DEATH_SECONDS):
+        if not pipes.readable(self.pidfd, _DEATH_SECONDS):
             self._gate.patience.kill()
 
     def _ended(self) -> errors.RunError:
@@ -168,12 +168,6 @@ class GateProcess:
         lines = data.decode("ascii", "replace").strip().splitlines()
         said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
         return said or "it said nothing"
-
-
-def _readable(fd: int, timeout_seconds: float = 0) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_seconds * 1000))
 
 
 def _row(message: bytes) -> dict[str, str] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import socket
 import stat
 import struct
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from policy import base58, errors
+from sandbox import pipes
 from sandbox.channel import Outcome
 from sandbox.kernel import libc
 from sandbox.serve import frames
@@ -179,9 +179,7 @@ class Conversation:
 
     def left(self) -> bool:
         """Whether whoever asked has gone, or said something more, which is the same."""
-        poll = select.poll()
-        poll.register(self.sock.fileno(), select.POLLIN)
-        return self._gone or bool(poll.poll(0))
+        return self._gone or pipes.readable(self.sock.fileno(), 0)
 
     def _left(self) -> Outcome:
         self._gone = True
