@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from policy import decide, denials, errors
 from policy.host import Closure, HostFacts
@@ -68,23 +69,10 @@ def job(
     never = host.never_granted(config, never_granted)
     sources = {}
     for mount in plan["mounts"]:
-        if mount["type"] != "bind" or mount["source"] == gvisor.CREDENTIALS:
-            continue
-        if mount["source"] == "package":
-            fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        elif mount["source"] == "resolver":
-            fd = os.open(_resolver(state), os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
-        else:
-            # The descriptor that is mounted is the one that is checked here, not a second look at the name.
-            room_mb = plan["rooms"].get(mount["destination"])
-            fd, fact = granted.open_granted(
-                mount["source"], owners=config.path_owners, never=never, writing=room_mb is not None
-            )
-            if fact.room_mb != (room_mb or 0):
-                os.close(fd)
-                raise errors.GrantedPathError(f"path `{mount['source']}` had {room_mb} MiB and has {fact.room_mb} now")
-        stack.callback(os.close, fd)
-        sources[mount["destination"]] = fd
+        if mount["type"] == "bind" and mount["source"] != gvisor.CREDENTIALS:
+            fd = _source(mount, plan["rooms"], copy, state=state, config=config, never=never)
+            stack.callback(os.close, fd)
+            sources[mount["destination"]] = fd
     disks: tuple[str, ...] = ()
     if any(entry["file"] == "io.max" for entry in decision.artefacts.json("cgroup.json")["v2"]):
         root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -113,6 +101,31 @@ def job(
         watches=order.watches,
         tries=tries,
     )
+
+
+def _source(
+    mount: Mapping[str, Any],
+    rooms: Mapping[str, int],
+    copy: Path,
+    *,
+    state: Path,
+    config: Config,
+    never: Mapping[str, str],
+) -> int:
+    """What is mounted, open: the ``copy`` of the package, the file that names the resolver, or a granted path."""
+    if mount["source"] == "package":
+        return os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if mount["source"] == "resolver":
+        return os.open(_resolver(state), os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # The descriptor that is mounted is the one that is checked here, not a second look at the name.
+    room_mb = rooms.get(mount["destination"])
+    fd, fact = granted.open_granted(
+        mount["source"], owners=config.path_owners, never=never, writing=room_mb is not None
+    )
+    if fact.room_mb != (room_mb or 0):
+        os.close(fd)
+        raise errors.GrantedPathError(f"path `{mount['source']}` had {room_mb} MiB and has {fact.room_mb} now")
+    return fd
 
 
 def _resolver(state: Path) -> Path:
