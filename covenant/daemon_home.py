@@ -66,8 +66,7 @@ def listening(directory: int, home: Path) -> Iterator[socket.socket]:
         with given:
             yield given
         return
-    # By descriptor: a path may be longer than a socket's address (unix(7)).
-    address = f"/proc/self/fd/{directory}/{client.SOCKET}"
+    address = client.address(directory)
     where = str(home / client.SOCKET)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:

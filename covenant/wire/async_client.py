@@ -65,7 +65,7 @@ async def opened(home: Path) -> AsyncIterator[AsyncClient]:
         directory = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with anyio.fail_after(client.CONNECT_SECONDS):
-                stream = await anyio.connect_unix(f"/proc/self/fd/{directory}/{client.SOCKET}")
+                stream = await anyio.connect_unix(client.address(directory))
         finally:
             os.close(directory)
     except OSError as e:

@@ -106,14 +106,18 @@ def opened(home: Path, *, answer_seconds: float | None = None) -> Iterator[Clien
         sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         sock.settimeout(CONNECT_SECONDS)
         try:
-            # By descriptor: a path may be longer than a socket's address (unix(7)).
             directory = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, directory)
-            sock.connect(f"/proc/self/fd/{directory}/{SOCKET}")
+            sock.connect(address(directory))
         except OSError as e:
             raise silent(home, e) from e
         sock.settimeout(answer_seconds)
         yield Client(sock)
+
+
+def address(directory: int) -> str:
+    """The daemon's socket by its home, open as ``directory``: a path may be longer than an address (unix(7))."""
+    return f"/proc/self/fd/{directory}/{SOCKET}"
 
 
 def silent(home: Path, error: OSError) -> errors.DaemonSilentError:
