@@ -30,10 +30,21 @@ def read() -> Memory:
         OSError: /proc does not say.
     """
     try:
-        found = psutil.virtual_memory()
-    except (KeyError, ValueError) as e:
+        found, said = psutil.virtual_memory(), _available()
+    except (KeyError, ValueError, IndexError) as e:
         raise OSError(errno.EIO, f"{psutil.PROCFS_PATH}/meminfo has no {e}") from e
-    return Memory(found.total // _MIB, found.available // _MIB)
+    # psutil has an estimate for a kernel that says 0 or nothing, and at worst counts all that is cached, tmpfs with it:
+    # what a run is let in by is never more than what is said to be there.
+    least = min(found.available, found.free if said is None else said)
+    return Memory(found.total // _MIB, least // _MIB)
+
+
+def _available() -> int | None:
+    """The kernel's own word for what is available, in bytes; None where it has none."""
+    for line in files.text(f"{psutil.PROCFS_PATH}/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def stalls() -> tuple[float, float]:
