@@ -73,6 +73,8 @@ class RunDirectory:
         self.rootfs = self.bundle / "rootfs"
         self._lock = -1
         self._complete = False
+        # The error of one that was marked before nobody could see it any more: whoever marks it names it as ended.
+        self.ended: errors.RunRevokedError | errors.KilledError | None = None
 
     def __enter__(self) -> RunDirectory:
         with contextlib.ExitStack() as undo:
@@ -106,6 +108,7 @@ class RunDirectory:
             # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
             # run came to is told all the same.
             with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
+                self.ended = self.ended or verdict(self.path)
                 if not (whole and self._spares is not None and spare_place.leave(self._spares, self.path)):
                     spare_place.remove(self.path)
         finally:
@@ -116,6 +119,7 @@ class RunDirectory:
         """The run is over, but not yet gone what lies outside of its directory (``note_network``): of the directory,
         what a recovery needs for that stays, and what is ``kept``, and nobody sees a run in it any more."""
         with gate(self.path.parent), os.scandir(self.path) as found:
+            self.ended = verdict(self.path)
             entries = [one for one in found if one.name not in _LEFT.union(kept)]
             # Files first: by these whoever looks in knows that there is a run, and reads the rest of it then.
             for one in entries:

@@ -52,7 +52,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
                 # Its end is not written yet: of one that is killed before that nobody shall say that it used nothing.
                 directory.vacate(METER)
                 job.after.push(lasting.pop_all())
-        return finished
+    # Its keeper's own look came before others saw it no more (bundle.RunDirectory): it is ended, or it is answered.
+    return finished if directory.ended is None else dataclasses.replace(finished, error=directory.ended)
 
 
 def _run(

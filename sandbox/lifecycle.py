@@ -198,6 +198,8 @@ class Run(Terms):
                 steering=steering,
                 directory=directory,
             )
+        if directory.ended is not None:  # as gvisor.run
+            finished = dataclasses.replace(finished, error=directory.ended)
         self._lap("run")
         return self._finish(manifest, finished, None, plan.not_enforced)
 
