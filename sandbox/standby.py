@@ -256,8 +256,9 @@ class Instance(lifecycle.Run):
             watches[self._alive] = ended
 
         def release() -> None:
-            # One that is revoked at this moment stands until it is killed, which its watch says.
-            with contextlib.suppress(errors.RunRevokedError), revocation.going_on(started.directory):
+            # One that is ended with others at this moment stands until it is killed, which its watch says.
+            over = errors.RunRevokedError, errors.KilledError
+            with contextlib.suppress(*over), revocation.going_on(started.directory):
                 started.leaf.thaw()
 
         return Given(self._line, self._limits(deadline), watches, release)

@@ -65,8 +65,10 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
             for leaf, pids in fresh:
                 _kill(leaf, pids, killed)
             # Version 1 delivers SIGKILL only after the thaw (sandbox-facts), with no instruction of its own in between.
-            for leaf, _ in fresh:
-                _ask(leaf, frozen=False)
+            # At each look: a keeper that was just asked to suspend its run may have frozen it once more.
+            for leaf, pids, _ in left:
+                if pids:
+                    _ask(leaf, frozen=False)
             if time.monotonic() > until:
                 names = ", ".join(f"{leaf.name} ({unread})" if unread else leaf.name for leaf, _, unread in left)
                 raise errors.KernelError(f"something survives SIGKILL in the cgroups {names}")
