@@ -34,7 +34,7 @@ MOST_BYTES = 16 << 20
 # The rows that are counted or told; each as it stands in a line, so that the others are not parsed.
 _KINDS = (
     *("run_started", "run_ended", "run_state", "denied", "drift", "manifest_rejected", "self_test"),
-    *("runs_revoked", "trust_changed"),
+    *("runs_revoked", "runs_stopped", "trust_changed"),
 )
 _NEEDLES = tuple(f'"kind":{{"type":"{kind}"'.encode() for kind in _KINDS)
 

@@ -105,6 +105,8 @@ def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
     while ask.subtree(chosen.run_id):
         done += ask.end(chosen)
         _until_gone(state, done)
+    if ask.unwritten is not None:
+        raise ask.unwritten
     return done
 
 
@@ -175,6 +177,8 @@ class _Ask:
         self._runs, self._asker = state / "runs", asker
         # As every keeper takes it: an argument of a command may be of any length, and no text.
         self._reason = reason[: bundle.WORDS].encode("utf-8", "backslashreplace").decode()
+        # Why the log does not say in whose name a tree has ended.
+        self.unwritten: errors.CovenantError | None = None
 
     def __call__(self, operation: Operation, entry: Entry, **more: Any) -> None:
         until = time.monotonic() + _PATIENCE_SECONDS
@@ -222,31 +226,24 @@ class _Ask:
 
         It asks no keeper, as a revocation asks none: agents that run keep the processors from theirs, and each would
         have a row of its own to write. Only that of a run that could not be marked is asked, afterwards: its agent may
-        be one that nobody could see yet. A log that takes no row keeps nobody alive.
-
-        Raises:
-            errors.LedgerError: all have ended, and the log does not say in whose name.
+        be one that nobody could see yet. A log that takes no row keeps nobody alive: it is in ``unwritten``.
         """
         ended: list[str] = []
-        unwritten: errors.CovenantError | None = None
         with revocation.first(self._runs):
             while True:
                 moving, leaves = self._catch(entry.run_id, ended)
                 if not moving:
-                    break
+                    return ended
                 try:
                     self._tell(moving)
                 except errors.CovenantError as e:
-                    unwritten = e
+                    self.unwritten = e
                 revocation.end_together(leaves)
                 for one in moving:
                     if bundle.verdict(one.path) is None:
                         with contextlib.suppress(errors.CovenantError):  # whether it is gone is looked at
                             self("kill", one)
                 ended += [one.run_id for one in moving]
-        if unwritten is not None:
-            raise unwritten
-        return ended
 
     def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroupfs.Leaf]]:
         """What there is of the subtree but for those that are ``known``, stopped and marked; and their leaves.
