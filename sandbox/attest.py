@@ -312,10 +312,13 @@ def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Itera
     before = remembered.get(key.hexdigest())
     now: dict[str, list[str]] = {}
     for process in (found.gofer, found.sandbox):
-        digests = known.filters.get(process.name) or readback_filter.digests(process.name.pid)
+        # A tracer who came since they were read may have put them out of force: asking anew waits for who but looks.
+        kept = None if process.tracer else known.filters.get(process.name)
+        digests = kept or readback_filter.digests(process.name.pid)
         if digests is None:
-            return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
-        known.filters[process.name] = digests
+            return  # its being there is held by (1); which it is cannot be read on this kernel, from here, or just now
+        if len(digests) > found.runner.filters:  # or it has not loaded its own yet, and is asked again
+            known.filters[process.name] = digests
         now[process.arguments[0]] = list(digests[found.runner.filters :])
     # INVARIANT: not of a sandbox that has not loaded its own yet. What is remembered holds for every run after it.
     if before is None and all(now.values()):

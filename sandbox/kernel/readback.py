@@ -45,7 +45,8 @@ class Binary:
 @dataclass(frozen=True, slots=True)
 class Process:
     """One process as /proc shows it. ``capabilities`` are by the names of ``CAPABILITY_SETS``; ``namespaces`` maps a
-    word of ``NAMESPACES`` to the namespace's inode; ``cgroups`` a controller (empty for version 2) to a path."""
+    word of ``NAMESPACES`` to the namespace's inode; ``cgroups`` a controller (empty for version 2) to a path;
+    ``tracer`` is who traces its first thread, 0 for nobody."""
 
     name: Name
     parent: int
@@ -58,6 +59,7 @@ class Process:
     filters: int
     namespaces: Mapping[str, int]
     cgroups: Mapping[str, str]
+    tracer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def process(pid: int) -> Process | None:
             filters=int(status.get("Seccomp_filters", "0")),
             namespaces={one: os.stat(f"/proc/{pid}/ns/{one}").st_ino for one in NAMESPACES},
             cgroups=_cgroups(_read(pid, "cgroup").decode()),
+            tracer=int(status["TracerPid"]),
         )
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -131,6 +131,43 @@ def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkey
     assert told() == ["filter"]
 
 
+def test_a_look_before_a_sandbox_has_loaded_its_own_is_not_its_filters_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never compared, and once another run was remembered it was drift until its end."""
+    found, known = replace(FAMILY, runner=replace(FAMILY.runner, filters=1)), attest.Known()
+    loaded = {11: ("beneath", "gofer's"), 12: ("beneath",)}
+    monkeypatch.setattr(readback_filter, "digests", loaded.__getitem__)
+    readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
+    path = tmp_path / "filters.json"
+
+    def told(known: attest.Known) -> list[str]:
+        return [layer.name for layer in attest._filters(found, known, readout, path)]
+
+    assert told(known) == []
+    loaded[12] = ("beneath", "sandbox's")
+    assert told(attest.Known()) == [], "another run, which is remembered"
+    assert told(known) == [], "the first, looked at again"
+    loaded[12] = ("beneath", "another's")
+    assert told(attest.Known()) == ["filter"], "the control"
+
+
+def test_filters_of_whom_somebody_traces_by_now_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracer can put them out of force, and they are as they were."""
+    asked: list[int] = []
+
+    def digests(pid: int) -> tuple[str, ...]:
+        asked.append(pid)
+        return ("own",)
+
+    monkeypatch.setattr(readback_filter, "digests", digests)
+    readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
+    traced, known = replace(FAMILY, sandbox=replace(FAMILY.sandbox, tracer=77)), attest.Known()
+    for found in (FAMILY, FAMILY, traced):
+        assert list(attest._filters(found, known, readout, tmp_path / "filters.json")) == []
+    assert asked == [11, 12, 12]
+
+
 def test_filters_that_could_not_be_read_are_asked_for_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
