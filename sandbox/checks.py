@@ -23,7 +23,7 @@ from policy import errors
 from policy.host import RunscFacts
 from sandbox import closure, host, ldso, network_checks, progress, room, runsc_probe, standby_records, standby_retries
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs, landlock, starter
+from sandbox.kernel import cgroupfs, landlock, process, starter
 
 INSTALL_RUNSC = (
     "install runsc: Debian 12 `apt-get install -t bookworm-backports runsc`, Debian 13 `apt-get install runsc`, "
@@ -297,10 +297,14 @@ def _self_test(config: Config, deadline: float) -> Finding:
 
 
 def _starter(config: Config, deadline: float) -> Finding:
-    if starter.there():
-        return _ok(f"{starter.PROGRAM}: no run forks Python to start runsc")
-    mend = "install Covenant's wheel for this platform; in a clone, ./scripts/setup"
-    return Finding(Status.DEGRADED, f"no {starter.PROGRAM}: each run forks Python for it, some 8 ms", mend)
+    if not starter.there():
+        mend = "install Covenant's wheel for this platform; in a clone, ./scripts/setup"
+        return Finding(Status.DEGRADED, f"no {starter.PROGRAM}: each run forks Python for it, some 8 ms", mend)
+    # One that is there and cannot be used fails every run, with an error of `spawn`'s that says so.
+    with process.spawn(process.Launch("/bin/true", ["true"], {})) as child:
+        if status := child.reap():
+            return Finding(Status.MISSING, f"{starter.PROGRAM} does not work: status {status}", starter.MEND)
+    return _ok(f"{starter.PROGRAM}: no run forks Python to start runsc")
 
 
 def _landlock(config: Config, deadline: float) -> Finding:

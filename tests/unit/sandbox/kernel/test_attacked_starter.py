@@ -12,10 +12,12 @@ import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from policy import errors
+from sandbox import checks
 from sandbox.kernel import process, starter
 
 HERE = process.Launch("/bin/echo", ["echo", "here"], {})
@@ -220,3 +222,30 @@ def test_too_few_words_are_no_start(count: int) -> None:
     words = ["covenant-start", "2", str(os.getpid()), "2", "execute", "/bin/echo"]
     done = subprocess.run(words[:count], executable=starter.PROGRAM, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (127, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("harm", "found"),
+    [
+        (_of_another_machine, "Exec format error"),
+        (lambda path: path.write_bytes(path.read_bytes()[:4096]), "status 139"),
+    ],
+    ids=["of another machine", "cut off"],
+)
+def test_doctor_says_of_a_starter_that_cannot_run_that_it_does_not(
+    placed: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object], found: str
+) -> None:
+    """It was there, and that was called ok."""
+    monkeypatch.setattr(checks, "_TABLE", tuple(row for row in checks._TABLE if row[0] == "starter"))
+    config: Any = None  # which this check has no use for
+
+    def said() -> checks.Check:
+        (check,) = checks.examine(config, deadline_seconds=1.0).checks
+        return check
+
+    assert said().status is checks.Status.OK
+    harm(placed)
+    assert said().status is checks.Status.MISSING
+    assert str(placed) in said().found
+    assert found in said().found
+    assert said().mend == starter.MEND
