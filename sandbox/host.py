@@ -9,7 +9,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,13 @@ from sandbox.kernel import cgroupfs, files
 
 _VERSION_SECONDS = 15
 _MIB = 1024 * 1024
+# By the version of control groups: how much memory may be used in one, how much is, and the name in memory.stat of the
+# pages of files that nobody has asked for lately. Version 1 writes a number for no limit, which no machine has.
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+_NO_LIMIT = 1 << 60
 _NET = Path("/proc/sys/net")
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
@@ -43,7 +50,7 @@ def probe(config: Config) -> HostFacts:
             audience=config.host,
             cpus=len(os.sched_getaffinity(0)),
             memory_mb=memory.total_mb,
-            memory_available_mb=memory.available_mb,
+            memory_available_mb=available_mb(memory),
             disk_free_mb=disk_free_mb(config.state),
             pids_free=_pids_free(),
             cgroup=cgroup_facts(),
@@ -181,17 +188,40 @@ def runsc_facts(config: Config) -> RunscFacts:
 def capacity_mb(hierarchies: cgroupfs.Hierarchies | None = None) -> int:
     """The memory that runs may be promised in all: what the machine has, or what the cgroup in which this process lives
     leaves of it, in MiB."""
-    bounds = [machine_memory.read().total_mb]
+    return min([machine_memory.read().total_mb, *(most for most, _ in _memory_limits(hierarchies))])
+
+
+def available_mb(memory: machine_memory.Memory, hierarchies: cgroupfs.Hierarchies | None = None) -> int:
+    """The memory that a new process may have now: of the machine's, what the cgroups above this process leave, in
+    MiB."""
+    return min([memory.available_mb, *(max(most - used, 0) for most, used in _memory_limits(hierarchies))])
+
+
+def _memory_limits(hierarchies: cgroupfs.Hierarchies | None = None) -> Iterator[tuple[int, int]]:
+    """Of each cgroup above this process that has a limit: how much may be used in it, and how much is, in MiB; but for
+    what the kernel takes back first (Documentation/admin-guide/cgroup-v2.rst)."""
     found = hierarchies or cgroupfs.Hierarchies.read()
-    name = "memory.limit_in_bytes" if found.version == 1 else "memory.max"
+    most, used, old = _MEMORY_FILES[found.version]
     place = found.mounts.get("memory")
     own = next((one for one in _own_cgroups() if one[0] in ("memory", "")), None)
-    if place is not None and own is not None:
-        for part in (own[1], *Path(own[1]).parents):
-            # The root of a hierarchy has no such file, and no limit.
-            with contextlib.suppress(OSError, ValueError):
-                bounds.append(int(files.whole(f"{place}/{str(part).lstrip('/')}/{name}")) // _MIB)
-    return min(bounds)
+    if place is None or own is None:
+        return
+    for part in (own[1], *Path(own[1]).parents):
+        directory = f"{place}/{str(part).lstrip('/')}"
+        # The root of a hierarchy has no such file, and no limit.
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(files.whole(f"{directory}/{most}"))
+            if limit < _NO_LIMIT:
+                yield limit // _MIB, _used_mb(directory, used, old, limit)
+
+
+def _used_mb(directory: str, used: str, old: str, limit: int) -> int:
+    """All of the limit where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        stat = dict(line.split() for line in files.text(f"{directory}/memory.stat").splitlines())
+        taken = int(files.whole(f"{directory}/{used}")) - int(stat.get(old, "0"))
+        return -(-min(max(taken, 0), limit) // _MIB)
+    return limit // _MIB
 
 
 def _own_cgroups() -> list[tuple[str, str]]:

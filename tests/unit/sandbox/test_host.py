@@ -11,7 +11,7 @@ from policy import errors
 from policy.host import HostFacts
 from policy.manifest import parse
 from sandbox import config as configuration
-from sandbox import host, ldso
+from sandbox import host, ldso, machine_memory
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs, files
 from tests.unit.sandbox import tiny_elf
@@ -233,3 +233,39 @@ def test_what_may_be_promised_is_what_every_cgroup_above_leaves(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / name).write_text("1048576\n")
     assert given(none, none) == total
+
+
+@pytest.mark.parametrize(
+    ("version", "names", "line"),
+    [
+        (1, ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), "5:memory:/a/b\n"),
+        (2, ("memory.max", "memory.current", "inactive_file"), "0::/a/b\n"),
+    ],
+)
+def test_what_is_available_is_what_others_in_the_cgroups_above_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: tuple[str, str, str], line: str
+) -> None:
+    """Rule 6: beside something that uses most of a slice there is no room, however much the machine has."""
+    text = files.text
+    monkeypatch.setattr(files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
+    hierarchies, memory = cgroupfs.Hierarchies(version, {"memory": tmp_path}), machine_memory.Memory(4000, 2000)
+    inner, outer = tmp_path / "a" / "b", tmp_path / "a"
+    inner.mkdir(parents=True)
+
+    def holds(directory: Path, limit: int, used: int, old: int) -> None:
+        for name, value in zip(names[:2], (limit, used), strict=True):
+            (directory / name).write_text(f"{value << 20}\n")
+        (directory / "memory.stat").write_text(f"anon 0\n{names[2]} {old << 20}\n")
+
+    holds(inner, 3000, 100, 0)
+    holds(outer, 3500, 200, 0)
+    assert host.available_mb(memory, hierarchies) == 2000, "the machine's own word, where that is less"
+    holds(outer, 1024, 900, 0)
+    assert host.available_mb(memory, hierarchies) == 124
+    holds(outer, 1024, 900, 300)
+    assert host.available_mb(memory, hierarchies) == 424
+    holds(outer, 1024, 1100, 0)
+    assert host.available_mb(memory, hierarchies) == 0
+    holds(outer, 1024, 900, 0)
+    (outer / "memory.stat").unlink()
+    assert host.available_mb(memory, hierarchies) == 0, "what cannot be read is not promised"
