@@ -108,8 +108,9 @@ class RunDirectory:
             # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
             # run came to is told all the same.
             with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
-                self.ended = self.ended or verdict(self.path)
-                if not (whole and self._spares is not None and spare_place.leave(self._spares, self.path)):
+                self._look()
+                left = whole and self._spares is not None and spare_place.leave(self._spares, self.path)
+                if not left and (whole or not self._survived()):
                     spare_place.remove(self.path)
         finally:
             if self._lock >= 0:
@@ -119,7 +120,7 @@ class RunDirectory:
         """The run is over, but not yet gone what lies outside of its directory (``note_network``): of the directory,
         what a recovery needs for that stays, and what is ``kept``, and nobody sees a run in it any more."""
         with gate(self.path.parent), os.scandir(self.path) as found:
-            self.ended = verdict(self.path)
+            self._look()
             entries = [one for one in found if one.name not in _LEFT.union(kept)]
             # Files first: by these whoever looks in knows that there is a run, and reads the rest of it then.
             for one in entries:
@@ -129,6 +130,19 @@ class RunDirectory:
             for one in entries:
                 if one.is_dir(follow_symlinks=False) and os.path.isdir(one.path):
                     shutil.rmtree(one.path)
+
+    def _look(self) -> None:
+        # Where no file can be opened any more its keeper's own look is the last.
+        with contextlib.suppress(OSError):
+            self.ended = self.ended or verdict(self.path)
+
+    def _survived(self) -> bool:
+        """Whether a cgroup of it is there still, which could not be seen empty or not be taken away (no descriptor was
+        left for its list, say). Without the directory nobody would ever find it, or who lives in it."""
+        try:
+            return any(place.is_dir() for place in cgroups_of(self.path).values())
+        except OSError:
+            return True
 
     def _give(self) -> None:
         """Leave its parts to the next of its policy."""

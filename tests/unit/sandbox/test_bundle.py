@@ -171,3 +171,28 @@ def test_who_ends_a_run_with_its_tree_is_told_as_far_as_it_was_written(tmp_path:
         assert str(bundle.verdict(torn)) == "ended by root"
     assert bundle.stopped_of(tmp_path / "gone") is None
     assert bundle.revoked_of(first) is None
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["taken away", "still there"])
+def test_a_run_whose_cgroup_could_not_be_taken_away_leaves_what_says_where_it_lies(tmp_path: Path, gone: bool) -> None:
+    """Without a descriptor to read its list by nobody knows who lives in it. The directory went, and with it whatever
+    the next start could have found it by."""
+    runs, cgroup = tmp_path / "runs", tmp_path / "cgroup" / "one"
+    runs.mkdir()
+    cgroup.mkdir(parents=True)
+    one = bundle.RunDirectory(runs / "one", {"agent_id": "a"})
+
+    def fails() -> None:
+        with one:
+            one.note_cgroups({"memory": cgroup})
+            if gone:
+                cgroup.rmdir()
+            raise errors.KernelError("who is in it cannot be read: Too many open files")
+
+    with pytest.raises(errors.KernelError, match="cannot be read"):
+        fails()
+    assert registry.live(runs) == []
+    assert one.path.exists() is not gone
+    assert recovery.recover(runs, hierarchies=cgroupfs.Hierarchies(0, {})) == ([] if gone else ["one"])
+    assert not one.path.exists()
+    assert not cgroup.exists()
