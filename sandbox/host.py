@@ -201,11 +201,11 @@ def _memory_limits(hierarchies: cgroupfs.Hierarchies | None = None) -> Iterator[
     """Of each cgroup above this process that has a limit: how much may be used in it, and how much is, in MiB; but for
     what the kernel takes back first (Documentation/admin-guide/cgroup-v2.rst)."""
     found = hierarchies or cgroupfs.Hierarchies.read()
-    most, used, old = _MEMORY_FILES[found.version]
     place = found.mounts.get("memory")
     own = next((one for one in _own_cgroups() if one[0] in ("memory", "")), None)
     if place is None or own is None:
         return
+    most, used, old = _MEMORY_FILES[found.version]
     for part in (own[1], *Path(own[1]).parents):
         directory = f"{place}/{str(part).lstrip('/')}"
         # The root of a hierarchy has no such file, and no limit.
