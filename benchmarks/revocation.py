@@ -12,7 +12,7 @@ more with all but one frozen, as suspended runs and standby instances are. An in
 tests have; needs root, and leaves nothing. Whoever receives is a process of its own: threads of one interpreter take
 turns, and the one that revokes waited for thirty that read.
 
-.venv/bin/python benchmarks/revocation.py [trials] [runs] [running | frozen]
+.venv/bin/python benchmarks/revocation.py [trials] [runs] [running | frozen] [revoked | "kill --tree" | "kill -9"]...
 """
 
 from __future__ import annotations
@@ -302,6 +302,8 @@ def main() -> None:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 32
     asked = [one for one in STATES if one in sys.argv[3:]] or list(STATES)
+    ways = {"revoked": revoke, "kill --tree": end, "kill -9": kill}
+    ways = {name: way for name, way in ways.items() if name in sys.argv[3:]} or ways
     with tempfile.TemporaryDirectory() as directory, internet.made() as net, world_apart(net) as sink:
         world = internet.configured(
             NetworkedWorld(Path(directory)), net, attest_seconds=3600, start_deadline_seconds=300
@@ -311,7 +313,7 @@ def main() -> None:
         figures: dict[str, list[Trial]] = {}
         for number in range(1, trials + 1):
             for state in asked:
-                for name, way in (("revoked", revoke), ("kill --tree", end), ("kill -9", kill)):
+                for name, way in ways.items():
                     one = trial(net, world, count, sink, way, state == "frozen")
                     figures.setdefault(f"{name}, {STATES[state]}", []).append(one)
                     # Twenty trials take half an hour: whoever stops it has those that were made.
@@ -323,7 +325,7 @@ def main() -> None:
             times = [getattr(one, what) * 1000 for one in made]
             columns.append(f"{what} {statistics.median(times):7.1f} {max(times):7.1f}")
         print(f"{name:36} {'   '.join(columns)}")
-    for words in map(STATES.__getitem__, asked):
+    for words in map(STATES.__getitem__, asked if "revoked" in ways and "kill -9" in ways else ()):
         ours, raw = ([one.gone for one in figures[f"{name}, {words}"]] for name in ("revoked", "kill -9"))
         ratios = statistics.median(ours) / statistics.median(raw), max(ours) / max(raw)
         print(f"revoked / kill -9, {words}: gone, median {ratios[0]:.2f}, worst {ratios[1]:.2f}")
