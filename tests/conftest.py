@@ -136,6 +136,17 @@ def covenant_home(
     return home / ".covenant"
 
 
+@pytest.fixture(params=["starter", "fork"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way in which a child is started (sandbox.kernel.process): a test with it is run once for each."""
+    from sandbox.kernel import starter
+
+    assert starter.there(), "scripts/build_starter has not been run"
+    if request.param == "fork":
+        monkeypatch.setattr(starter, "there", lambda: False)
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def clone() -> pathlib.Path:
     """The root of the clone under test."""

@@ -8,10 +8,8 @@ import json
 import platform
 import sys
 
-import pytest
-
 from policy import data
-from sandbox.kernel import process, readback_filter, runsc, starter
+from sandbox.kernel import process, readback_filter, runsc
 from tests.kernel import live_runs, plain_runsc
 from tests.kernel.world import World
 
@@ -28,14 +26,6 @@ for command in (0, 16):
 """
 TELL = ASK + "print(json.dumps(answer))"
 PRIVATE_EXPEDITED = 8 | 16
-
-
-@pytest.fixture(params=["starter", "fork"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    assert starter.there(), "scripts/build_starter has not been run"
-    if request.param == "fork":
-        monkeypatch.setattr(starter, "there", lambda: False)
-    return str(request.param)
 
 
 def told(program: str, *arguments: str, own: bytes) -> tuple[int, bytes, bytes]:

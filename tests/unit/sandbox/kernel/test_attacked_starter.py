@@ -25,14 +25,6 @@ HERE = process.Launch("/bin/echo", ["echo", "here"], {})
 ALLOW, REFUSE = (struct.pack("=HBBI", 0x06, 0, 0, value).hex() for value in (0x7FFF0000, 0x00050001))
 
 
-@pytest.fixture(params=["starter", "fork"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    assert starter.there(), "scripts/build_starter has not been run"
-    if request.param == "fork":
-        monkeypatch.setattr(starter, "there", lambda: False)
-    return str(request.param)
-
-
 @pytest.fixture
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the starter, in its place."""

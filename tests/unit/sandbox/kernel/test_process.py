@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.kernel import process, starter
+from sandbox.kernel import process
 
 ROOT = Path(process.__file__).resolve().parents[2]
 SPAWN = """\
@@ -30,12 +30,7 @@ launch = process.Launch("/bin/sh", ["sh", "-c", f"echo agent >> {out}"], {"PATH"
 """
 
 
-@pytest.fixture(params=["starter", "fork"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    assert starter.there(), "scripts/build_starter has not been run"
-    if request.param == "fork":
-        monkeypatch.setattr(starter, "there", lambda: False)
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def _script(code: str, out: Path) -> list[str]:

@@ -39,14 +39,6 @@ sys.stdout.write(json.dumps({
 """
 
 
-@pytest.fixture(params=["starter", "fork"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    assert starter.there(), "scripts/build_starter has not been run"
-    if request.param == "fork":
-        monkeypatch.setattr(starter, "there", lambda: False)
-    return str(request.param)
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
     """Three folders with a file each: one is shown over the second, and the third is covered."""
