@@ -143,17 +143,28 @@ def pids() -> Iterable[int]:
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
+def tracer(pid: int) -> int:
+    """The thread that traces a process's first; 0 for nobody.
+
+    Raises:
+        FileNotFoundError, ProcessLookupError: it is gone.
+    """
+    return int(_status(pid)["TracerPid"])
+
+
+def _status(pid: int) -> dict[str, str]:
+    """The fields of proc_pid_status(5)."""
+    text = _read(pid, "status").decode("utf-8", "surrogateescape")
+    return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
+
+
 def process(pid: int) -> Process | None:
     """Everything about one process; None when it is gone."""
     try:
         fields = _stat(pid)
         if fields is None or fields[0] in (b"Z", b"X"):
             return None
-        status = dict(
-            line.split(":\t", 1)
-            for line in _read(pid, "status").decode("utf-8", "surrogateescape").split("\n")
-            if ":\t" in line
-        )
+        status = _status(pid)
         info = os.stat(f"/proc/{pid}/exe")
         arguments = _read(pid, "cmdline").decode("utf-8", "surrogateescape").split("\0")[:-1]
         return Process(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from sandbox.kernel import files, netns
+from sandbox.kernel import netns, readback
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -65,19 +65,13 @@ def digests(pid: int) -> tuple[str, ...] | None:
                 raise
             if e.errno != errno.EPERM:
                 return None
-        before, tracer = tracer, _tracer(pid)
+        before, tracer = tracer, readback.tracer(pid)
         # Of nobody twice: whoever was in the way may have let go before we asked for them.
         if before == tracer == 0:
             return None
         if tracer and time.monotonic() >= until:
             raise OSError(errno.EBUSY, f"process {pid} is traced by {tracer}: its filters may be out of force")
         time.sleep(0.005)
-
-
-def _tracer(pid: int) -> int:
-    """The thread that traces a process's first; 0 for nobody (proc_pid_status(5))."""
-    fields = dict(line.split(b":\t", 1) for line in files.whole(f"/proc/{pid}/status").split(b"\n") if b":\t" in line)
-    return int(fields[b"TracerPid"])
 
 
 def _filters(pid: int) -> Iterator[str]:

@@ -110,7 +110,7 @@ def traced(pid: int, options: int = 0) -> Iterator[threading.Event]:
     finally:
         over.set()
         wait()
-        live_runs.until(lambda: readback_filter._tracer(pid) == 0)
+        live_runs.until(lambda: readback.tracer(pid) == 0)
 
 
 def _after(monkeypatch: pytest.MonkeyPatch, request: int, act: Callable[[], object]) -> None:
@@ -177,7 +177,7 @@ def test_filters_that_a_tracer_may_have_put_out_of_force_are_not_taken_for_read(
 def test_one_more_who_only_looks_is_waited_for(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `covenant attest` beside a supervisor: neither calls the other's look drift."""
     monkeypatch.setattr(readback_filter, "_TRACED_SECONDS", live_runs.WAIT_SECONDS)
-    asked = readback_filter._tracer
+    asked = readback.tracer
     with traced(one.pid) as over:
 
         def lets_go(pid: int) -> int:
@@ -185,7 +185,7 @@ def test_one_more_who_only_looks_is_waited_for(one: Filtered, monkeypatch: pytes
             over.set()
             return tracer
 
-        monkeypatch.setattr(readback_filter, "_tracer", lets_go)
+        monkeypatch.setattr(readback, "tracer", lets_go)
         assert readback_filter.digests(one.pid) == DIGESTS
         assert over.is_set(), "the control: it was in the way"
 
@@ -208,7 +208,7 @@ def test_who_is_under_a_filter_reads_none_and_leaves_nobody_standing(one: Filter
             status = 0 if readback_filter.digests(one.pid) is None else 2
         os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) == 0
-    assert readback_filter._tracer(one.pid) == 0
+    assert readback.tracer(one.pid) == 0
 
 
 def test_a_run_that_somebody_traces_does_not_hold_and_each_of_its_threads_is_under_gvisors_filter(
