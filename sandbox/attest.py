@@ -1,7 +1,7 @@
 """Attestation: what confines a running agent now, read out of the kernel and shown to lie within its manifest.
 
     (1) whose processes they are, which rights they have, where they live       sandbox.attest_processes
-    (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.readback_filter
+    (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.filter_reader
     (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
     (4) limits, flags, bundle and rules, put in the place of the artefacts      policy.prove.live
     (5) the package's copy and the runsc binary, by digest
@@ -31,7 +31,7 @@ from sandbox import attest_network, attest_processes, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs, files, libc, netns, readback, readback_filter, sentry_log
+from sandbox.kernel import cgroupfs, files, filter_reader, libc, netns, readback, sentry_log
 from sandbox.kernel.readback import Binary, Name
 
 RECORD = "attest.json"
@@ -314,9 +314,11 @@ def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Itera
     for process in (found.gofer, found.sandbox):
         # A tracer who came since they were read may have put them out of force: asking anew waits for who but looks.
         kept = None if process.tracer else known.filters.get(process.name)
-        digests = kept or readback_filter.digests(process.name.pid)
+        digests = kept or filter_reader.digests(process.name.pid)
+        if not kept and readback.name(process.name.pid) != process.name:
+            raise ProcessLookupError(process.name.pid)  # the number was another's as it was read, perhaps
         if digests is None:
-            return  # its being there is held by (1); which it is cannot be read on this kernel, from here, or just now
+            return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
         if len(digests) > found.runner.filters:  # or it has not loaded its own yet, and is asked again
             known.filters[process.name] = digests
         now[process.arguments[0]] = list(digests[found.runner.filters :])

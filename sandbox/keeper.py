@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from policy import errors
 from sandbox import pipes, surroundings
-from sandbox.kernel import libc, signals
+from sandbox.kernel import filter_reader, libc, signals
 
 _threaded = False
 # What Python ignores, as it does for its own writes: EPIPE and EFBIG are errors there, and end nobody.
@@ -67,8 +67,8 @@ def fork(work: Callable[[], object], *, keep: Collection[int] = ()) -> Keeper:
     """Fork a process that does ``work`` and ends: with 0, or with 1 when it raised.
 
     It has a session of its own, and signals as ``surroundings.own`` says (SIGTERM raises KeyboardInterrupt in
-    ``work``). Of the caller's descriptors it has those in ``keep``: 0 to 2 are /dev/null unless they are named, and the
-    rest is closed.
+    ``work``). Of the caller's descriptors it has those in ``keep``, and what it asks for filters over where it is under
+    one (``kernel.filter_reader``): 0 to 2 are /dev/null unless they are named, and the rest is closed.
 
     INVARIANT: the caller has one thread; a lock that another thread held at the fork is held for good.
     INVARIANT: ``work`` lets go of no object of the caller's that owns a descriptor which is not in ``keep``: the number
@@ -114,7 +114,7 @@ def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
         # The caller's loop is told of its signals over a descriptor that is about to be another's here.
         signal.set_wakeup_fd(-1)
         os.setsid()
-        _close_others(keep)
+        _close_others({*keep, *filter_reader.descriptors()})
         with surroundings.own():
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             work()

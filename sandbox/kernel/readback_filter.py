@@ -36,6 +36,9 @@ _DEADLINE_SECONDS: Final = 1.0
 _STANDS_SECONDS: Final = 0.1
 # How long another tracer may be one that looks as we do, such as `covenant attest` beside a supervisor.
 _TRACED_SECONDS: Final = 5.0
+# So often in a row nobody is in the way before it is taken for a right that we lack: whoever was may have let go
+# between our try and our asking for them, and where many look at once that comes to pass twice and more.
+_NOBODY: Final = 10
 # EAGAIN: there is no thread left.
 _CANNOT: Final = frozenset({errno.EPERM, errno.EACCES, errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.EAGAIN})
 
@@ -54,7 +57,7 @@ def digests(pid: int) -> tuple[str, ...] | None:
         with _stopped(pid) as stopped:
             return tuple(_filters(pid)) if stopped else None
 
-    until, tracer = time.monotonic() + _TRACED_SECONDS, -1
+    until, nobody = time.monotonic() + _TRACED_SECONDS, 0
     while True:
         try:
             # INVARIANT: in a thread that ends. A tracer is a thread, and only its end lets go of who did not stop for
@@ -65,9 +68,9 @@ def digests(pid: int) -> tuple[str, ...] | None:
                 raise
             if e.errno != errno.EPERM:
                 return None
-        before, tracer = tracer, readback.tracer(pid)
-        # Of nobody twice: whoever was in the way may have let go before we asked for them.
-        if before == tracer == 0:
+        tracer = readback.tracer(pid)
+        nobody = 0 if tracer else nobody + 1
+        if nobody == _NOBODY:
             return None
         if tracer and time.monotonic() >= until:
             raise OSError(errno.EBUSY, f"process {pid} is traced by {tracer}: its filters may be out of force")

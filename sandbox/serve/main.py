@@ -15,7 +15,7 @@ from pathlib import Path
 
 from policy import errors
 from sandbox.kernel import hugepages, unix_address
-from sandbox.serve import hardening, notify, places, warm, watcher
+from sandbox.serve import hardening, notify, places, reader, warm, watcher
 from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
 
@@ -49,11 +49,14 @@ def serve(state: Path) -> None:
     """Hold ``state``, listen, and give up what is not needed for that.
 
     Raises:
-        errors.CovenantError: another does already, or the state or the socket cannot be used.
+        errors.CovenantError: another does already, the state or the socket cannot be used, or a process ended that the
+            service cannot be without.
     """
     if not state.is_absolute():
         raise errors.HomeError(f"`{state}` is not an absolute path")
     with contextlib.ExitStack() as stack:
+        # INVARIANT: first of all: it has no lock, no key and no listening socket of ours, and no filter.
+        reads = stack.enter_context(reader.forked())
         # A home that holds the state decides as well (covenant.cli.common).
         hidden = (str(state.parent),) if state.name == "supervisor" else ()
         supervisor = stack.enter_context(Supervisor(state, never_granted=hidden))
@@ -72,7 +75,7 @@ def serve(state: Path) -> None:
         version = supervisor.state.root_version()
         root = f"trust root version {version}" if version else "no trust root"
         sys.stderr.write(f"covenant-supervisor: serves {state} ({root})\n")
-        Server(supervisor, listener, network, numbers, goes_on=given).serve()
+        Server(supervisor, listener, network, numbers, goes_on=given, reader=reads.pidfd).serve()
 
 
 @contextlib.contextmanager

@@ -86,17 +86,20 @@ class _Waiting:
 class Server:
     """Serves one listening socket. ``host_network`` is a descriptor of the network namespace that a keeper returns to
     when the operator named an uplink, -1 where it is in it already. ``goes_on`` says that somebody else holds the
-    socket and has it served again (systemd): whoever waits in its queue is the next one's."""
+    socket and has it served again (systemd): whoever waits in its queue is the next one's. ``reader`` is the pidfd of
+    the process that reads filters (sandbox.serve.reader), without which no run can be attested."""
 
     supervisor: Supervisor
     listener: socket.socket
     host_network: int = -1
     numbers: socket.socket | None = None
     goes_on: bool = False
+    reader: int = -1
     _accounts: dict[int, _Account] = field(default_factory=dict)
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _keepers: dict[int, tuple[Keeper, Callable[[int], None]]] = field(default_factory=dict)
     _stopping: bool = False
+    _unread: bool = False
     _watchers: int = 0
     _watched_since: float = 0.0
     _recovering: bool = False
@@ -107,7 +110,11 @@ class Server:
     _refused_until: float = 0.0
 
     def serve(self) -> None:
-        """Until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
+        """Until SIGTERM or SIGINT; SIGHUP reads the configuration again.
+
+        Raises:
+            errors.KernelError: ``reader`` has ended.
+        """
         alive, ours = os.pipe2(os.O_CLOEXEC)
         self._alive = alive
         self._pool = Pool(self.supervisor, self, alive, self.host_network)
@@ -121,6 +128,8 @@ class Server:
             self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
             wake = stack.enter_context(_signals())
             self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
+            if self.reader >= 0:
+                self._selector.register(self.reader, selectors.EVENT_READ, self._cannot_read)
             watchdog = notify.watchdog_seconds()
             standby_retries.forget(self.supervisor.path)
             self._pool.look()
@@ -137,6 +146,11 @@ class Server:
                 self._end_keepers()
             for child, _ in self._keepers.values():
                 child.close()
+        if self._unread:
+            raise errors.KernelError(
+                "the process that reads filters has ended, so that no run can be attested",
+                hint="start the supervisor again: a unit of systemd does so by itself",
+            )
 
     def _turn(self, watchdog: float) -> None:
         notify.alive()
@@ -373,6 +387,11 @@ class Server:
                 if time.monotonic() >= until:
                     return  # they see the end of ours (conversation.watches)
             child.reap()
+
+    def _cannot_read(self) -> None:
+        # No other can be forked: what is forked now is under a filter.
+        self._selector.unregister(self.reader)
+        self._unread = self._stopping = True
 
     # --- signals ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox.serve import ahead, client, frames
+from sandbox.serve import ahead, client, frames, reader
 from tests.kernel.world import ROOT, SLOWNESS, World
 
 # A user of this machine's that no file belongs to, and who may ask.
@@ -187,7 +187,17 @@ def asked(path: Path, package: Path, text: str = "hi", **fields: Any) -> socket.
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that this one has to reap."""
+    """The processes that this one has to reap, but for the one that reads filters."""
+    return [child for child in _children(pid) if _comm(child) != reader.NAME]
+
+
+def reader_of(pid: int) -> int:
+    """The process of a supervisor that reads filters."""
+    (found,) = (child for child in _children(pid) if _comm(child) == reader.NAME)
+    return found
+
+
+def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -242,9 +252,13 @@ def _packages() -> str:
 
 
 def _waits(pid: int) -> bool:
+    return _comm(pid) == ahead.WAITS
+
+
+def _comm(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == ahead.WAITS
-    return False
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _command(pid: int) -> str:

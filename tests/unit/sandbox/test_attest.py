@@ -47,8 +47,10 @@ MEMBERS = {"memory": {10, 11, 12, 13}, "pids": {10, 11, 12, 13}}
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These processes are not there: their threads are where they are."""
+    """These processes are not there: they are who they were, and their threads are where they are."""
     by_pid = {one.name.pid: one for one in FAMILY.all()}
+    real = readback.name
+    monkeypatch.setattr(readback, "name", lambda pid: by_pid[pid].name if pid in by_pid else real(pid))
     monkeypatch.setattr(readback, "thread_cgroups", lambda pid: [by_pid[pid].cgroups])
     monkeypatch.setattr(readback, "threads", lambda pid: {pid})
 
@@ -108,6 +110,24 @@ CHANGED: dict[str, tuple[Callable[[Family], Family], str]] = {
 def test_each_thing_that_a_process_may_not_be_is_told_by_its_layer(name: str) -> None:
     change, layer = CHANGED[name]
     assert judged(change(FAMILY)) == {layer}
+
+
+def test_filters_read_under_a_number_that_is_anothers_by_now_are_not_its(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered holds for every run after it: a stranger's would be drift for good."""
+    readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
+    path = tmp_path / "filters.json"
+    monkeypatch.setattr(readback_filter, "digests", lambda pid: ("somebody's",))
+    for reused in (11, 12):
+        by_pid = {one.name.pid: one.name for one in FAMILY.all()}
+        by_pid[reused] = Name(reused, 99)
+        monkeypatch.setattr(readback, "name", by_pid.get)
+        known = attest.Known()
+        with pytest.raises(ProcessLookupError):
+            list(attest._filters(FAMILY, known, readout, path))
+        assert Name(reused, reused) not in known.filters
+        assert not path.exists()
 
 
 def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

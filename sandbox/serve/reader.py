@@ -1,0 +1,52 @@
+"""The one process of a supervisor that is under no filter, and so can read those of others: forked first of all.
+
+It has no secret and no lock, since nothing was opened yet, two capabilities, and of descriptors the socket that it is
+asked over and stderr. It ends with the last that could ask: a keeper that outlives its supervisor is still answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+from sandbox import keeper
+from sandbox.keeper import Keeper
+from sandbox.kernel import filter_reader, libc
+from sandbox.kernel.capabilities import CAPABILITIES
+
+# As `ps` shows it.
+NAME = "covenant-reader"
+# sys_admin: the kernel shows filters to nobody without; sys_ptrace: of processes of other users.
+_KEPT = frozenset({CAPABILITIES["sys_admin"], CAPABILITIES["sys_ptrace"]})
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[Keeper]:
+    """Within the block this process, and what it forks, has its questions answered; the caller sees to its end.
+
+    Raises:
+        errors.KernelError: there is no process left.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            child = keeper.fork(lambda: _work(theirs), keep=(2, theirs.fileno()))
+        filter_reader.through(ours)
+        try:
+            yield child
+        finally:
+            filter_reader.through(None)
+            child.close()
+
+
+def _work(sock: socket.socket) -> None:
+    libc.set_name(NAME)
+    os.chdir("/")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc.unshare(libc.CLONE_NEWNET)
+    libc.keep_capabilities(_KEPT)
+    libc.set_no_new_privs()
+    filter_reader.serve(sock)
