@@ -27,7 +27,7 @@ from sandbox import package  # noqa: E402
 from sandbox.kernel import cgroupfs, libc  # noqa: E402
 from sandbox.kernel.delegation import BASE  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
-from tests.kernel.serving import Served  # noqa: E402
+from tests.kernel.serving import Served, reader_of  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
 WORKERS, BLOCK = 2, 10
@@ -94,7 +94,7 @@ def gauges(served: Served) -> dict[str, int]:
     while time.monotonic() < until and any(path.is_dir() for path in runs.iterdir()):
         time.sleep(0.01)
     # Keepers that wait for their next request are bounded, and count.
-    processes = [served.pid, *served.children(), *served.waiting()]
+    processes = [served.pid, reader_of(served.pid), *served.children(), *served.waiting()]
     memory = sum(_pss(pid) for pid in processes)
     mounts = set(cgroupfs.Hierarchies.read().mounts.values())
     ids = {row["kind"].get("run_id") for row in served.world.rows()[-40:]} - {None}

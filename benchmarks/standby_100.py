@@ -25,7 +25,7 @@ from sandbox import package as packages  # noqa: E402
 from sandbox import registry, standby_wire  # noqa: E402
 from sandbox.kernel import cgroupfs  # noqa: E402
 from sandbox.serve import holder  # noqa: E402
-from tests.kernel.serving import Served, children_of, open_place  # noqa: E402
+from tests.kernel.serving import Served, children_of, open_place, reader_of  # noqa: E402
 from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
 
 _MOST = 50  # of one package, so that one manifest is not all there is
@@ -123,7 +123,7 @@ def await_all(runs: Path, paths: list[Path], counts: list[int]) -> None:
 def report(served: Served, runs: Path, seconds: float) -> None:
     """What everything costs while nobody asks."""
     entries = list(registry.agents(registry.live(runs)))
-    own = [served.pid, *children_of(served.pid)]
+    own = [served.pid, reader_of(served.pid), *children_of(served.pid)]
     leaves = []
     for entry in entries:
         leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)

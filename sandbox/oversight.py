@@ -238,7 +238,7 @@ class _Ask:
                     self._tell(moving)
                 except errors.CovenantError as e:
                     self.unwritten = e
-                revocation.end_together(leaves)
+                revocation.end_together(moving, leaves, [])
                 for one in moving:
                     if bundle.verdict(one.path) is None:
                         with contextlib.suppress(errors.CovenantError):  # whether it is gone is looked at

@@ -198,10 +198,8 @@ class _Sweep:
 
     def end(self) -> None:
         """(6) and (7)."""
-        cut = cutting.Aside(_links(self.caught, self._failed))
         every = [leaf for one in self.caught for leaf in self._leaves[one.run_id]]
-        _try(self._failed, "processes", lambda: ending.kill(every))
-        _try(self._failed, "networks", lambda: self._failed.extend(cut.result()))
+        end_together(self.caught, every, self._failed)
 
     def outwait(self, own: Path | None) -> None:
         """(8)."""
@@ -337,12 +335,14 @@ def mark_stopped(entries: Sequence[registry.Entry], by: str, reason: str) -> Non
             marked = one.path
 
 
-def end_together(leaves: Sequence[cgroupfs.Leaf]) -> None:
-    """Kill what is in the leaves of runs, all at once, each of which is marked and waits (``give_way``): one
-    after the other, the first ones' keepers would clean up while the last ones die. What is not done here they do.
+def end_together(entries: Sequence[registry.Entry], leaves: Sequence[cgroupfs.Leaf], failed: list[str]) -> None:
+    """Kill what is in the leaves of runs, all at once, each of which is marked and waits (``give_way``), and cut their
+    networks: one after the other, the first ones' keepers would clean up while the last ones die. What is not done here
+    they do; ``failed`` is told of it.
     """
-    with contextlib.suppress(errors.CovenantError):
-        ending.kill(leaves)
+    cut = cutting.Aside(_links(entries, failed))
+    _try(failed, "processes", lambda: ending.kill(leaves))
+    _try(failed, "networks", lambda: failed.extend(cut.result()))
 
 
 @contextlib.contextmanager

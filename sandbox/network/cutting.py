@@ -52,13 +52,17 @@ def cut(links: Sequence[Link]) -> list[str]:
 
 
 class Aside(threading.Thread):
-    """``cut`` in a thread of its own; ``result`` waits for it, and raises what it raised."""
+    """``cut`` in a thread of its own, at once where there is none left; ``result`` waits for it, and raises what it
+    raised."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__(name="cut")
         self._links, self._value = links, list[str]()
         self._error: BaseException | None = None
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:  # how Python says EAGAIN
+            self.run()
 
     def run(self) -> None:
         try:
@@ -68,7 +72,8 @@ class Aside(threading.Thread):
 
     def result(self) -> list[str]:
         """What could not be cut."""
-        self.join()
+        if self.ident is not None:
+            self.join()
         if self._error is not None:
             raise self._error
         return self._value

@@ -124,8 +124,8 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
         full.append(path)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def kill_what_is_seen(leaves: Sequence[cgroupfs.Leaf]) -> None:
-        together(leaves)
+    def kill_what_is_seen(*arguments: Any) -> None:
+        together(*arguments)
         killed.set()
 
     def while_it_is_killed(*arguments: Any) -> Any:
@@ -227,10 +227,10 @@ def test_a_keeper_that_dies_as_its_tree_is_ended_leaves_nobody(world: World, mon
     """Its children would see that it is gone, and go on without it."""
     together = revocation.end_together
 
-    def after_its_keeper(leaves: Sequence[cgroupfs.Leaf]) -> None:
+    def after_its_keeper(*arguments: Any) -> None:
         os.kill(run.entry.keeper, signal.SIGKILL)
         run.process.wait(60)
-        together(leaves)
+        together(*arguments)
 
     monkeypatch.setattr(revocation, "end_together", after_its_keeper)
     with _family(world, _elder(world, 2), 2) as (run, tree):

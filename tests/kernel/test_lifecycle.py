@@ -369,10 +369,10 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
         steps.append(("marked", until(leaf.frozen), *said))
         mark(path, *said, **more)
 
-    def killed(leaves: Sequence[cgroupfs.Leaf]) -> None:
+    def killed(*arguments: Any) -> None:
         rows = [row["kind"] for row in world.rows() if row["kind"]["type"] == "runs_stopped"]
         steps.append(("killed", [(row["reason"], row["runs"]) for row in rows]))
-        kill(leaves)
+        kill(*arguments)
 
     monkeypatch.setattr(bundle, "mark_stopped", marked)
     monkeypatch.setattr(revocation, "end_together", killed)
@@ -399,9 +399,9 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     names: list[str] = []
     kill = revocation.end_together
 
-    def killed(leaves: Sequence[cgroupfs.Leaf]) -> None:
+    def killed(entries: Sequence[registry.Entry], leaves: Sequence[cgroupfs.Leaf], failed: list[str]) -> None:
         names.extend(leaf.name for leaf in leaves)
-        kill(leaves)
+        kill(entries, leaves, failed)
 
     monkeypatch.setattr(revocation, "end_together", killed)
     with live(world, COUNTS) as one:
