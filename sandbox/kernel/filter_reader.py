@@ -83,30 +83,38 @@ def serve(sock: socket.socket) -> None:
             return
         try:
             threading.Thread(target=_answer, args=(raw, fds, room), daemon=True).start()
-        except RuntimeError:  # how Python says EAGAIN: whoever asked sees its socket's end
-            for fd in fds:
-                os.close(fd)
+        except (RuntimeError, MemoryError):  # the first is how Python says EAGAIN: nothing can be read just now
+            _say(fds, {"digests": None})
             room.release()
 
 
 def _answer(raw: bytes, fds: list[int], room: threading.BoundedSemaphore) -> None:
     try:
         if len(raw) == _QUESTION.size and fds:
-            answer = json.dumps(_read(*_QUESTION.unpack(raw))).encode()
-            # What is full, closed, or cannot be written at all is its owner's matter.
-            with contextlib.suppress(OSError):
-                os.set_blocking(fds[0], False)
-                os.write(fds[0], answer)
+            _say(fds, _read(*_QUESTION.unpack(raw)))
     finally:
-        for fd in fds:
-            os.close(fd)
+        _close(fds)
         room.release()
 
 
+def _say(fds: list[int], answer: dict[str, Any]) -> None:
+    # What is full, closed, or cannot be written at all is its owner's matter.
+    with contextlib.suppress(OSError):
+        for fd in fds:
+            os.set_blocking(fd, False)
+            os.write(fd, json.dumps(answer).encode())
+    _close(fds)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
 def _nobody_is_left(sock: socket.socket) -> bool:
-    # A packet may be empty as well.
+    # A packet may be empty as well. The end is final also where one of them said it for all (shutdown(2)).
     poll = select.poll()
-    poll.register(sock, 0)
+    poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 

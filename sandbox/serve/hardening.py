@@ -17,7 +17,7 @@ from typing import Final
 
 from policy import data, errors
 from policy.compile import bpf, seccomp
-from sandbox.kernel import cgroupfs, libc, netns
+from sandbox.kernel import libc, netns
 from sandbox.kernel.capabilities import CAPABILITIES as NUMBERS
 
 # What is kept, and what it is for. What no run fails without is kept for files of other owners: runsc hands the first
@@ -74,8 +74,6 @@ def apply() -> int:
     Raises:
         errors.KernelError: the kernel does not take a step, or does not say afterwards that it did.
     """
-    # A unit's cgroup is found, or asked of systemd, once, and every keeper is below it.
-    cgroupfs.Hierarchies.read()
     try:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))

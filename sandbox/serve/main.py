@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import hugepages, unix_address
+from sandbox.kernel import cgroupfs, hugepages, unix_address
 from sandbox.serve import hardening, notify, places, reader, warm, watcher
 from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
@@ -55,8 +55,12 @@ def serve(state: Path) -> None:
     if not state.is_absolute():
         raise errors.HomeError(f"`{state}` is not an absolute path")
     with contextlib.ExitStack() as stack:
-        # INVARIANT: first of all: it has no lock, no key and no listening socket of ours, and no filter.
+        # A unit's cgroup is found, or asked of systemd, once, and every process of ours is below it.
+        cgroupfs.Hierarchies.read()
+        # INVARIANT: before anything is opened: it has no lock, no key and no listening socket of ours, and no filter.
         reads = stack.enter_context(reader.forked())
+        if reader.sees_nothing():
+            notify.tell("it was started under a filter: those of gVisor can be counted, and not compared")
         # A home that holds the state decides as well (covenant.cli.common).
         hidden = (str(state.parent),) if state.name == "supervisor" else ()
         supervisor = stack.enter_context(Supervisor(state, never_granted=hidden))

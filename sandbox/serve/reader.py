@@ -10,15 +10,18 @@ import contextlib
 import os
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 
 from sandbox import keeper
 from sandbox.keeper import Keeper
-from sandbox.kernel import filter_reader, libc
+from sandbox.kernel import filter_reader, libc, readback
 from sandbox.kernel.capabilities import CAPABILITIES
 
 # As `ps` shows it.
 NAME = "covenant-reader"
+# Of each of its threads, of which there may be more than a hundred.
+_STACK_BYTES = 512 << 10
 # sys_admin: the kernel shows filters to nobody without; sys_ptrace: of processes of other users.
 _KEPT = frozenset({CAPABILITIES["sys_admin"], CAPABILITIES["sys_ptrace"]})
 
@@ -42,6 +45,13 @@ def forked() -> Iterator[Keeper]:
             child.close()
 
 
+def sees_nothing() -> bool:
+    """Whether this process was itself started under a filter, such as a container's: then none is shown to it, nor to
+    the reader that it forks, and those of runs are counted alone."""
+    one = readback.process(os.getpid())
+    return one is None or one.seccomp != 0
+
+
 def _work(sock: socket.socket) -> None:
     libc.set_name(NAME)
     os.chdir("/")
@@ -49,4 +59,5 @@ def _work(sock: socket.socket) -> None:
     libc.unshare(libc.CLONE_NEWNET)
     libc.keep_capabilities(_KEPT)
     libc.set_no_new_privs()
+    threading.stack_size(_STACK_BYTES)
     filter_reader.serve(sock)

@@ -30,7 +30,7 @@ from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
 from tests.kernel.test_after_a_restart import _killed, at_work
 from tests.kernel.test_serve import live
-from tests.kernel.world import World
+from tests.kernel.world import ROOT, World
 
 ARCH = os.uname().machine
 OWN = runsc.own_filter(ARCH)
@@ -277,6 +277,15 @@ def test_more_than_are_answered_at_once(filtered: int, reads: keeper.Keeper) -> 
     assert found == [DIGESTS] * len(askers)
 
 
+def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: keeper.Keeper) -> None:
+    """And is not looked at again and again, for good."""
+    with asking() as sock:
+        sock.shutdown(socket.SHUT_WR)
+    assert ended(reads)
+    with pytest.raises(OSError, match="does not answer"):
+        filter_reader.digests(filtered)
+
+
 # --- the supervisor --------------------------------------------------------------------------------
 
 
@@ -311,6 +320,29 @@ def test_a_supervisor_that_cannot_read_any_more_says_so_and_ends(world: World) -
         assert "the process that reads filters has ended" in served.log()
         served.start()
         assert served.run(package).error is None
+
+
+@pytest.mark.parametrize("under", [False, True])
+def test_a_supervisor_that_is_started_under_a_filter_says_that_it_compares_none(world: World, *, under: bool) -> None:
+    """As in a container: runs are what they were, and root is told what is missing."""
+    program = OWN.hex()
+    before = [sys.executable, "-c", _FILTERED, str(ROOT), program] if under else []
+    path = world.state / "closures" / attest.FILTERS
+    path.unlink(missing_ok=True)
+    with Served(world, before=before) as served:
+        assert served.run(world.sign(world.copy("hello"))).error is None
+        assert ("it was started under a filter" in served.log()) == under
+        assert path.exists() != under
+
+
+# Goes on as what comes behind it, under a filter.
+_FILTERED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from sandbox.kernel import libc
+libc.set_seccomp_filter(bytes.fromhex(sys.argv[2]))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
