@@ -1,10 +1,11 @@
-"""The dispositions of signals in a process that was just forked."""
+"""The dispositions of signals: in a process that was just forked, and in one whose loop is told of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 # As much as the kernel writes of a process at once, and more.
 _STATUS_BYTES = 8192
@@ -39,3 +40,20 @@ def _changed() -> int:
         return int(ignored, 16) | int(caught, 16)
     except (OSError, ValueError):
         return -1
+
+
+@contextlib.contextmanager
+def on_descriptor(numbers: Collection[signal.Signals]) -> Iterator[int]:
+    """Until the block ends, in the main thread: each of these signals does nothing but to be a byte of its number on
+    the descriptor that is handed out."""
+    wake, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
+    old = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    try:
+        yield wake
+    finally:
+        signal.set_wakeup_fd(old, warn_on_full_buffer=False)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(wake)
+        os.close(written)

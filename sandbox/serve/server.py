@@ -23,7 +23,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,7 @@ from policy import errors
 from sandbox import config as configuration
 from sandbox import keeper, registry, standby_retries
 from sandbox.keeper import Keeper
+from sandbox.kernel import filter_reader, signals
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify, watcher
 from sandbox.serve.ahead import Ahead
@@ -52,6 +53,8 @@ _END_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 5.0
 # So many refused connections are closed together, and none waits longer for that.
 _TOGETHER, _TOGETHER_SECONDS = 64, 0.05
+# What it takes to let go of what was refused: a pipe, and the pidfd of whoever closes it.
+_SPARE = 3
 # So often on end a watcher that ended is replaced; one that lasted for so long begins the count anew.
 _WATCHERS: Final = 5
 _WATCHED_SECONDS: Final = 60.0
@@ -62,6 +65,8 @@ _BUSY: Final = frames.encode(
     errors.BusyError("too many requests of this user", hint="let some end, then ask again").to_json()
 )
 _ENDING: Final = frames.encode(errors.ServiceError("the supervisor is ending", hint="ask again").to_json())
+# What the loop is told of by a signal.
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _SLOW: Final = frames.encode(errors.RequestError("the request is refused: it did not come in time").to_json())
 
 
@@ -100,14 +105,17 @@ class Server:
     _keepers: dict[int, tuple[Keeper, Callable[[int], None]]] = field(default_factory=dict)
     _stopping: bool = False
     _unread: bool = False
+    _told_to_end: bool = False
     _watchers: int = 0
     _watched_since: float = 0.0
+    _unwatched: bool = False
     _recovering: bool = False
     _again: bool = False
     _paused_until: float = 0.0
     _look_at: float = 0.0
     _refused: list[socket.socket] = field(default_factory=list)
     _refused_until: float = 0.0
+    _spare: list[int] = field(default_factory=list)
 
     def serve(self) -> None:
         """Until SIGTERM or SIGINT; SIGHUP reads the configuration again.
@@ -123,10 +131,12 @@ class Server:
             stack.callback(os.close, alive)
             # INVARIANT: nobody else holds this end: keepers see its end of file when this process is gone.
             stack.callback(os.close, ours)
+            stack.callback(self._use_spare)
+            self._keep_spare()
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self.listener.setblocking(False)
             self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
-            wake = stack.enter_context(_signals())
+            wake = stack.enter_context(signals.on_descriptor(_SIGNALS))
             self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
             if self.reader >= 0:
                 self._selector.register(self.reader, selectors.EVENT_READ, self._cannot_read)
@@ -146,7 +156,8 @@ class Server:
                 self._end_keepers()
             for child, _ in self._keepers.values():
                 child.close()
-        if self._unread:
+        # Whoever tells a service to end may tell each of its processes.
+        if self._unread and not self._told_to_end:
             raise errors.KernelError(
                 "the process that reads filters has ended, so that no run can be attested",
                 hint="start the supervisor again: a unit of systemd does so by itself",
@@ -167,6 +178,8 @@ class Server:
         if now >= self._look_at:
             self._look_at = now + _ABANDONED_SECONDS
             self._look_for_abandoned()
+            if self._unwatched:
+                self._watch()
         dues = [self._look_at, *(one.until for one in self._waiting.values())]
         dues += [self._paused_until] if self._paused_until else []
         dues += [self._refused_until] if self._refused else []
@@ -205,10 +218,14 @@ class Server:
         if often or account.open >= most or len(self._waiting) + len(self._keepers) >= MAX_OPEN:
             self._refuse(sock, _BUSY)
             return
-        account.open += 1
         fd = sock.fileno()
+        try:
+            self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._spoke, fd))
+        except OSError:  # the kernel watches no more than it has memory for (epoll_ctl(2))
+            self._refuse(sock, _BUSY)
+            return
+        account.open += 1
         self._waiting[fd] = _Waiting(sock, caller, now + config.request_seconds)
-        self._selector.register(fd, selectors.EVENT_READ, functools.partial(self._spoke, fd))
 
     def _spoke(self, fd: int) -> None:
         """(4): something is there to read, which is not read here."""
@@ -280,6 +297,8 @@ class Server:
             return
         fds = [sock.fileno() for sock in self._refused]
         with contextlib.ExitStack() as stack:
+            stack.callback(self._keep_spare)
+            self._use_spare()
             try:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 stack.callback(os.close, read)
@@ -293,12 +312,28 @@ class Server:
                 sock.close()
         self._refused.clear()
 
+    def _keep_spare(self) -> None:
+        """Descriptors that nothing else takes: what was refused may have all others, which only ``_let_go`` frees."""
+        with contextlib.suppress(OSError):  # some of these are open still, and the next that are free are taken again
+            while len(self._spare) < _SPARE:
+                self._spare.append(os.dup(self._alive))
+
+    def _use_spare(self) -> None:
+        while self._spare:
+            os.close(self._spare.pop())
+
     # --- keepers ----------------------------------------------------------------------------------
 
     def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         child = keeper.fork(work, keep=keep)
+        try:
+            self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
+        except OSError as e:  # as in _admit: nobody would hear of its end
+            child.signal(signal.SIGKILL)
+            child.reap()
+            child.close()
+            raise errors.KernelError(f"epoll_ctl: {e.strerror}") from e
         self._keepers[child.pidfd] = (child, ended)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
 
     def _exited(self, pidfd: int) -> None:
         child, ended = self._keepers.pop(pidfd)
@@ -322,9 +357,11 @@ class Server:
         if not config.journal and listener < 0:
             return
         work = functools.partial(watcher.keep, self.supervisor.path, config, listener, self._alive)
-        self._watched_since = time.monotonic()
-        with contextlib.suppress(errors.KernelError):
+        self._watched_since, self._unwatched = time.monotonic(), False
+        try:
             self._fork(work, (2, self._alive, *((listener,) if listener >= 0 else ())), self._watched)
+        except errors.KernelError:
+            self._unwatched = True  # no process is left, or no descriptor: it is tried again
 
     def _watched(self, status: int) -> None:
         lasted = time.monotonic() - self._watched_since >= _WATCHED_SECONDS
@@ -402,7 +439,7 @@ class Server:
             elif number == signal.SIGCHLD:
                 self._reap_orphans()
             else:
-                self._stopping = True
+                self._stopping = self._told_to_end = True
 
     def _reload(self) -> None:
         try:
@@ -443,22 +480,7 @@ def check_callers(config: configuration.Config) -> None:
 
 
 def _until_end(pipe: int) -> None:
-    """Until nobody has the other end any more."""
+    """Until nobody has the other end any more, which whoever was refused decides: for so long it holds nothing else."""
+    for fd in filter_reader.descriptors():
+        os.close(fd)
     os.read(pipe, 1)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """A descriptor on which each signal is a byte of its number."""
-    wake, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-    before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
-    old = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    try:
-        yield wake
-    finally:
-        signal.set_wakeup_fd(old, warn_on_full_buffer=False)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(wake)
-        os.close(written)

@@ -44,6 +44,10 @@ def main() -> int:
         for number, scene in enumerate(made):
             share = options.points // len(made) + (number < options.points % len(made))
             _one(Campaign(scene, server, tally), share, random.Random(seed + number), rows=not options.no_rows)
+        if any(scene.internet is not None for scene in made):
+            for role in tally.spared():
+                tally.wrong.append(f"no {role} was killed")
+                print(tally.wrong[-1], flush=True)
     print(summary(tally, time.monotonic() - began))
     return int(bool(tally.wrong))
 
@@ -67,6 +71,7 @@ def _one(campaign: Campaign, points: int, chance: random.Random, *, rows: bool) 
         campaign.calibrate()
         print(f"{campaign.scene.name}: a run takes {campaign.steps} steps, a start {campaign.start_steps}", flush=True)
         chosen = [*(campaign.rows() if rows else ()), *(campaign.random(chance) for _ in range(points))]
+        chosen += campaign.roles() if campaign.scene.internet is not None else ()
         for number, point in enumerate(chosen, 1):
             for line in campaign.attempt(point):
                 print(line, flush=True)

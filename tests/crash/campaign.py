@@ -75,6 +75,10 @@ class Tally:
         """One more of a kind."""
         self.tried[name] = self.tried.get(name, 0) + 1
 
+    def spared(self) -> list[str]:
+        """The roles (``ROLES``) of which none was killed."""
+        return [role for role in ROLES if not self.tried.get(f"the {role}")]
+
 
 class Campaign:
     """The points of one scene. ``calibrate`` first: it lets a run pass unharmed and learns how many steps it takes."""
@@ -98,7 +102,7 @@ class Campaign:
         assert start.status == 0, start.detail
         self.steps, self.seconds, self.calm = calm.counts, calm.seconds, calm
         self.start_steps = start.counts[0]
-        self.before = traces.tree(self.scene.seen)
+        self.before, self.held = traces.tree(self.scene.seen), traces.held(self.scene.place)
         assert self.problems(calm, set()) == []
 
     def _calm(self) -> Outcome:
@@ -123,6 +127,11 @@ class Campaign:
             yield from (Point(Target(holder, step)) for step in range(begin + 2, most + 1))
             askers = [slot for slot in range(1, len(self.steps)) if slot != holder and self.steps[slot] < _SHORT]
             yield from (Point(Target(slot, step)) for slot in askers[:2] for step in range(1, self.steps[slot] + 1))
+
+    def roles(self) -> Iterator[Point]:
+        """Each of what a run with a network has below it, killed as soon as it is there and the start is written."""
+        began = next(last for _, kind, slot, _, last in self.calm.rows if kind == "run_started" and slot == 0)
+        yield from (Point(Target(0, began, role)) for role in ROLES)
 
     def random(self, chance: random.Random) -> Point:
         """A point anywhere."""
@@ -210,6 +219,9 @@ class Campaign:
         """What is left, touched or lost; ``ids`` are the runs that there were."""
         wrong = [f"it still runs: {one}" for one in self.server.settle()]
         wrong += traces.left(self.scene.seen, self.before, ids, named=self.scene.place)
+        held = traces.held(self.scene.place) - self.held
+        self.held |= held
+        wrong += sorted(held)
         if self.scene.internet is not None:
             wrong += [one for one in self.scene.internet.leftovers() if one not in self.scene.foreign]
         if self.scene.secrets:
@@ -281,7 +293,7 @@ def _kind(point: Point, outcome: Outcome) -> str:
 
 class Foreign:
     """What stands beside and is not ours: a cgroup of another name and one that looks like a run's, each with a process
-    in it, a run's directory that somebody holds. ``touched`` says what of it is not as it was."""
+    in it. ``touched`` says what of it is not as it was. All else that is not ours: test_recovery_foreign.py."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

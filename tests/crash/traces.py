@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection
+import stat
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from policy.compile.mounts import CREDENTIALS
 from sandbox import bundle
-from sandbox.kernel import cgroupfs
+from sandbox.kernel import cgroupfs, secret_files
 from sandbox.kernel.delegation import BASE
 
 # What may lie in a state after a kill that did not before: evidence, locks, the one place of a half-made file, which
@@ -19,6 +21,9 @@ _ALLOWED = re.compile(
     r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock)|"
     r"spare(/[0-9a-f]{64}\.(bundle|place|policy)\.[0-9a-f]{32}(/.*)?)?)"
 )
+
+# How mountinfo(5) shows a file system that credentials lie in: where runs have it, or by what it is made with.
+_CREDENTIALS = re.compile(rf" {CREDENTIALS} .* - (tmpfs|ramfs) | - tmpfs .*\bnr_inodes={secret_files._INODES}\b")
 
 
 def tree(home: Path) -> set[str]:
@@ -68,6 +73,69 @@ def processes(home: Path) -> list[str]:
             continue
         if mine in command and b"tests.crash" not in command:
             found.append(f"process {entry}: {command!r}")
+    return found
+
+
+def held(home: Path) -> set[str]:
+    """What has no name in the home and lives for as long as somebody has it: network namespaces, by a thread, a
+    descriptor or a mount, and detached and credentials' file systems. Of what is ours alone (``_ours``): others on this
+    machine make and leave such things as well."""
+    found: set[str] = set()
+    for pid in _ours(home):
+        with contextlib.suppress(OSError):  # it is just ending
+            table = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+            found |= _mounted(table) | _opened(pid, {line.split()[0] for line in table})
+            found |= {os.readlink(f"/proc/{pid}/task/{thread}/ns/net") for thread in os.listdir(f"/proc/{pid}/task")}
+    return found
+
+
+def _ours(home: Path) -> Iterator[int]:
+    """This process, what descends from it, and whoever has something of the home, whoever their parent is by now."""
+    children: dict[int, list[int]] = {}
+    waiting, seen = [os.getpid()], set[int]()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+            if _names(pid, os.fsencode(home)):
+                waiting.append(pid)
+    while waiting:
+        if (pid := waiting.pop()) not in seen:
+            seen.add(pid)
+            waiting += children.get(pid, [])
+            yield pid
+
+
+def _names(pid: int, home: bytes) -> bool:
+    """Whether a process has the home in its words, its environment, or open."""
+    if any(home in Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")):
+        return True
+    return any(os.fsencode(link).startswith(home) for _, link in _descriptors(pid))
+
+
+def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            yield number, os.readlink(f"/proc/{pid}/fd/{number}")
+
+
+def _mounted(table: Sequence[str]) -> set[str]:
+    """Of a process's mountinfo(5): network namespaces, by their numbers, and file systems of credentials."""
+    spaces = {line.split()[3] for line in table if " - nsfs " in line and line.split()[3].startswith("net:[")}
+    return spaces | {f"file system {line.split()[2]} of credentials" for line in table if _CREDENTIALS.search(line)}
+
+
+def _opened(pid: int, mounted: Collection[str]) -> set[str]:
+    """Of a process's descriptors: network namespaces, and directories of a mount that its mount namespace has not."""
+    found = set()
+    for number, link in _descriptors(pid):
+        if link.startswith("net:["):
+            found.add(link)
+        with contextlib.suppress(OSError):
+            info = os.stat(f"/proc/{pid}/fd/{number}")
+            said = Path(f"/proc/{pid}/fdinfo/{number}").read_text()
+            if stat.S_ISDIR(info.st_mode) and said.partition("mnt_id:")[2].split()[0] not in mounted:
+                found.add(f"file system {os.major(info.st_dev)}:{os.minor(info.st_dev)} detached")
     return found
 
 

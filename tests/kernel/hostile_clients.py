@@ -6,9 +6,11 @@ PLACE is a directory of that user's with what the descriptors are of. Standard l
 """
 
 import array
+import concurrent.futures
 import fcntl
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -278,6 +280,81 @@ def leased() -> Any:
     return said, seconds, run([opened("package")])
 
 
+def good() -> list[tuple[dict[str, Any], int]]:
+    """A request of each kind, and how many descriptors come with it."""
+    on_behalf = {"pubkey_b58": "1" * 32, "display": "somebody@somewhere"}
+    return [
+        ({"kind": "ps"}, 0),
+        ({"kind": "top"}, 0),
+        ({"kind": "operate", "operation": "kill", "run": "00000000", "tree": True, "grace_ms": 10, "reason": "no"}, 0),
+        ({"kind": "logs", "run": "00000000", "offset": 3}, 0),
+        ({"kind": "wait", "run": "00000000"}, 0),
+        ({"kind": "run", "text": "hi", "timeout_ms": 1000, "priority": "low", "on_behalf_of": on_behalf}, 1),
+        ({"kind": "check_package", "manifest_sha256": "0" * 64}, 1),
+    ]
+
+
+def mutated(chance: random.Random) -> tuple[bytes, int, bool]:
+    """A frame with something wrong in it or about it, with so many descriptors, and whether its end is said."""
+    fields, count = chance.choice(good())
+    frame = bytearray(framed(json.dumps(fields).encode()))
+    how, end = chance.choice(("bits", "cut", "length", "more", "descriptors", "bytes", "field")), chance.random() < 0.9
+    if how == "bits":
+        for _ in range(chance.choice((1, 1, 2, 8, 64))):
+            frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
+    elif how == "cut":
+        del frame[chance.randrange(len(frame)) :]
+    elif how == "length":
+        around = len(frame) - 4 + chance.choice((-2, -1, 1, 2, 1000))
+        frame[:4] = struct.pack(
+            ">I", chance.choice((around, 0, 1, 1 << 22, (1 << 22) + 1, 1 << 31, chance.getrandbits(32)))
+        )
+    elif how == "more":
+        for _ in range(chance.choice((1, 2, 20))):
+            frame += framed(json.dumps(chance.choice(good())[0]).encode())
+    elif how == "descriptors":
+        count = chance.choice([wrong for wrong in (0, 1, 2, 3, 9) if wrong != count])
+    elif how == "bytes":
+        at = chance.randrange(len(frame))
+        frame[at : at + chance.choice((0, 1, 4))] = chance.randbytes(chance.choice((1, 4, 300)))
+    else:
+        name = chance.choice(sorted(fields))
+        fields[name] = chance.choice((None, -1, 2**63, 1.5, "", "x" * 5000, [], {}, [[]] * 50, True, "\ud800", "\0"))
+        frame = bytearray(framed(json.dumps(fields).encode()))
+    return bytes(frame), count, end
+
+
+def patient(data: bytes, count: int, end: bool) -> str:
+    """What is said to this, asked again where it was asked too often, or with too much open."""
+    for _ in range(600):
+        fds = [opened("package") for _ in range(count)]
+        try:
+            said = sent(data, fds, end)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        word: str = said if isinstance(said, str) else said[0]
+        if word != "too_many_requests":
+            return word
+        time.sleep(0.1)
+    return "never"
+
+
+def mutations(count: int) -> Any:
+    """So many mutations, the same each time: by what was said, how often; and what the good requests are told before
+    and afterwards."""
+    chance = random.Random(20_251_122)
+    made = [mutated(chance) for _ in range(count)]
+    controls = [(framed(json.dumps(fields).encode()), fds, False) for fields, fds in good()]
+    before = [patient(*one) for one in controls]
+    told: dict[str, int] = {}
+    # Not all at once: what a user may have open would be all that is seen.
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        for word in pool.map(lambda one: patient(*one), made):
+            told[word] = told.get(word, 0) + 1
+    return before, told, [patient(*one) for one in controls]
+
+
 ACTS: dict[str, Callable[[], Any]] = {
     "frames": frames,
     "descriptors": descriptors,
@@ -288,6 +365,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "again": again,
     "owned": owned,
     "leased": leased,
+    "random": lambda: mutations(300),
 }
 
 if __name__ == "__main__":

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.crash import scenes, vaults
+from sandbox.kernel import secret_files
+from tests.crash import scenes, traces, vaults
 from tests.crash.campaign import Campaign, Foreign, Point, Tally
 from tests.crash.server import Server
 from tests.crash.steps import Target
 from tests.kernel.internet import Internet
+from tests.kernel.live_runs import until
 
 SEED = 20_251_122
-POINTS = {"plain": 10, "family": 8, "networked": 8, "served": 8, "standby": 8, "secrets": 8}
+# Of the networked one, five more: one for each role.
+POINTS = {"plain": 10, "family": 8, "networked": 3, "served": 8, "standby": 8, "secrets": 8}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,12 @@ def test_a_run_that_is_killed_anywhere_leaves_nothing_after_the_next_start(
         if name == "plain":
             for point in _around_each_row(campaign):
                 campaign.attempt(point)
+            with _planted(*PLANTS["a descriptor of a namespace"][0]):
+                assert [one[:5] for one in campaign.problems(campaign.last, set())] == ["net:["]
         if scene.internet is not None:
+            for point in campaign.roles():
+                campaign.attempt(point)
+            assert tally.spared() == []
             _beside_a_strangers_device(campaign, scene.internet)
         assert tally.wrong == []
         assert campaign.verified() == []
@@ -63,6 +76,76 @@ def test_a_vault_that_is_killed_anywhere_has_what_was_acknowledged_and_goes_on(t
         assert tally.wrong == []
         assert campaign.verified() == []
     assert tally.tried == {"the vault's writer": 33}
+
+
+# Each ends with its input. One thing alone holds what is to be found.
+_WAITS = "echo; exec cat"
+_PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
+_SECRETS = "mount -t tmpfs -o size=4m,nr_inodes=300,mode=0700 none"
+PLANTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "a process in a namespace": (("unshare", "--net", "sh", "-ec", _WAITS), "net:["),
+    "a descriptor of a namespace": (
+        ("unshare", "--net", "sh", "-ec", f"exec nsenter -n/proc/$PPID/ns/net sh -c '{_WAITS}' 3</proc/self/ns/net"),
+        "net:[",
+    ),
+    "a mounted namespace": (
+        (*_PRIVATE, 'touch "$0"; unshare --net mount --bind /proc/self/ns/net "$0"; ' + _WAITS, "{place}"), "net:["
+    ),
+    "a mount of credentials": ((*_PRIVATE, f'mkdir "$0"; {_SECRETS} "$0"; {_WAITS}', "{place}"), "of credentials"),
+    "a mount where credentials are": (
+        (*_PRIVATE, f"mount -t tmpfs none /run; cd /run; mkdir $0; mount -t ramfs none $0; {_WAITS}", "credentials"),
+        "of credentials",
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _planted(*command: str) -> Iterator[None]:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_has_no_name_is_looked_for_in_whoever_could_hold_it(name: str, tmp_path: Path) -> None:
+    command, kind = PLANTS[name]
+    before = traces.held(tmp_path)
+    with _planted(*(word.format(place=tmp_path / "place") for word in command)):
+        (found,) = traces.held(tmp_path) - before
+        assert kind in found
+    assert traces.held(tmp_path) == before
+
+
+def test_a_detached_file_system_of_credentials_is_found_and_a_mounted_directory_is_none(tmp_path: Path) -> None:
+    before = traces.held(tmp_path)
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    assert traces.held(tmp_path) == before
+    os.close(directory)
+    with secret_files.SecretFiles(1000):
+        (found,) = traces.held(tmp_path) - before
+        assert re.fullmatch(r"file system [0-9]+:[0-9]+ detached", found)
+    assert traces.held(tmp_path) == before
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_whoever_left_its_parents_is_looked_at_where_it_has_something_of_the_home(tmp_path: Path, ours: bool) -> None:
+    """As a keeper whose supervisor was killed; a stranger's namespace is none of ours."""
+    before = traces.held(tmp_path)
+    with open(tmp_path / "lock", "w") as lock:
+        done = subprocess.run(
+            ["sh", "-c", "unshare --net sleep 60 >/dev/null 2>&1 & echo $!"],
+            pass_fds=(lock.fileno(),) if ours else (),
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    pid = int(done.stdout)
+    try:
+        space = until(lambda: (found := os.readlink(f"/proc/{pid}/ns/net")) not in before and found)
+        assert traces.held(tmp_path) - before == ({space} if ours else set())
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: traces.held(tmp_path) == before)
 
 
 def _around_each_row(campaign: Campaign) -> Iterator[Point]:

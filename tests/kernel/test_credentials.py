@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.kernel.conftest import leftovers
 from tests.kernel.test_serve import eventually
 from tests.kernel.world import HEAD, ROOT, TAIL, World
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 PLANTED = 'planted-secret "with quotes" \\ and ümlauts\n\tand a line'
 GRANTS = '[permissions.credentials]\ngrants = ["db", "missing"]\n'
 ASK = """
@@ -203,15 +205,28 @@ def words(pid: int) -> bytes:
 
 
 def memory(pid: int) -> Iterator[bytes]:
-    """What a process could write to in its memory, region by region."""
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as stream:
+    """What a process has in memory that it could write to, by runs of pages (proc_pid_pagemap(5)). Of shared memory a
+    page that is not there would be made by our reading it, and its owner be ended for what it takes."""
+    with contextlib.ExitStack() as stack:
+        stream, pages = (
+            stack.enter_context(open(f"/proc/{pid}/{name}", "rb", buffering=0)) for name in ("mem", "pagemap")
+        )
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             place, rights, *_ = line.split()
-            begin, end = (int(part, 16) for part in place.split("-"))
+            begin, end = (int(part, 16) // PAGE for part in place.split("-"))
             if rights.startswith("rw"):
-                with contextlib.suppress(OSError):
-                    stream.seek(begin)
-                    yield stream.read(end - begin)
+                flags = memoryview(os.pread(pages.fileno(), 8 * (end - begin), 8 * begin)).cast("Q")
+                for first, count in there(flags):
+                    with contextlib.suppress(OSError):
+                        yield os.pread(stream.fileno(), PAGE * count, PAGE * (begin + first))
+
+
+def there(flags: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The runs of pages that are in memory or swapped out: the first, and how many."""
+    for is_there, run in itertools.groupby(enumerate(flags), key=lambda page: page[1] >> 62 != 0):
+        numbers = [number for number, _ in run]
+        if is_there:
+            yield numbers[0], len(numbers)
 
 
 def lying(base: Path, needles: Sequence[bytes]) -> list[str]:
@@ -278,6 +293,25 @@ except OSError as e:
     path = keyed.package({"main.py": HEAD + TAIL}, name="dev", id="probe", more=GRANTS)
     done = covenant(keyed, "dev", str(path), "hi", "--json")
     assert "given no secret" in json.loads(done.stdout)["message"]
+
+
+def test_a_broker_for_secrets_starts_no_agent(keyed: World) -> None:
+    """It is there by the grant of a secret, and answers nothing of what another grant is for."""
+    families.member(keyed, "leaf", "answer = 1", **families.SMALL)
+    code = """
+token = ask("token")["ok"]["token"]
+answer = [ask("credential", name="db", token=token), child("leaf"), ask("wait", run="0" * 36)]
+"""
+    fields: dict[str, Any] = {**families.BIG, "id": "probe"}
+    before = len(keyed.rows())
+    secret, *refused = families.answered(keyed, families.member(keyed, "lone", code, more=GRANTS, **fields))
+    assert secret["ok"]["value"] == PLANTED
+    assert [said["error"]["code"] for said in refused] == ["unknown_kind"] * 2
+    assert "leaf" not in [row["kind"].get("agent_id") for row in keyed.rows()[before:]]
+    # The control: the same agent with the other grant as well.
+    path = families.member(keyed, "lone", code, more=GRANTS + families.spawn(), **fields)
+    secret, leaf, none = families.answered(keyed, path)
+    assert (secret["ok"]["value"], leaf["ok"]["text"], none["error"]["code"]) == (PLANTED, "1", "unknown_run")
 
 
 def test_a_vault_that_cannot_be_opened_starts_nothing(keyed: World) -> None:

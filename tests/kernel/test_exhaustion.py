@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import host
+from sandbox import control, host
 from sandbox.config import Config
 from tests.crash import scenes, traces
-from tests.crash.campaign import Campaign, Point, Tally
+from tests.crash.campaign import Campaign, Point, Tally, verified
 from tests.crash.steps import FAULTS, Target
-from tests.kernel.world import HEAD, TAIL, World
+from tests.kernel.live_runs import Live, live, until
+from tests.kernel.test_credentials import ASK, vault
+from tests.kernel.world import HEAD, SLOWNESS, TAIL, World, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 20_251_122
@@ -142,3 +144,52 @@ def test_a_clock_that_jumps_back_revives_nothing(world: World, monkeypatch: pyte
     assert world.run(long).error is None
     ended = [row["kind"]["status"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
     assert ended == ["ok"] * 3
+
+
+TTL_SECONDS = 4
+GRANTED = '[permissions.credentials]\ngrants = ["db"]\n'
+# Its token is of before the jump, and what it has by it of after.
+ACROSS = """
+import time
+def say(word):
+    print(word, file=sys.stderr, flush=True)
+token = ask(kind="token")["ok"]["token"]
+say("asked")
+time.sleep(1.5)
+say("given" if "value" in ask(kind="credential", name="db", token=token)["ok"] else "refused")
+time.sleep(300)
+"""
+
+
+def _said(one: Live, word: str) -> bool:
+    return word in control.ask(one.directory, "logs", offset=0)["text"].split()
+
+
+@pytest.mark.parametrize("days", [2, -2])
+def test_a_clock_that_jumps_while_a_run_lives_moves_none_of_its_clocks(
+    world: World, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """Neither its token's end, nor its ttl, nor what is written of how long it took; and it is no drift."""
+    with (world.state / "config.toml").open("a") as stream:
+        stream.write(f'[vault]\nkey = "{world.base}/vault.key"\n')
+    vault(world, "init")
+    vault(world, "put", "probe", "db", secret="a secret")
+    before, began, real = len(world.rows()), time.monotonic(), time.time
+    lifetime = f"[lifetime]\nttl_seconds = {TTL_SECONDS}\n"
+    with live(world, HEAD + ASK + ACROSS, more=GRANTED + lifetime) as one:
+        until(lambda: _said(one, "asked"))
+        assert not _said(one, "given")
+        monkeypatch.setattr(time, "time", lambda: real() + days * 86_400)
+        until(lambda: _said(one, "given"))
+        assert one.report().holds
+        assert "ttl_seconds" in refused(errors.DeadlineError, one.wait().error)
+        lasted = time.monotonic() - began
+        assert one.drift() == []
+        (ended,) = one.rows("run_ended")
+    assert TTL_SECONDS <= lasted < 60 * SLOWNESS
+    assert TTL_SECONDS * 1000 <= ended["wall_ms"] <= lasted * 1000
+    # The control: it did jump, for whoever writes it down; and the log that says so holds.
+    monkeypatch.undo()
+    (at,) = [row["timestamp_ms"] for row in world.rows()[before:] if row["kind"]["type"] == "run_ended"]
+    assert abs(at / 1000 - time.time() - days * 86_400) < 3600
+    assert verified(world.state) == []

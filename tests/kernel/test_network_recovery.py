@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from policy import errors
 from sandbox import attest_runs, registry
 from sandbox import package as packages
+from sandbox.config import Config
+from sandbox.kernel import nft
 from sandbox.supervisor import Request, Supervisor
+from tests.crash import traces
 from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -119,6 +123,43 @@ def test_what_is_left_of_a_network_when_the_answer_was_given(networked: Networke
         net.within("host", after.close)
     assert net.leftovers() == []
     assert leftovers(networked) == []
+
+
+SAYS_NO = 'echo "netlink: Error: cache initialization failed: Cannot allocate memory" >&2; exit 1'
+# By its words and the text of a rule set that it is given. What takes a table away is refused as well in the first two.
+REFUSALS = {
+    "everything": SAYS_NO,
+    "the table of all runs": f'case "$*/$given" in "-f -/table inet covenant_uplink"*) {SAYS_NO};; esac',
+    "the table of the run": f'case "$given" in *"table inet covenant {{"*) {SAYS_NO};; esac',
+    "the walls of the agent": f'case "$*/$given" in "-f -/"*covenant_walls*) {SAYS_NO};; esac',
+    "no answer": 'case "$*" in "-f -") exec sleep 1000;; esac',
+}
+
+
+def test_an_nft_that_refuses_is_an_error_that_says_so_and_leaves_nothing(
+    networked: NetworkedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where the kernel has no memory for one more table."""
+    net, home, script = networked.internet, networked.home, tmp_path / "nft"
+    package = networked.sign(networked.package({"main.py": HEAD + "answer = 1" + TAIL}, network="full", more=GRANTS))
+    assert networked.run(package).error is None
+    held, before = traces.held(home), traces.tree(home)
+    monkeypatch.setattr(nft, "_SECONDS", 1)
+    for what, refusal in REFUSALS.items():
+        given = 'given=; case "$*" in *"-f -") given=$(cat);; esac'
+        script.write_text(f'#!/bin/sh\n{given}\n{refusal}\nprintf "%s\\n" "$given" | {Config().nft} "$@"\n')
+        script.chmod(0o755)
+        internet.configured(networked, net, nft=str(script))
+        with pytest.raises(errors.KernelError, match=r"nft.*(Cannot allocate memory|does not answer)"):
+            networked.run(package)
+        left = [*net.leftovers(), *leftovers(networked), *traces.processes(home), *traces.unknown(home, before)]
+        assert (what, left, traces.held(home)) == (what, [], held)
+    # The control: with the machine's own it runs; and each has its end in the log.
+    internet.configured(networked, net)
+    monkeypatch.undo()
+    assert networked.run(package).error is None
+    ended = [row["kind"]["status"] for row in networked.rows() if row["kind"]["type"] == "run_ended"]
+    assert ended == ["ok", *["failed"] * len(REFUSALS), "ok"]
 
 
 def test_an_uplink_that_was_renamed_meanwhile_forwards_no_more_and_its_namesake_is_left_alone(net: Internet) -> None:

@@ -234,3 +234,17 @@ def test_whoever_listens_is_root_or_is_told_nothing(served: Served) -> None:
         )  # fmt: skip
         assert json.loads(done.stdout)["code"] == "supervisor_untrusted"
         assert process.stdout.readline() == "0\n"
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_three_hundred_requests_with_something_wrong_are_each_answered(served: Served) -> None:
+    """By an error or an end, or as what they still are: a mutation may leave a good request good. The last test here:
+    it takes all that a user may ask in a second, and waits for more."""
+    log = served.log()
+    before, told, after = attacked(served, "random")["random"]
+    # The controls are one of each kind.
+    assert before == after == ["runs", "top", *["no_such_run"] * 3, *["unsigned"] * 2]
+    # No fault of the supervisor's own (`internal`) is among them, and none that only its log tells of.
+    assert set(told) == {"bad_request", "closed", *before}
+    assert (sum(told.values()), served.log()) == (300, log)
+    assert told["bad_request"] > 200

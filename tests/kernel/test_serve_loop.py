@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox import keeper
+from sandbox import keeper, pipes
 from sandbox.config import Config
 from sandbox.serve import frames, server, warm
+from tests.kernel.serving import CALLER, STRANGER, open_place
 
 # Longer than any test may take: whoever waits for it hangs.
 _LINGER_SECONDS = 600
@@ -27,8 +29,8 @@ _OWN_SOCKETS = 2
 
 
 @contextlib.contextmanager
-def serving(place: Path, listener: socket.socket, *, goes_on: bool = False) -> Iterator[int]:
-    supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False)))
+def serving(place: Path, listener: socket.socket, *, goes_on: bool = False, **settings: Any) -> Iterator[int]:
+    supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False, **settings)))
     with pytest.MonkeyPatch.context() as patch:
         # There is no state here that a keeper could look at.
         patch.setattr(warm, "again", lambda supervisor: None)
@@ -41,11 +43,40 @@ def serving(place: Path, listener: socket.socket, *, goes_on: bool = False) -> I
         child.close()
 
 
-def asking(place: Path) -> socket.socket:
+def asking(place: Path, uid: int = 0) -> socket.socket:
+    """A connection, which is this user's where we are root: the kernel notes who connects (SO_PEERCRED, unix(7))."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(30)
-    client.connect(str(place / "s"))
+    if uid:
+        os.seteuid(uid)
+    try:
+        client.connect(str(place / "s"))
+    finally:
+        if uid:
+            os.seteuid(0)
     return client
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[Path, socket.socket]]:
+    """A place that any user may walk into, and the socket there, at which many may wait."""
+    with open_place() as place, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(place / "s"))
+        (place / "s").chmod(0o666)
+        listener.listen(256)
+        yield place, listener
+
+
+def code(client: socket.socket) -> str:
+    """What is answered."""
+    raw = frames.receive(client, max_bytes=frames.ANSWER_BYTES, until=time.monotonic() + 30)
+    assert raw is not None
+    return str(json.loads(raw)["code"])
+
+
+def codes(clients: list[socket.socket]) -> dict[str, int]:
+    """What each is answered, by how often."""
+    return dict(Counter(code(client) for client in clients))
 
 
 def lingering(stack: contextlib.ExitStack) -> socket.socket:
@@ -120,6 +151,65 @@ def test_whoever_waits_at_a_socket_of_another_is_left_to_the_next(
         assert served.recv(1) == b"x"
 
 
+# Those who say nothing are told when it ends.
+_WAITED = "supervisor_silent"
+
+
+@pytest.mark.parametrize("uid", [CALLER, 0])
+def test_a_user_asks_no_more_often_than_they_may_and_root_as_often_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    monkeypatch.setattr(server, "PER_SECOND", 0.0)  # however slow this machine is
+    more = 20
+    with contextlib.ExitStack() as stack:
+        place, listener = stack.enter_context(listening())
+        with serving(place, listener, callers=(CALLER,), caller_requests=1000):
+            clients = [stack.enter_context(asking(place, uid)) for _ in range(int(server.BURST) + more)]
+            # They are accepted in their order: with this one, all of them were.
+            assert code(stack.enter_context(asking(place, STRANGER))) == "not_a_caller"
+            if uid:
+                # What one user asks too often is no matter of another's.
+                clients.append(stack.enter_context(asking(place)))
+                assert code(stack.enter_context(asking(place, STRANGER))) == "not_a_caller"
+        waited = len(clients) if uid == 0 else int(server.BURST) + 1
+        assert codes(clients) == {_WAITED: waited} | ({"too_many_requests": more} if uid else {})
+
+
+def test_whoever_asked_too_often_may_ask_again_after_a_moment() -> None:
+    with contextlib.ExitStack() as stack:
+        place, listener = stack.enter_context(listening())
+        with serving(place, listener, callers=(CALLER,), caller_requests=1000):
+            clients: list[socket.socket] = []
+            begin = time.monotonic()
+            # A machine on which they are slower than they may be comes to no end with this.
+            while not clients or not pipes.readable(clients[-1].fileno(), 0.002):
+                assert time.monotonic() < begin + 30
+                clients.append(stack.enter_context(asking(place, CALLER)))
+            # Refused in the order in which they came; what has begun is over within a second.
+            time.sleep(1)
+            later = [stack.enter_context(asking(place, CALLER)) for _ in range(5)]
+            assert code(stack.enter_context(asking(place, STRANGER))) == "not_a_caller"
+        assert codes(later) == {_WAITED: 5}
+        assert codes(clients)["too_many_requests"] >= 1
+
+
+def test_all_together_have_no_more_open_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 3
+    monkeypatch.setattr(server, "MAX_OPEN", most + 1)  # one is the keeper that waits
+    with contextlib.ExitStack() as stack:
+        place, listener = stack.enter_context(listening())
+        with serving(place, listener, callers=(CALLER,)) as pid:
+            _until(lambda: _sockets(pid) == _OWN_SOCKETS)
+            clients = [stack.enter_context(asking(place, uid)) for uid in (0, CALLER, 0, CALLER, 0)]
+            assert [code(client) for client in clients[most:]] == ["too_many_requests"] * 2
+            # Whoever goes makes room for the next, once what was refused has been let go of as well.
+            clients.pop(0).close()
+            _until(lambda: _sockets(pid) == _OWN_SOCKETS + most - 1 and not _lets_go(pid))
+            clients[most - 1 :] = [stack.enter_context(asking(place, uid)) for uid in (CALLER, 0)]
+            assert code(clients[-1]) == "too_many_requests"
+        assert codes(clients[:most]) == {_WAITED: most}
+
+
 def test_a_watcher_that_lasted_is_replaced_however_many_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     one = server.Server(cast("Any", None), cast("Any", None))
@@ -147,6 +237,11 @@ def _serves(pid: int) -> bool:
     """Whether it listens to its signals: the last thing before its first turn."""
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGCHLD - 1) & 1)
+
+
+def _lets_go(pid: int) -> bool:
+    """Whether it has another child than the keeper that waits."""
+    return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) > 1
 
 
 def _sockets(pid: int) -> int:

@@ -119,6 +119,19 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, damage: str) ->
         config.load(tmp_path)
 
 
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Whoever owns it may write to it, whatever its mode is today."""
+    file = tmp_path / "config.toml"
+    file.write_text('host = "found"\n')
+    file.chmod(0o644)
+    os.chown(file, 12345, 0)
+    with pytest.raises(errors.ConfigError, match="can be written by others"):
+        config.load(tmp_path)
+    # The control: of root, and of a group that may not write.
+    os.chown(file, 0, 12345)
+    assert config.load(tmp_path).host == "found"
+
+
 def test_a_program_of_root_is_trusted_through_its_links() -> None:
     assert config.trusted_binary(Path("/bin/sh")).name in ("dash", "bash", "sh")
 

@@ -1,0 +1,140 @@
+"""The rules that are asked again of a child when its parent asks for it: one child that breaks each, and its control.
+
+Each is signed by whoever signs everything here, so that a rule alone refuses it. Of rule 5 a child cannot break the
+depth: who has no level below it has no broker (test_spawn.py).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import signing
+from policy import decide
+from policy.compile import cgroup
+from sandbox import host, package
+from tests.kernel.conftest import leftovers
+from tests.kernel.families import BIG, SMALL, answered, member, spawn
+from tests.kernel.serving import opened
+from tests.kernel.world import DEFAULTS, HEAD, TAIL, World
+
+PROGRAM = '[permissions.executables]\nallow = ["/usr/bin/cat"]\n'
+MIDDLE: dict[str, Any] = {"memory_mb": 1024, "resources": "pids_max = 256\ncpu_millis = 1000\n"}
+UNLIMITED = "[lifetime]\nunlimited = true\n"
+
+
+@pytest.fixture(scope="module")
+def ruled(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[World]:
+    """One world for all; what a case leaves in it is replaced by the next."""
+    made = World(tmp_path_factory.mktemp("ruled"), warm=warm)
+    yield made
+    assert leftovers(made) == []
+
+
+@dataclass(frozen=True)
+class Case:
+    """A child that breaks a rule by ``faulty``, and is spawned with ``good`` in its place. Where it asks to be
+    ``narrowed``, what it is refused for is nothing that a parent can take from it."""
+
+    faulty: dict[str, Any]
+    good: dict[str, Any] = field(default_factory=dict)
+    narrowed: bool = False
+
+
+CASES = {
+    "rule_3_role": Case({"role": "reader", "more": PROGRAM}, {"role": "reader"}),
+    "rule_4_parent": Case({"memory_mb": 2049}),
+    "rule_5_spawn_budget": Case({"resources": BIG["resources"]}),
+    "rule_6_resources": Case({"memory_mb": 1024}),
+    "rule_7_deny_list": Case(
+        {"more": '[permissions.syscalls]\nallow = ["ptrace"]\n'},
+        {"more": '[permissions.syscalls]\nallow = ["getpid"]\n'},
+        narrowed=True,
+    ),
+    "rule_8_identity": Case({"id": "asks"}),
+    "rule_9_lifetime": Case(
+        {"more": UNLIMITED, "unlimited": "unapproved"}, {"more": UNLIMITED, "unlimited": "approved"}, narrowed=True
+    ),
+}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_each_rule_is_asked_of_a_child(ruled: World, code: str) -> None:
+    case = CASES[code]
+    faulty = case.faulty.get("id", "faulty")
+    how = f"on_excess={'narrow' if case.narrowed else 'reject'!r}"
+    asks = f"answer = [child({faulty!r}, {how}), child('good', {how})]"
+    ruled.configure(overcommit=_room_beside_the_parent(512) if code == "rule_6_resources" else 1.0)
+    # It lies elsewhere than its children, so that a child may have its id and be a package by itself.
+    path = member(ruled, "asks", asks, more=PROGRAM + spawn(), **BIG)
+    path = path.rename(ruled.base / f"asks-{code}")
+    for name, fields in (("faulty", case.faulty), ("good", case.good)):
+        _child(ruled, name, **fields)
+    with opened(ruled.base / "packages") as children:
+        refused, spawned = answered(ruled, path, children=children)
+    assert refused["error"]["code"] == code, refused
+    assert spawned["ok"]["text"] == "1", spawned
+    rejected = [row["kind"] for row in ruled.rows() if row["kind"]["type"] == "manifest_rejected"]
+    assert (rejected[-1]["agent_id"], rejected[-1]["rule"]) == (faulty, int(code.split("_")[1]))
+    denied = [row["kind"] for row in ruled.rows() if row["kind"]["type"] == "denied"]
+    assert (denied[-1]["layer"], denied[-1]["target"], denied[-1]["code"]) == ("spawn", faulty, code)
+
+
+def test_what_a_parent_was_left_bounds_its_child_and_not_what_its_manifest_says(ruled: World) -> None:
+    ruled.configure()
+    _child(ruled, "half", memory_mb=600)
+    path = member(ruled, "less", "answer = child('half')", more=spawn(1), **MIDDLE)
+    top = member(ruled, "leaves", "answer = child('less', only={'memory_mb': 512})", more=spawn(), **BIG)
+    said = json.loads(answered(ruled, top)["ok"]["text"])
+    assert said["error"]["code"] == "rule_4_parent", said
+    # The control: the same agent with all that its manifest says.
+    assert answered(ruled, path)["ok"]["text"] == "1"
+
+
+def test_a_place_must_be_left_with_whoever_is_above_the_parent(ruled: World) -> None:
+    """Who asks has room for it, and the run that started them has none: the first of the two that it may have below."""
+    ruled.configure()
+    _child(ruled, "second")
+    member(ruled, "first", "import time\ntime.sleep(600)", **SMALL)
+    holds = "ask('spawn', agent='first', text='')\nanswer = child('second')"
+    path = member(ruled, "holds", holds, more=spawn(1, 2), **MIDDLE)
+    top = member(ruled, "above", "answer = child('holds')", more=spawn(2, 2), **BIG)
+    said = json.loads(answered(ruled, top)["ok"]["text"])
+    assert said["error"]["code"] == "rule_5_spawn_budget", said
+    assert "`above` has 2 live descendants" in said["error"]["message"]
+    # The control: the same agent with nobody above it.
+    assert answered(ruled, path)["ok"]["text"] == "1"
+
+
+def _child(world: World, name: str, *, role: str = "", unlimited: str = "", **fields: Any) -> None:
+    """A small agent of this name."""
+    fields = {**SMALL, "id": name, "cpu_ms": 250_000, **fields}
+    path = world.package({"main.py": HEAD + "answer = 1" + TAIL}, name=name, **fields)
+    if role:
+        manifest = path / "agent.toml"
+        manifest.write_text(manifest.read_text().replace("[agent]\n", f'[agent]\nrole = "{role}"\n'))
+    if unlimited == "unapproved":
+        _sign_unapproved(world, path)
+    else:
+        world.sign(path, approve_unlimited=unlimited == "approved")
+
+
+def _sign_unapproved(world: World, path: Path) -> None:
+    """As the command refuses to sign: a lifetime without end, and no word that it is meant."""
+    now_ms, read = int(time.time() * 1000), package.read(path)
+    terms = signing.Terms(serial=now_ms, approve_unlimited=True)
+    statement = signing.statement(read, decide.manifest_of(read), terms, now_ms=now_ms)
+    said = statement.model_copy(update={"approve_unlimited": False})
+    signing.write_envelope(path, signing.sign(said, world.key))
+
+
+def _room_beside_the_parent(megabytes: int) -> float:
+    """How much of this machine's memory its runs may be promised, so that beside the parent so much is left."""
+    held = BIG["memory_mb"] + DEFAULTS["disk_mb"] + cgroup.overhead_mb(512)
+    return float(held + megabytes) / host.capacity_mb()
