@@ -1,4 +1,4 @@
-"""The main loop where the kernel watches nothing more (epoll_ctl(2): ENOSPC, ENOMEM): who comes is told, and it goes on."""
+"""The main loop where the kernel watches nothing more (epoll_ctl(2)): who comes is told, and it goes on."""
 
 from __future__ import annotations
 
