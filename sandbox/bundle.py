@@ -138,9 +138,11 @@ class RunDirectory:
 
     def _survived(self) -> bool:
         """Whether a cgroup of it is there still, which could not be seen empty or not be taken away (no descriptor was
-        left for its list, say). Without the directory nobody would ever find it, or who lives in it."""
+        left for its list, say), or a part of its network (``left``). Without the directory nobody would ever find it,
+        or who lives in it."""
         try:
-            return any(place.is_dir() for place in cgroups_of(self.path).values())
+            left = (network_of(self.path) or {}).get("left", False)
+            return left or any(place.is_dir() for place in cgroups_of(self.path).values())
         except OSError:
             return True
 

@@ -14,6 +14,7 @@ All of it lasts as long as the block, and the agent must have ended before.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,8 +76,9 @@ def opened(
     patience: Patience = PATIENCE,
 ) -> Iterator[Gateway]:
     """The gateway of one run: (1), and the rest by ``Gateway.make``, before which no agent may run. ``note`` is told
-    what lies outside of our own descriptors before any of it is made; ``join_files`` are those of the cgroup that its
-    gates join (``gate_leaf``), and ``patience`` is for their start.
+    what lies outside of our own descriptors before any of it is made, and when a part of it could not be taken away
+    (``left``); ``join_files`` are those of the cgroup that its gates join (``gate_leaf``), and ``patience`` is for
+    their start.
 
     Raises:
         errors.NotEnforceableError: the operator has named no interface.
@@ -98,7 +100,8 @@ def opened(
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
         note(about)
         # What it makes at once is no way out of these namespaces yet.
-        plug = stack.enter_context(uplink.connecting(made, run_id, device=config.uplink, binary=binary))
+        stays = functools.partial(_left, note, about)
+        plug = stack.enter_context(uplink.connecting(made, run_id, device=config.uplink, binary=binary, stays=stays))
 
         def make(gateway: Gateway) -> None:
             rules = artefacts.files["firewall.nft"] + walls.GATEWAY
@@ -117,6 +120,11 @@ def opened(
                 gateway.watches.update(gate.watches)
 
         yield Gateway(made, make)
+
+
+def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the end of the next run that has a network takes it away
+        note({**about, "left": True})
 
 
 def _kinds(artefacts: Artefacts) -> list[gate_begun.Kind]:

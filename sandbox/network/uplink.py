@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -135,20 +137,22 @@ def reserved() -> str:
 
 @contextlib.contextmanager
 def connecting(
-    run: netns.Spaces, run_id: str, *, device: str, binary: Path
+    run: netns.Spaces, run_id: str, *, device: str, binary: Path, stays: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[[], addresses.Uplink]]:
     """What is called connects the run's gateway to the world by ``device``, for as long as the block lasts; the last
-    run takes all of it away. What all runs share is made meanwhile, in a thread.
+    run takes all of it away. What all runs share is made meanwhile, in a thread. ``stays`` is told when a part cannot
+    be taken away: somebody has to (``recover``).
 
     Raises:
         errors.NotEnforceableError: what is called: there is no such interface, or no place is left.
         errors.KernelError: it, and the block at its end: the kernel refuses a part of it; nothing is left.
     """
     name, wanted = addresses.host_device(run_id), threading.Event()
+    ended = functools.partial(_end_or_say, stays, name, binary)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as turn:
 
         def ahead() -> Before | None:
-            before = _shared(turn, undo, name, device, binary)
+            before = _shared(turn, undo, ended, device, binary)
             # INVARIANT: until there is a device of the run's, or another whose run ends may take the table for the
             # last's. Where that takes too long for all the others, it is made again.
             if wanted.wait(_KEEP_SECONDS):
@@ -160,7 +164,7 @@ def connecting(
 
         def connect() -> addresses.Uplink:
             wanted.set()
-            before = shared() or _shared(turn, undo, name, device, binary)
+            before = shared() or _shared(turn, undo, ended, device, binary)
             place = _plug(run, run_id, name, before)
             undo.callback(_unplug, name, place)
             turn.close()
@@ -175,8 +179,14 @@ def connecting(
                 shared()
 
 
-def _shared(turn: contextlib.ExitStack, undo: contextlib.ExitStack, name: str, device: str, binary: Path) -> Before:
-    """The table of all runs, and an interface that forwards."""
+def _shared(
+    turn: contextlib.ExitStack,
+    undo: contextlib.ExitStack,
+    ended: Callable[[Before], None],
+    device: str,
+    binary: Path,
+) -> Before:
+    """The table of all runs, and an interface that forwards; ``ended`` takes them away."""
     turn.enter_context(_lock())
     held = held_table(binary)
     if held is not None and held.device != device:
@@ -186,7 +196,7 @@ def _shared(turn: contextlib.ExitStack, undo: contextlib.ExitStack, name: str, d
             grant="resources.network",
         )
     before = held or look(device)
-    undo.callback(_end, name, binary, before)
+    undo.callback(ended, before)
     if held is None:
         # A constant but for the interface's name, in one transaction that the kernel takes whole or refuses.
         nft.apply(binary, text(before), checked=False)
@@ -304,6 +314,18 @@ def _end(name: str, binary: Path, before: Before | None = None) -> None:
             _forward(held, on=False)
             # Made where somebody has taken it away already, so that there is something to delete.
             nft.apply(binary, f"table inet {TABLE}\ndelete table inet {TABLE}\n".encode(), checked=False)
+
+
+def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Before) -> None:
+    """``_end``, where what it cannot take away is somebody's to take: an error that came before it stays the first."""
+    first = sys.exc_info()[1]
+    try:
+        _end(name, binary, before)
+    except (errors.KernelError, OSError) as e:
+        stays()
+        if first is None:
+            raise
+        first.add_note(f"and what runs share on the uplink could not be taken away: {e}")
 
 
 def _forward(before: Before, *, on: bool) -> None:

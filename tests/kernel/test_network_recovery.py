@@ -126,7 +126,7 @@ def test_what_is_left_of_a_network_when_the_answer_was_given(networked: Networke
 
 
 SAYS_NO = 'echo "netlink: Error: cache initialization failed: Cannot allocate memory" >&2; exit 1'
-# By its words and the text of a rule set that it is given. What takes a table away is refused as well in the first two.
+# By its words and the text of a rule set that it is given.
 REFUSALS = {
     "everything": SAYS_NO,
     "the table of all runs": f'case "$*/$given" in "-f -/table inet covenant_uplink"*) {SAYS_NO};; esac',
@@ -134,6 +134,49 @@ REFUSALS = {
     "the walls of the agent": f'case "$*/$given" in "-f -/"*covenant_walls*) {SAYS_NO};; esac',
     "no answer": 'case "$*" in "-f -") exec sleep 1000;; esac',
 }
+
+
+# Those that refuse as well to take away what all runs share.
+NOT_UNDONE = ("everything", "the table of all runs", "no answer")
+
+
+def _nft(script: Path, refusal: str) -> str:
+    """The machine's own nft, but for what is refused."""
+    given = 'given=; case "$*" in *"-f -") given=$(cat);; esac'
+    script.write_text(f'#!/bin/sh\n{given}\n{refusal}\nprintf "%s\\n" "$given" | {Config().nft} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def _start(networked: NetworkedWorld) -> None:
+    """What a start does by itself, with the machine's own nft."""
+    internet.configured(networked, networked.internet)
+    networked.internet.within("host", lambda: Supervisor(networked.state).__enter__().__exit__())
+
+
+@pytest.mark.parametrize("when", ["at its end", "as it starts"])
+def test_a_table_that_could_not_be_taken_away_is_the_next_start_s(
+    networked: NetworkedWorld, tmp_path: Path, when: str
+) -> None:
+    """It drops what it does not know on the uplink, and only the run's directory says that it is there."""
+    net, runs = networked.internet, networked.state / "runs"
+    package = networked.sign(networked.package({"main.py": HEAD + "answer = 1" + TAIL}, network="full", more=GRANTS))
+    # To end with it is to take it away alone.
+    refusal = f'case "$given" in *"delete table inet covenant_uplink") {SAYS_NO};; esac'
+    if when == "as it starts":
+        refusal += f"\n{REFUSALS['the table of the run'].replace('Cannot allocate memory', 'No such file')}"
+    internet.configured(networked, net, nft=_nft(tmp_path / "nft", refusal))
+    # The first error stays the first.
+    with pytest.raises(errors.KernelError, match="Cannot allocate" if when == "at its end" else "No such file"):
+        networked.run(package)
+    (left,) = [path for path in runs.iterdir() if path.is_dir()]
+    assert json.loads((left / "network.json").read_bytes())["left"] is True
+    assert registry.live(runs) == []
+    assert "table inet covenant_uplink" in net.leftovers()
+    _start(networked)
+    assert net.leftovers() == []
+    assert leftovers(networked) == []
+    assert networked.run(package).error is None
 
 
 def test_an_nft_that_refuses_is_an_error_that_says_so_and_leaves_nothing(
@@ -146,12 +189,11 @@ def test_an_nft_that_refuses_is_an_error_that_says_so_and_leaves_nothing(
     held, before = traces.held(home), traces.tree(home)
     monkeypatch.setattr(nft, "_SECONDS", 1)
     for what, refusal in REFUSALS.items():
-        given = 'given=; case "$*" in *"-f -") given=$(cat);; esac'
-        script.write_text(f'#!/bin/sh\n{given}\n{refusal}\nprintf "%s\\n" "$given" | {Config().nft} "$@"\n')
-        script.chmod(0o755)
-        internet.configured(networked, net, nft=str(script))
+        internet.configured(networked, net, nft=_nft(script, refusal))
         with pytest.raises(errors.KernelError, match=r"nft.*(Cannot allocate memory|does not answer)"):
             networked.run(package)
+        if what in NOT_UNDONE:
+            _start(networked)
         left = [*net.leftovers(), *leftovers(networked), *traces.processes(home), *traces.unknown(home, before)]
         assert (what, left, traces.held(home)) == (what, [], held)
     # The control: with the machine's own it runs; and each has its end in the log.

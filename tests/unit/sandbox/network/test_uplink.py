@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from policy import errors
 from sandbox import durable
 from sandbox.network import addresses, uplink
 
@@ -116,3 +117,26 @@ def test_one_that_never_comes_so_far_leaves_the_lock(made: Made) -> None:
         raise RuntimeError
     assert made.is_free()
     assert made.steps == ["table", "end"]
+
+
+def test_what_cannot_be_taken_away_is_told_and_replaces_no_error(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(name: str, binary: Path, before: object) -> None:
+        raise errors.KernelError("nft: Cannot allocate memory")
+
+    monkeypatch.setattr(uplink, "_end", refuses)
+    told: list[str] = []
+    spaces: Any = None
+    with (
+        pytest.raises(errors.KernelError, match="Cannot allocate"),
+        uplink.connecting(spaces, "run", device="eth0", binary=Path("nft"), stays=lambda: told.append("1")) as connect,
+    ):
+        connect()
+
+    def fails() -> None:
+        with uplink.connecting(spaces, "run", device="eth0", binary=Path("nft"), stays=lambda: told.append("2")):
+            raise RuntimeError("the first")
+
+    with pytest.raises(RuntimeError, match="the first") as first:
+        fails()
+    assert told == ["1", "2"]
+    assert any("could not be taken away" in note for note in first.value.__notes__)
