@@ -173,8 +173,8 @@ covenant wait RUN                    # until it has ended: its own outcome and e
 
 With `--tree` the whole subtree is stopped first, so that nothing of it starts another run while the rest is asked.
 `covenant kill --tree` asks no run: it stops all of them, marks each, names all of them in one row (`runs_stopped`) and
-kills them at once. Where whoever asked was killed over it, a run that is marked ends by itself with everything below
-it: that stands, is not resumed, and ends after ten seconds.
+kills them at once, their networks cut with them. Where whoever asked was killed over it, a run that is marked ends by
+itself with everything below it: that stands, is not resumed, and ends after ten seconds.
 
 What somebody else has stopped, such as a kill or a revocation that was killed before it had asked or marked anything,
 stands in the state Running; `covenant resume` finds that, writes both rows and lets it go on, and `covenant kill` ends

@@ -23,6 +23,7 @@ from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import SLEEPS, live, until
+from tests.kernel.serving import open_place
 from tests.kernel.world import HEAD, TAIL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,18 +211,25 @@ def net() -> Iterator[Internet]:
         yield made
 
 
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """With a short name: that of a socket in it must fit into an address (unix(7))."""
+    with open_place() as made:
+        yield made
+
+
 def test_a_recovery_takes_its_own_orphans_and_touches_nothing_that_looks_like_them(
-    tmp_path: Path, warm: Path, net: Internet
+    base: Path, warm: Path, net: Internet
 ) -> None:
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    world, second = (internet.configured(NetworkedWorld(tmp_path / n, warm=warm), net) for n in ("one", "two"))
+        (base / name).mkdir()
+    world, second = (internet.configured(NetworkedWorld(base / n, warm=warm), net) for n in ("one", "two"))
     # What it takes to know how the way is, and the folder of the runs.
     assert world.run_code(HEAD + "answer = 1" + TAIL, network="full", more=GRANTS).error is None
     runs, sock = world.state / "runs", places.socket_of(str(second.state))
     with (
         live(second, network="full", more=GRANTS) as other,
-        stranger(net, runs, tmp_path / "stranger", Path(sock)) as beside,
+        stranger(net, runs, base / "stranger", Path(sock)) as beside,
         _killed_over_a_run(world) as orphan,
     ):
         assert len(_of_a_run(net, orphan)) >= 3
