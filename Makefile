@@ -1,11 +1,15 @@
 # Aliases; the scripts are the real thing and need no make.
-.PHONY: contain crash demo test lint load undo mutants fuzz coverage golden vm
+.PHONY: contain crash demo longer test lint load undo mutants fuzz coverage golden vm
 
 demo:
 	./scripts/demo
 
 test:
 	./scripts/test
+
+# What is left out of `make test` for its length: the hostile probes of the network, and what attackers have tried.
+longer:
+	./scripts/test longer
 
 # A real machine in software emulation, pure cgroup v2 under systemd: docs/virtual-machine.md.
 vm:
