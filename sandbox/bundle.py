@@ -20,7 +20,7 @@ from typing import Any
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from sandbox import durable, spare_place
-from sandbox.kernel import files
+from sandbox.kernel import files, libc
 from sandbox.spare import Spares
 
 POLICY, BUNDLE = "policy", "bundle"
@@ -239,12 +239,18 @@ def expect_relabel(path: Path) -> None:
 
 def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
     """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
-    raises when it may not be beside the others under the new one: it keeps that one then."""
+    raises when it may not be beside the others under the new one: it keeps that one then.
+
+    The two change places, where the file system can: to free the old one takes 0.3 ms, and happens with the directory.
+    """
     new = f"{path}/.{_LABEL}"
     files.put(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
     with gate(path.parent):
         claim()
-        os.rename(new, f"{path}/{_LABEL}")
+        try:
+            libc.exchange(new, f"{path}/{_LABEL}")
+        except OSError:  # EINVAL of a file system that cannot: whatever else it is, this says it
+            os.rename(new, f"{path}/{_LABEL}")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import stat
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +27,8 @@ from typing import Any, NoReturn, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from policy import errors, events, ledger
-from sandbox import durable
+from policy import errors, events, ledger, pending
+from sandbox import durable, ledger_files, ledger_pending
 from sandbox.kernel import libc
 
 EVENTS, CHAIN = "events.jsonl", "events.chain.jsonl"
@@ -55,13 +54,6 @@ class Record:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    raw: bytes
-    event_id: str
-    now_ms: int
-
-
 class Ledger:
     """An open log. Make it with ``Ledger.open``; close it, or use it as a context manager.
 
@@ -77,14 +69,16 @@ class Ledger:
         self._head = ledger.Head()
         self._raw = b""
         self._slot = 0  # where the newest head stands
+        self._unsynced = False  # whether the newest write may stand in `pending` alone
         with contextlib.ExitStack() as stack:
-            self._dir = _open_directory(directory, stack)
-            self._head_dir = _open_directory(head.parent, stack)
+            self._dir = ledger_files.open_directory(directory, stack)
+            self._head_dir = ledger_files.open_directory(head.parent, stack)
             # Which files the open ones are, by name and folder.
             self._identities: dict[tuple[str, int], tuple[int, int]] = {}
             self._events = self._open_file(EVENTS, self._dir, stack, os.O_APPEND)
             self._chain = self._open_file(CHAIN, self._dir, stack, os.O_APPEND)
             self._head_fd = -1
+            self._pending = self._open_file(ledger_pending.NAME, self._head_dir, stack, 0)
             with self._turn():
                 self._key = self._load_key(key)
                 self._signer = ledger.key_id(self._key.public_key())
@@ -118,9 +112,11 @@ class Ledger:
         """
         return self.append_all([Record(kind, fields, now_ms)], issuer=issuer)[0]
 
-    def append_all(self, records: Sequence[Record], *, issuer: Mapping[str, str]) -> list[str]:
+    def append_all(self, records: Sequence[Record], *, issuer: Mapping[str, str], one_sync: bool = False) -> list[str]:
         """As ``append`` for several records in one write: when this returns all of them are durable, and when it raises
         some of the first may be in the log, never the last.
+
+        ``one_sync``: somebody waits for it, and the disk is asked once (ledger_pending). Whoever writes next pays.
 
         Raises:
             errors.EventError: the fields of one are not those of its kind, or they are too many for one write; nothing
@@ -128,19 +124,19 @@ class Ledger:
             errors.LedgerError: as ``append``.
         """
         first = str(uuid.uuid4())
-        lines = []
+        rows = []
         for position, record in enumerate(records):
             event_id = ledger.following_id(first, position) if position else first
             line = events.event_line(record.kind, record.fields, event_id=event_id, issuer=issuer, now_ms=record.now_ms)
-            lines.append(_Line(line, event_id, record.now_ms))
-        if not 0 < len(lines) <= MOST_RECORDS or sum(len(one.raw) + 1 for one in lines) > _MAX_TAIL_BYTES:
-            raise errors.EventError(f"{len(lines)} audit events are no number, or too large, for one write")
+            rows.append(ledger.Row(line, event_id, record.now_ms))
+        if not 0 < len(rows) <= MOST_RECORDS or sum(len(one.line) + 1 for one in rows) > _MAX_TAIL_BYTES:
+            raise errors.EventError(f"{len(rows)} audit events are no number, or too large, for one write")
         with self._threads:
             if self._failure is not None:
                 raise errors.LedgerError(f"the log takes no more records after: {self._failure}", where=str(self._path))
             try:
                 with self._turn():
-                    self._write(lines)
+                    self._write(rows, one_sync=one_sync)
             except errors.LedgerError as e:
                 self._failure = e.message
                 raise
@@ -149,7 +145,7 @@ class Ledger:
                 raise errors.LedgerError(
                     f"the audit record could not be written: {e.strerror}", where=str(self._path)
                 ) from e
-        return [one.event_id for one in lines]
+        return [one.event_id for one in rows]
 
     @property
     def public_key(self) -> Ed25519PublicKey:
@@ -216,6 +212,20 @@ class Ledger:
             self._reload()
             return self.mark
 
+    def catch_up(self) -> None:
+        """Read what other processes have written, and sync what they did not, so that the next write need not; that
+        one says what is wrong.
+
+        Raises:
+            errors.LedgerError, OSError: the log does not hold together, or cannot be read.
+        """
+        with self._threads:
+            if self._failure is None:
+                with self._turn():
+                    self._catch_up()
+                    self._sync()
+                    ledger_pending.fill(self._pending)
+
     def _whole_lines(self, fd: int, start: int, end: int) -> Iterator[bytes]:
         rest = b""
         while start < end:
@@ -242,50 +252,88 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _write(self, lines: Sequence[_Line]) -> None:
+    def _write(self, rows: Sequence[ledger.Row], *, one_sync: bool) -> None:
+        self._catch_up()
+        entries, before, head = ledger.extend(self._head, rows)
+        lines = b"".join(row.line + b"\n" for row in rows)
+        if one_sync and ledger_pending.fits(self._pending, rows):
+            self._write_pending(rows, lines, entries, before, head)
+        else:
+            # INVARIANT: both files are durable before the head is written: it never names what a crash could take away.
+            # Both are written before either is synced, so that what the second sync needs mostly lies on the disk with
+            # the first. Of each a power cut may leave any part until then, and none of it was acknowledged
+            # (``_set_aside``).
+            for fd, content in ((self._events, lines), (self._chain, entries)):
+                ledger_files.write_all(fd, content)
+                libc.start_writing(fd)
+            slots = self._slots(before, head, len(rows))  # while the disk takes that
+            self._sync(files=True)
+            self._show(slots, os.RWF_DSYNC)
+        self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+
+    def _write_pending(
+        self, rows: Sequence[ledger.Row], lines: bytes, entries: bytes, before: ledger.Head, head: ledger.Head
+    ) -> None:
+        """The write that is durable in ``pending``, whose rows the files have as well, and its head, and the disk has
+        of those what it likes."""
+        # INVARIANT: what stood there is synced in the files first.
+        self._sync()
+        ledger_files.write_all(self._events, lines)
+        ledger_files.write_all(self._chain, entries)
+        base = self._raw[self._slot : self._slot + ledger.SLOT_BYTES].rstrip()
+        (slot,) = self._slots(before, head, 1)
+        ledger_pending.write(self._pending, base, slot.rstrip(), rows)
+        self._unsynced = True
+        try:
+            self._show([slot, *self._slots(before, head, len(rows))[1:]], 0)
+        except OSError:
+            ledger_pending.drop(self._pending)  # what is raised for was not acknowledged
+            raise
+
+    def _sync(self, *, files: bool = False) -> None:
+        """Have the disk hold the files: where it may not, and where they are ``files`` that were just written."""
+        if files or self._unsynced:
+            os.fdatasync(self._events)
+            os.fdatasync(self._chain)
+        if self._unsynced:
+            # INVARIANT: before another head is written. While it may be torn `pending` has what it says.
+            os.fdatasync(self._head_fd)
+            self._unsynced = False
+
+    def _slots(self, before: ledger.Head, head: ledger.Head, count: int) -> list[bytes]:
+        """What is put into the slots of a write of so many rows, the newest first: the head of one row before is in the
+        other slot already where there is one."""
+        return [self._signed(one) for one in (head, before)[: min(count, 2)]]
+
+    def _catch_up(self) -> None:
         sizes = self._check_names()
         raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
         if raw != self._raw or sizes != (self._head.events_bytes, self._head.chain_bytes):
             self._reload()
-        anchors, heads = [], [self._head]
-        for one in lines:
-            anchor, head = heads[-1].advance(one.raw, event_id=one.event_id, timestamp_ms=one.now_ms)
-            anchors.append(anchor)
-            heads.append(head)
-        # INVARIANT: both files are durable before the head is written: it never names what a crash could take away.
-        # Both are written before either is synced, so that what the second sync needs mostly lies on the disk with the
-        # first. Of each a power cut may leave any part until then, and none of it was acknowledged (``_set_aside``).
-        for fd, written in ((self._events, [one.raw for one in lines]), (self._chain, anchors)):
-            _write_all(fd, b"".join(line + b"\n" for line in written))
-            libc.start_writing(fd)
-        slots = [self._signed(head) for head in reversed(heads[1:][-2:])]  # while the disk takes that
-        os.fdatasync(self._events)
-        os.fdatasync(self._chain)
-        self._acknowledge(slots)
-        self._head, self._raw = heads[-1], os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
 
-    def _acknowledge(self, slots: Sequence[bytes]) -> None:
+    def _show(self, slots: Sequence[bytes], sync: int) -> None:
         """Put the newest head in one slot, and the one before it in the other when that is not there already.
 
         Two slots cost half of a write, rename and directory fsync (0.5 against 1.0 ms in all), and a torn slot leaves
         the one before.
         """
-        # INVARIANT: the slot of the newest acknowledged head is written only when a newer one is durable in the other.
-        # That is written and durable in one call, which no kill comes between: there is no head that the next writer
-        # reads and goes on from while the disk does not have it (pwritev2(2), RWF_DSYNC).
+        # INVARIANT: the slot of the newest acknowledged head is written only when a newer one is durable, in the other
+        # or in `pending`. That is written and durable in one call, which no kill comes between: there is no head that
+        # the next writer reads and goes on from while the disk does not have it (pwritev2(2), RWF_DSYNC).
         free = ledger.SLOT_BYTES - self._slot
-        for slot, offset, flags in zip(slots, (free, self._slot), (os.RWF_DSYNC, 0), strict=False):
-            try:
-                written = os.pwritev(self._head_fd, [slot], offset, flags)
-            except OSError:
-                # What the disk refused is still read from memory: the next writer would go on from it, and overwrite
-                # the one slot that the disk has.
-                if offset == free:
-                    with contextlib.suppress(OSError):
-                        os.pwritev(self._head_fd, [self._raw[free : free + ledger.SLOT_BYTES]], free, os.RWF_DSYNC)
-                raise
-            if written != len(slot):
-                raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
+        try:
+            written = os.pwritev(self._head_fd, [slots[0]], free, sync)
+        except OSError:
+            # What the disk refused is still read from memory: the next writer would go on from it, and overwrite the
+            # one slot that the disk has.
+            with contextlib.suppress(OSError):
+                os.pwritev(self._head_fd, [self._raw[free : free + ledger.SLOT_BYTES]], free, os.RWF_DSYNC)
+            raise
+        if written != len(slots[0]):
+            raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
+        for slot in slots[1:]:
+            with contextlib.suppress(OSError):  # what was to be acknowledged is; `covenant audit verify` tells of this
+                os.pwritev(self._head_fd, [slot], self._slot, 0)
         self._slot = free
 
     def _signed(self, head: ledger.Head) -> bytes:
@@ -327,7 +375,7 @@ class Ledger:
     # --- opening and recovery ---------------------------------------------------------------------------
 
     def _load_key(self, given: Ed25519PrivateKey | None) -> Ed25519PrivateKey:
-        raw = None if given else _read_private(KEY, self._head_dir)
+        raw = None if given else ledger_files.read_private(KEY, self._head_dir)
         if given is None and raw is None:
             if self._exists(self._head_path.name):
                 self._broken("the log's key is missing and its head is there")
@@ -340,7 +388,7 @@ class Ledger:
     def _show_key(self) -> None:
         # INVARIANT: written after the first head, so that where it lies and no head does, the head was taken away.
         public = ledger.public_key_file(self._key.public_key())
-        known = _read_private(PUBLIC_KEY, self._head_dir)
+        known = ledger_files.read_private(PUBLIC_KEY, self._head_dir)
         if known is None:
             durable.replace(self._head_dir, PUBLIC_KEY, public)
         elif known != public:
@@ -350,7 +398,7 @@ class Ledger:
         name = self._head_path.name
         if not self._exists(name):
             # Every log has a head before its first record, so one that lacks it and is not empty lost it.
-            if _size(self._events) or _size(self._chain):
+            if ledger_files.size(self._events) or ledger_files.size(self._chain):
                 self._broken("the log holds records and its head is missing")
             if self._exists(PUBLIC_KEY):
                 self._broken("the log's public key is there and its head is missing")
@@ -363,17 +411,20 @@ class Ledger:
         """Read the head, compare it with the last record of both files, set aside what is beyond it."""
         self._raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
         newest = ledger.newest_head(self._raw, self._key.public_key())
+        found = ledger_pending.read(self._pending, self._key.public_key(), None if newest is None else newest[0])
+        if found is not None:
+            newest = self._take_over(found, newest)
         if newest is None:
             self._broken("no head record verifies under the log's key")
         head, slot = newest
         if head.count < self._head.count:
             self._broken(f"the head went back from {self._head.count} to {head.count} records")
         for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
-            if _size(fd) < size:
+            if ledger_files.size(fd) < size:
                 self._broken(f"`{name}` is shorter than its signed head says")
         if head.count:
-            anchor = ledger.Anchor.parse(_last_line(self._chain, head.chain_bytes))
-            event = ledger.event_hash(_last_line(self._events, head.events_bytes))
+            anchor = ledger.Anchor.parse(ledger_files.last_line(self._chain, head.chain_bytes))
+            event = ledger.event_hash(ledger_files.last_line(self._events, head.events_bytes))
             if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != (
                 head.chain_hash_hex,
                 event,
@@ -384,8 +435,32 @@ class Ledger:
             self._set_aside(fd, name, size, head.count)
         self._head, self._slot = head, slot
 
+    def _take_over(self, found: pending.Replay, newest: tuple[ledger.Head, int] | None) -> tuple[ledger.Head, int]:
+        """The write in `pending` is the newest: have the files and the head as it left them, where a power cut took
+        some of that away, or a kill came before its head."""
+        for fd, name, lines, base in (
+            (self._events, EVENTS, found.events, found.base.events_bytes),
+            (self._chain, CHAIN, found.chain, found.base.chain_bytes),
+        ):
+            wrong = ledger_pending.complete(fd, lines, base, _MAX_TAIL_BYTES)
+            if wrong:
+                self._broken(f"`{name}` {wrong}")
+            if wrong is not None:
+                self.recovered.append(f"`{name}` got acknowledged rows from `{ledger_pending.NAME}` that it lacked")
+        self._unsynced = True
+        if newest is not None and newest[0].count == found.head.count:
+            if newest[0] != found.head:
+                self._broken(f"its head and `{ledger_pending.NAME}` do not say the same")
+            if ledger.head_is_whole(self._raw, self._key.public_key()):
+                return newest
+        self._slot = 0 if newest is None else newest[1]
+        self._show([ledger.slot(found.signed), *self._slots(found.base, found.before, 1)], 0)
+        self._sync()
+        self._raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        return found.head, self._slot
+
     def _set_aside(self, fd: int, name: str, size: int, count: int) -> None:
-        extra = _size(fd) - size
+        extra = ledger_files.size(fd) - size
         if not extra:
             return
         tail = os.pread(fd, min(extra, _MAX_TAIL_BYTES), size)
@@ -404,7 +479,7 @@ class Ledger:
         fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)
         stack.callback(os.close, fd)
         info = durable.opened(fd)
-        _check_private(info, name)
+        ledger_files.check_private(info, name)
         self._identities[name, folder] = info.st_dev, info.st_ino
         return fd
 
@@ -417,63 +492,3 @@ class Ledger:
 
     def _broken(self, message: str) -> NoReturn:
         raise errors.LedgerError(message, hint=_HINT, where=str(self._path))
-
-
-def _open_directory(path: Path, stack: contextlib.ExitStack) -> int:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-        durable.sync_directory(path.parent)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    info = os.fstat(fd)
-    if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        raise errors.LedgerError(
-            f"the log's directory `{path}` is not ours alone", hint=f"chown and chmod 0700 {path}", where=str(path)
-        )
-    return fd
-
-
-def _check_private(info: durable.Opened, name: str) -> None:
-    # A second link would be a name of the same bytes outside our directory.
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-        raise errors.LedgerError(f"`{name}` of the log is not a regular file with one name", where=name)
-    if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        raise errors.LedgerError(f"`{name}` of the log is not ours alone", hint=f"chmod 0600 {name}", where=name)
-
-
-def _read_private(name: str, folder: int) -> bytes | None:
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(fd, "rb") as stream:
-        _check_private(durable.opened(fd), name)
-        return stream.read(4096)
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    # A short write means a full disk or a limit: the next one says which.
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _size(fd: int) -> int:
-    # fstat(2) would ask for the times as well (libc.statx_which). Nobody reads or writes at the offset.
-    return os.lseek(fd, 0, os.SEEK_END)
-
-
-def _last_line(fd: int, end: int) -> bytes:
-    """The line that ends, with its newline, at offset ``end``; empty when there is none of sane length."""
-    block, limit = 4096, events.MAX_LINE_BYTES + 2
-    while True:
-        size = min(block, end)
-        chunk = os.pread(fd, size, end - size)
-        if not chunk.endswith(b"\n"):
-            return b""
-        at = chunk.rfind(b"\n", 0, -1)
-        if at >= 0 or size == end:
-            return chunk[at + 1 : -1]
-        if block > limit:
-            return b""
-        block *= 8

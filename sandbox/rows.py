@@ -48,18 +48,23 @@ class Rows:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Rows that are durable only at the end of the block, all at once: nothing in it has an effect by itself. The
-        state that others are shown is behind until ``show`` is called."""
+        """Rows that are durable only at the end of the block, all at once, and by one sync: somebody waits for it.
+        Nothing in it has an effect by itself. The state that others are shown is behind until ``show`` is called."""
         self._together = True
         try:
             yield
         finally:
             self._together = False
-        self._flush()
+        self._flush(one_sync=True)
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Rows that are made as ever, each into its line, and dropped: the log and the run are as they were."""
+        """Rows that are made as ever, each into its line, and dropped: the log and the run are as they were.
+
+        Raises:
+            errors.LedgerError, OSError: the log does not hold together, or cannot be read.
+        """
+        self._ledger.catch_up()
         kept = self.state, self.started, self._waiting, self._about
         self._waiting, self._together = [], True
         try:
@@ -325,10 +330,10 @@ class Rows:
         if not waits and not self._together:
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush(self, *, one_sync: bool = False) -> None:
         # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
         records, self._waiting = self._waiting, []
-        self._ledger.append_all(records, issuer=self._issuer)
+        self._ledger.append_all(records, issuer=self._issuer, one_sync=one_sync)
 
 
 def cut_off(ledger: Ledger) -> None:

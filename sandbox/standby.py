@@ -155,7 +155,7 @@ class Instance(lifecycle.Run):
         every = now - self._looked >= FILES_SECONDS
         if every:
             self._looked = now
-        changed = self._changed(started, every_file=every)
+        changed = self._another_root() or self._changed(started, every_file=every)
         return None if changed is None else errors.KilledError(f"standby: {changed}")
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
@@ -342,11 +342,13 @@ class Instance(lifecycle.Run):
     def _asker_gone(self) -> Outcome:
         return errors.KilledError("whoever asked for it went away")
 
-    def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
-        """What is not as it was when the instance was made, in words."""
+    def _another_root(self) -> str | None:
+        """That another trust root holds, in words: which a dispatch asks when it verifies again."""
         version = self._means.state.root_version()
-        if version != self._trusted.root_version:
-            return f"trust root version {version} holds now"
+        return None if version == self._trusted.root_version else f"trust root version {version} holds now"
+
+    def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
+        """What else is not as it was when the instance was made, in words."""
         if (revoked := bundle.verdict(started.directory)) is not None:
             return revoked.message
         if (name := self._made_of.changed(every_file=every_file) or self._sources.changed()) is not None:

@@ -50,7 +50,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
-RENAME_NOREPLACE = 1
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 
 # mallopt(3), malloc.h
 _M_ARENA_MAX = -8
@@ -273,6 +273,12 @@ def rename_new(source: str, target: str) -> None:
     """renameat2(2) with RENAME_NOREPLACE: a file gets its name whole, or there was one of that name already."""
     result = _libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE)
     _checked(result, "renameat2", target)
+
+
+def exchange(one: str, other: str) -> None:
+    """renameat2(2) with RENAME_EXCHANGE: each of two files has the name of the other, both at once."""
+    result = _libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
+    _checked(result, "renameat2", other)
 
 
 def umount2(target: str, flags: int = 0) -> None:

@@ -44,7 +44,8 @@ def test_what_is_below_ends_and_what_is_above_hears_of_it(world: World) -> None:
         assert {one.agent_id: one.because for one in enforced.ended} == dict.fromkeys(
             ("middle", "below", "outlives"), live["middle"].run_id
         )
-        until(lambda: _running(world, {"top", "beside"}))
+        # Whoever is still being cleaned up after is live, and would be named once more.
+        until(lambda: {one.agent_id for one in registry.live(world.state / "runs")} == {"top", "beside"})
         # The control: whom nobody revoked goes on, until it is its turn.
         second = _revoke(world, live["top"])
         assert {one.agent_id for one in second.ended} == {"top", "beside"}

@@ -260,11 +260,13 @@ def parent_of_three(
     for fate in FATES:
         member(world, fate, WAITS, more=red + spawn(1, 1, fate), **SMALL)
     code = f"asked = [send('spawn', agent=name, text={str(on)!r}) for name in {FATES}]\n"
-    code += f"[hear(one) for one in asked]\n{tail}"
+    # One that is refused ends the run, which then says why.
+    code += f"for one in asked:\n    heard = hear(one)\n    assert 'ok' in heard, heard\n{tail}"
     process = covenant(world, member(world, "top", code, more=red + spawn(fate="adopt"), **BIG))
     try:
 
         def all_run() -> dict[str, registry.Entry]:
+            assert process.poll() is None, process.communicate()
             live = {one.agent_id: one for one in entries(world)}
             return live if len(live) == 4 and all(one.state == "Running" for one in live.values()) else {}
 

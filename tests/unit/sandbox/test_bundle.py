@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from policy import errors
 from sandbox import bundle, recovery, registry
-from sandbox.kernel import cgroupfs, files
+from sandbox.kernel import cgroupfs, files, libc
 from sandbox.network import uplink
 
 
@@ -138,6 +139,25 @@ def test_a_label_that_may_not_be_there_leaves_the_one_that_was(tmp_path: Path) -
         assert [*seen, bundle.label_of(one.path)] == [{"agent_id": "a", bundle.STANDBY: "yes"}] * 2
         bundle.relabel(one.path, {"agent_id": "b"}, lambda: None)
         assert bundle.label_of(one.path) == {"agent_id": "b"}
+
+
+def test_a_label_changes_where_a_file_system_cannot_have_two_change_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def relabelled(name: str) -> tuple[dict[str, str] | None, bool]:
+        with bundle.RunDirectory(tmp_path / name, {"agent_id": "a"}) as one:
+            bundle.expect_relabel(one.path)
+            bundle.relabel(one.path, {"agent_id": "b"}, lambda: None)
+            return bundle.label_of(one.path), (one.path / ".label.json").exists()
+
+    # The control: where it can, the old one lies there until the directory goes.
+    assert relabelled("can") == ({"agent_id": "b"}, True)
+
+    def cannot(one: str, other: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument", other)
+
+    monkeypatch.setattr(libc, "exchange", cannot)
+    assert relabelled("cannot") == ({"agent_id": "b"}, False)
 
 
 def test_a_mark_has_the_first_reason_whoever_it_was_made_like(tmp_path: Path) -> None:

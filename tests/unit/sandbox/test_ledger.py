@@ -143,6 +143,7 @@ def crash_states(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterato
         yield (after[0], after[1], head), -1
 
 
+@pytest.mark.usefixtures("played")
 def test_a_crash_at_any_byte_loses_nothing_acknowledged(state: Path) -> None:
     made = filled(state, 3)
     before = tuple(path.read_bytes() for path in paths(state))
@@ -218,6 +219,7 @@ def torn_writes(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterator
             yield (after[0], after[1], old[:at] + new[at : at + size] + old[at + size :])
 
 
+@pytest.mark.usefixtures("played")
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_crash_in_a_write_of_several_keeps_all_of_it_or_nothing_and_all_before(state: Path, count: int) -> None:
     made = filled(state, 3)
@@ -310,15 +312,18 @@ def test_a_log_that_was_wiped_is_not_begun_anew(state: Path, without: list[int])
             opened(state)
 
 
-def test_kill_9_at_any_time_loses_nothing_acknowledged(state: Path) -> None:
+@pytest.mark.parametrize("one_sync", ["False", "True", "i % 3 > 0"])
+def test_kill_9_at_any_time_loses_nothing_acknowledged(state: Path, one_sync: str) -> None:
     program = (
-        "import sys; from pathlib import Path; from sandbox.ledger import Ledger\n"
+        "import sys; from pathlib import Path; from sandbox.ledger import Ledger, Record\n"
         "s = Path(sys.argv[1]); i = 0\n"
         "issuer = {'display': 'operator@local', 'pubkey': '4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw'}\n"
         "with Ledger.open(s / 'audit', head=s / 'audit-head' / 'head.json') as log:\n"
+        "    log.catch_up()\n"
         "    while True:\n"
         "        f = {'run_id': 'r', 'agent_id': 'a', 'operator': None, 'state': 's', 'reason': 'x' * (i % 900)}\n"
-        "        print(log.append('run_state', f, issuer=issuer, now_ms=i), flush=True); i += 1\n"
+        f"        made = log.append_all([Record('run_state', f, i)], issuer=issuer, one_sync={one_sync})\n"
+        "        print(*made, flush=True); i += 1\n"
     )
     acknowledged: list[str] = []
     for round_ in range(6):
@@ -525,6 +530,30 @@ def test_two_writers_take_turns(state: Path) -> None:
     assert report(state).valid
 
 
+def test_a_log_that_has_caught_up_reads_nothing_anew_for_its_next_record(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[store.Ledger] = []
+    reload = store.Ledger._reload
+
+    def reloads(log: store.Ledger) -> None:
+        read.append(log)
+        reload(log)
+
+    with opened(state) as one, opened(state) as two:
+        monkeypatch.setattr(store.Ledger, "_reload", reloads)
+        made = [write(one)]
+        two.catch_up()
+        made.append(write(two))
+        assert read == [two]
+        # The control: one that has not reads it in its own turn.
+        made.append(write(one))
+        assert read == [two, one]
+        two.close()
+        two.catch_up()  # nothing of it is open any more
+    assert (ids(state), report(state).valid) == (made, True)
+
+
 def test_threads_and_logs_at_once(state: Path) -> None:
     made: list[str] = []
     with opened(state) as one, opened(state) as two:
@@ -582,9 +611,9 @@ def test_no_terminal_stops_whoever_writes(state: Path, monkeypatch: pytest.Monke
     with opened(state) as log:
         done = log._write
 
-        def seeing(lines: Any) -> None:
+        def seeing(*args: Any, **named: Any) -> None:
             seen.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-            done(lines)
+            done(*args, **named)
 
         monkeypatch.setattr(log, "_write", seeing)
         write(log)

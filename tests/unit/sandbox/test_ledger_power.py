@@ -30,6 +30,7 @@ class Disk:
             state / "audit" / store.EVENTS,
             state / "audit" / store.CHAIN,
             state / "audit-head" / "head.json",
+            state / "audit-head" / "pending",
         )
         self.durable = self.files()
         self.points: list[tuple[Files, Files]] = []
@@ -83,12 +84,7 @@ def write(log: store.Ledger, count: int) -> list[str]:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # The disk is played here (``Disk``), so that nothing waits for the real one.
-    real = os.pwritev
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda fd: None)
-    monkeypatch.setattr(os, "pwritev", lambda fd, pieces, offset, flags: real(fd, pieces, offset))
+def state(tmp_path: Path, played: None) -> Path:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     return folder
@@ -122,7 +118,7 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
                 expected = made if log.count == held else [*made, *last]
                 seen.add(log.count)
                 new = write(log, 1)
-            events, chain, head = disk.files()
+            events, chain, head, _ = disk.files()
             assert [json.loads(line)["id"] for line in events.splitlines()] == [*expected, *new]
             key = ledger.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
             report = audit.verify(events, chain, head, key)
