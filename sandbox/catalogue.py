@@ -82,7 +82,7 @@ def find(
 
 def _in(directory: int, agent_id: str) -> Found | None:
     names = []
-    with os.scandir(directory) as entries:
+    with _listed(directory) as own, os.scandir(own) as entries:
         for number, entry in enumerate(entries):
             if number >= MOST_ENTRIES:
                 raise errors.PackageError(f"a directory of agents has more than {MOST_ENTRIES} entries")
@@ -114,6 +114,17 @@ def _in(directory: int, agent_id: str) -> Found | None:
         if fd is None:
             return None
         return Found(packages.read(fd), os.readlink(f"/proc/self/fd/{fd}"))
+
+
+@contextlib.contextmanager
+def _listed(directory: int) -> Iterator[int]:
+    """The directory once more, to be listed. How far a list was read belongs to the open description (getdents(2)),
+    which a fork shares: of siblings who look at once one would see nothing, and another each package twice."""
+    fd = os.open(".", _DIRECTORY, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,22 @@ def test_it_is_the_manifest_that_says_whose_a_package_is(tmp_path: Path) -> None
     assert set(found.package.files) == {"agent.toml"}
 
 
+@pytest.mark.parametrize("others", [1, 600])
+def test_siblings_who_look_at_once_see_all_of_it_and_once(tmp_path: Path, others: int) -> None:
+    """Each child's keeper has the descriptor of its parent's, and with it the place up to which another has read: the
+    end of a small directory, and after one call of getdents(2) (32 KiB) the middle of a large one."""
+    held = package(tmp_path, "wanted")
+    for number in range(others):
+        (tmp_path / f"{number:0200}").touch()
+    names = set(os.listdir(tmp_path))
+    with opened(tmp_path) as beside, os.scandir(beside) as entries:
+        seen = [next(entries).name]
+        assert catalogue.find("wanted", (), beside).name == str(held)
+        # The control: the other sees what it would have seen alone.
+        seen += [one.name for one in entries]
+    assert (len(seen), set(seen)) == (len(names), names)
+
+
 @pytest.mark.parametrize("agent_id", ["", "../wanted", "/etc", "a/b", "a\0b", "x" * 129, "nobody", "wanted "])
 def test_what_is_no_id_there_is_refused(tmp_path: Path, agent_id: str) -> None:
     package(tmp_path / "in", "wanted")
