@@ -338,7 +338,7 @@ class Hermes:
                 await api.stop(run.run_id)
             except errors.HermesError as e:
                 if run.reason is not None:
-                    run.reason.add_note(f"and it could not be stopped: {e}")
+                    errors.also(run.reason, f"it could not be stopped: {e}")
 
 
 def _keep(kept: list[dict[str, Any]], one: dict[str, Any]) -> None:

@@ -53,6 +53,14 @@ class CovenantError(Exception):
         }
 
 
+def also(error: BaseException, what: str) -> None:
+    """What went wrong after an error and because of none: it is said wherever that one is, which stays the first."""
+    if isinstance(error, CovenantError):
+        error.message = f"{error.message}; and {what}"
+    else:
+        error.add_note(f"and {what}")
+
+
 def restored(document: Mapping[str, Any]) -> CovenantError:
     """The error of an error document (``to_json``) that another process of ours wrote; the base class where its code
     is none of the table's."""

@@ -131,7 +131,7 @@ class Child:
             survives = f"process {self.pid} survives SIGKILL{_standing(self.pid)}"
             if error is None:
                 raise errors.KernelError(survives)
-            error.add_note(survives)
+            errors.also(error, survives)
 
     def signal(self, number: int) -> None:
         """Send a signal through the pidfd: never to a reused pid."""
@@ -173,7 +173,7 @@ def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
             try:
                 patience.kill()
             except errors.CovenantError as survives:
-                e.add_note(survives.message)
+                errors.also(e, survives.message)
             raise
         if failure:
             step, message = json.loads(failure)

@@ -325,7 +325,7 @@ def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Befo
         stays()
         if first is None:
             raise
-        first.add_note(f"and what runs share on the uplink could not be taken away: {e}")
+        errors.also(first, f"what runs share on the uplink could not be taken away: {e}")
 
 
 def _forward(before: Before, *, on: bool) -> None:

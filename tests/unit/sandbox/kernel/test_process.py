@@ -189,8 +189,12 @@ def test_one_that_outlives_its_signal_is_told_of_and_let_go(monkeypatch: pytest.
         pass
     with pytest.raises(ValueError, match="first") as first, process.spawn(launch) as other:
         raise ValueError("first")
+    assert "and process" in first.value.__notes__[0]
     assert "survives SIGKILL" in first.value.__notes__[0]
-    for one in (child, other):
+    with pytest.raises(errors.StateError) as ours, process.spawn(launch) as third:
+        raise errors.StateError("first")
+    assert str(ours.value.to_json()["message"]).startswith(f"first; and process {third.pid} survives SIGKILL")
+    for one in (child, other, third):
         os.kill(one.pid, signal.SIGKILL)
         os.waitpid(one.pid, 0)
     _nothing_left(before)
