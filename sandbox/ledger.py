@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import threading
@@ -225,6 +226,7 @@ class Ledger:
                     self._catch_up()
                     self._sync()
                     ledger_pending.fill(self._pending)
+                    ledger_pending.rouse(self._pending)
 
     def _whole_lines(self, fd: int, start: int, end: int) -> Iterator[bytes]:
         rest = b""
@@ -266,7 +268,7 @@ class Ledger:
             for fd, content in ((self._events, lines), (self._chain, entries)):
                 ledger_files.write_all(fd, content)
                 libc.start_writing(fd)
-            slots = self._slots(before, head, len(rows))  # while the disk takes that
+            slots = self._slots([head, before][: len(rows)])  # while the disk takes that
             self._sync(files=True)
             self._show(slots, os.RWF_DSYNC)
         self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
@@ -281,11 +283,12 @@ class Ledger:
         ledger_files.write_all(self._events, lines)
         ledger_files.write_all(self._chain, entries)
         base = self._raw[self._slot : self._slot + ledger.SLOT_BYTES].rstrip()
-        (slot,) = self._slots(before, head, 1)
-        ledger_pending.write(self._pending, base, slot.rstrip(), rows)
+        newest = self._slots([head])
+        rest = functools.partial(self._slots, [before] if len(rows) > 1 else [])
+        slots = newest + ledger_pending.write(self._pending, base, newest[0].rstrip(), rows, rest)
         self._unsynced = True
         try:
-            self._show([slot, *self._slots(before, head, len(rows))[1:]], 0)
+            self._show(slots, 0)
         except OSError:
             ledger_pending.drop(self._pending)  # what is raised for was not acknowledged
             raise
@@ -300,10 +303,9 @@ class Ledger:
             os.fdatasync(self._head_fd)
             self._unsynced = False
 
-    def _slots(self, before: ledger.Head, head: ledger.Head, count: int) -> list[bytes]:
-        """What is put into the slots of a write of so many rows, the newest first: the head of one row before is in the
-        other slot already where there is one."""
-        return [self._signed(one) for one in (head, before)[: min(count, 2)]]
+    def _slots(self, heads: Sequence[ledger.Head]) -> list[bytes]:
+        """What is put into the slots, the newest first. Of a write of one row the head before stands there already."""
+        return [ledger.slot(ledger.signed_head(one, self._key, signer=self._signer)) for one in heads]
 
     def _catch_up(self) -> None:
         sizes = self._check_names()
@@ -335,9 +337,6 @@ class Ledger:
             with contextlib.suppress(OSError):  # what was to be acknowledged is; `covenant audit verify` tells of this
                 os.pwritev(self._head_fd, [slot], self._slot, 0)
         self._slot = free
-
-    def _signed(self, head: ledger.Head) -> bytes:
-        return ledger.slot(ledger.signed_head(head, self._key, signer=self._signer))
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -454,7 +453,7 @@ class Ledger:
             if ledger.head_is_whole(self._raw, self._key.public_key()):
                 return newest
         self._slot = 0 if newest is None else newest[1]
-        self._show([ledger.slot(found.signed), *self._slots(found.base, found.before, 1)], 0)
+        self._show([ledger.slot(found.signed), *self._slots([found.before])], 0)
         self._sync()
         self._raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
         return found.head, self._slot

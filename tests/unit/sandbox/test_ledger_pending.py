@@ -140,14 +140,14 @@ def test_a_kill_at_any_byte_loses_nothing_acknowledged(state: Path, before: list
     assert taken_over == 1  # killed between its acknowledgement and its head
 
 
-@pytest.mark.parametrize(("name", "on"), [("write", 1), ("write", 2), ("pwritev", 1), ("pwritev", 2)])
+@pytest.mark.parametrize(("name", "on"), [("write", 1), ("write", 2), ("pwrite", 1), ("fdatasync", 1), ("pwritev", 1)])
 def test_a_write_that_fails_is_not_in_the_log(state: Path, monkeypatch: pytest.MonkeyPatch, name: str, on: int) -> None:
     made = ready(state)
     real, calls = getattr(os, name), []
 
     def failing(*args: Any) -> Any:
         calls.append(args)
-        done = real(*args) if name == "pwritev" else None  # the kernel keeps in memory what it could not write
+        done = None if name == "write" else real(*args)  # the kernel keeps in memory what it could not write
         if len(calls) == on:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(*args) if name == "write" else done
@@ -191,9 +191,10 @@ def test_it_asks_the_disk_once_and_where_there_is_no_room_as_ever(state: Path, m
         assert synced[1:] == [*plain, "pending"]
         synced.clear()
         log.catch_up()
-        assert synced == plain
+        assert synced == [*plain, "pending"]  # a block of it that nobody reads, to have the disk awake
+        synced.clear()
         made += put(log, one_sync=False)
-        assert synced[3:] == plain
+        assert synced == plain
         synced.clear()
         made += [one for _ in range(2) for one in put(log, store.MOST_RECORDS)]
         with monkeypatch.context() as patch:

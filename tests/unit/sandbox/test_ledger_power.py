@@ -34,7 +34,7 @@ class Disk:
         )
         self.durable = self.files()
         self.points: list[tuple[Files, Files]] = []
-        for name, synced in (("write", False), ("fdatasync", True), ("pwritev", None)):
+        for name, synced in (("write", False), ("pwrite", False), ("fdatasync", True), ("pwritev", None)):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name), synced))
 
     def files(self) -> Files:
