@@ -267,10 +267,10 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
     append = Ledger.append_all
 
     @functools.wraps(append)
-    def acknowledged(log: Ledger, records: Sequence[Record], *, issuer: Mapping[str, str]) -> list[str]:
+    def acknowledged(log: Ledger, records: Sequence[Record], **how: Any) -> list[str]:
         slot = trigger.slot
         first = counter.get(slot) + 1
-        names = append(log, records, issuer=issuer)
+        names = append(log, records, **how)
         rows = [
             [name, record.kind, slot, first, counter.get(slot)] for name, record in zip(names, records, strict=True)
         ]
