@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import os
 import pathlib
+import signal
 import socket
 from typing import Any, NoReturn
 
@@ -47,6 +48,17 @@ def _no_property_by_time() -> None:
 # The virtual machine has what its tests need and no more: no property is among them.
 if importlib.util.find_spec("hypothesis") is not None:
     _no_property_by_time()
+
+
+def _signals_arrive() -> None:
+    """A shell that starts these tests behind itself has them ignore SIGINT and SIGQUIT, nohup SIGHUP, and what is
+    executed inherits that: commands that are interrupted here would go on, and be waited for."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+_signals_arrive()
 
 
 def _folder(path: pathlib.Path) -> str:
