@@ -152,9 +152,10 @@ class World:
         config.load(self.state)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The supervisor's audit rows."""
+        """The supervisor's audit rows; of one that is just being written there may be a part, and no newline."""
         log = self.state / "audit" / "events.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 def refused(kind: type[errors.CovenantError], error: errors.CovenantError | None) -> str:

@@ -145,10 +145,10 @@ class Operator:
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """The supervisor's audit rows of one kind."""
+    """The supervisor's audit rows of one kind; of one that is just being written there may be a part, and no newline."""
     log = STATE / "audit/events.jsonl"
-    lines = log.read_text().splitlines() if log.exists() else []
-    found = [json.loads(line)["kind"] for line in lines]
+    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+    found = [json.loads(line)["kind"] for line in whole.splitlines()]
     return [row for row in found if row["type"] == kind]
 
 
