@@ -145,7 +145,7 @@ class Operator:
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """The supervisor's audit rows of one kind; of one that is just being written there may be a part, and no newline."""
+    """The supervisor's audit rows of one kind; one that is just being written has no newline yet."""
     log = STATE / "audit/events.jsonl"
     whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
     found = [json.loads(line)["kind"] for line in whole.splitlines()]
