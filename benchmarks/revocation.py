@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from policy import errors  # noqa: E402
+from policy.lifecycle import State  # noqa: E402
 from policy.signing import envelope  # noqa: E402
 from sandbox import admission, bundle, keeper, oversight, package, registry, revocation  # noqa: E402
 from sandbox.kernel import cgroupfs  # noqa: E402
@@ -47,6 +48,7 @@ from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
 
 WAIT_SECONDS, LEAVING_SECONDS = 90.0, 20.0
 # A tree that runs, and not one that just begins: what is still written down of its start takes turns with our rows.
+# An agent that reads no intent sends before it is given one, while its keeper still attests its start.
 SETTLE_SECONDS = 1.0
 # What of the tree runs when it is ended, by the word of the command line.
 STATES = {"running": "all running", "frozen": "all but one frozen"}
@@ -145,7 +147,7 @@ def drive(state: Path, home: Path, where: Path, count: int) -> None:
 
 @contextlib.contextmanager
 def tree(world: NetworkedWorld, where: Path, count: int, sink: World) -> Iterator[list[registry.Entry]]:
-    """The runs, once all of them send."""
+    """The runs, once all of them have their intent, and send."""
     sink.forget()
     space = f"/proc/{os.getpid()}/fd/{world.internet.spaces['host']}"
     own = [sys.executable, __file__, "--drive", str(world.state), str(world.home), str(where), str(count)]
@@ -155,6 +157,9 @@ def tree(world: NetworkedWorld, where: Path, count: int, sink: World) -> Iterato
         while (sending := sink.senders()) < count:
             assert process.poll() is None
             assert time.monotonic() < until, f"{sending} of {count} send"
+            time.sleep(0.1)
+        while any(one.state != State.RUNNING for one in registry.live(world.state / "runs")):
+            assert time.monotonic() < until, "some have no intent yet"
             time.sleep(0.1)
         time.sleep(SETTLE_SECONDS)
         yield registry.live(world.state / "runs")

@@ -131,9 +131,18 @@ class Report:
         return not self.gone and all(layer.holds for layer in self.layers)
 
 
-def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> Report:
-    """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads."""
+class _LeftError(Exception):
+    """The look was left: nobody asks for what it would have come to."""
+
+
+def examine(
+    made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool] = lambda: False
+) -> Report:
+    """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads. A run that is ``over``
+    is gone, as far as this goes, and the look is left at the next of its parts."""
     gone = Report(made.run_id, (), gone=True)
+    if over():
+        return gone
     # nft's listing is most of a look, and another process's: what else there is to read is read meanwhile.
     view = _viewed(made, known, state)
     found: Family | None = None
@@ -143,13 +152,17 @@ def examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path) -> R
         if found is None:
             return gone
         expected, mounts = _expected(made), readback.mounts(found.gofer.name.pid)
+        _go_on(over)
         readout = _readout(made, artefacts, found, mounts, expected, known, state)
-        beside = list(_beside(made, artefacts, found, members, mounts, expected, known, readout, state))
+        beside: list[Layer] = []
+        for part in _beside(made, artefacts, found, members, mounts, expected, known, readout, state):
+            _go_on(over)
+            beside += part
         if made.network is not None and (network := view()) is not None:
             readout = replace(readout, firewall=network.gateway.listing)
             family = {one.name.pid for one in found.all()}
             beside += attest_network.judge(made.network, network, state=state, family=family)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, _LeftError):
         return gone
     except (OSError, errors.CovenantError) as e:
         failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
@@ -178,14 +191,19 @@ def _beside(
     known: Known,
     readout: Readout,
     state: Path,
-) -> Iterator[Layer]:
-    """(1), (2), (3), (5): what no artefact has a word for."""
+) -> Iterator[Iterator[Layer]]:
+    """(1), (2), (3), (5): what no artefact has a word for, one after the other."""
     # Listed before a process is asked for its threads: who is born meanwhile is in no list, and is asked itself.
     expected = replace(expected, threads=_threads(made))
-    yield from attest_processes.judge(found, expected, members)
-    yield from _filters(found, known, readout, state / "closures" / FILTERS)
-    yield from _identities(made, found, mounts)
-    yield from _package(made, artefacts, known)
+    yield attest_processes.judge(found, expected, members)
+    yield _filters(found, known, readout, state / "closures" / FILTERS)
+    yield _identities(made, found, mounts)
+    yield _package(made, artefacts, known)
+
+
+def _go_on(over: Callable[[], bool]) -> None:
+    if over():
+        raise _LeftError
 
 
 def _viewed(made: Made, known: Known, state: Path) -> Callable[[], View | None]:
@@ -355,7 +373,8 @@ def _tree(top: str) -> Iterator[tuple[object, ...]]:
 
 class Attestor:
     """The periodic attestation of one run; ``drifted`` is told of each layer that does not hold, before anything
-    follows from it. With ``alarm`` nothing does."""
+    follows from it. With ``alarm`` nothing does. Of one that is ``over`` nothing is looked at: that of a tree which is
+    being ended would have the processors from those who still die."""
 
     def __init__(
         self,
@@ -366,9 +385,10 @@ class Attestor:
         seconds: float,
         alarm: bool,
         drifted: Callable[[Layer], None],
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._made, self._artefacts, self._state = made, artefacts, state
-        self._seconds, self._alarm, self._drifted = seconds, alarm, drifted
+        self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
         self._known = Known()
         self._started = False
         self._missing = 0.0
@@ -386,7 +406,7 @@ class Attestor:
     def _look(self) -> Outcome:
         if not self._started:
             return None
-        report = examine(self._made, self._artefacts, self._known, state=self._state)
+        report = examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
         if not report.gone:
             self._missing = 0.0
             return self._judge([layer for layer in report.layers if not layer.holds])

@@ -320,6 +320,7 @@ def _attestor(
         seconds=job.config.attest_seconds,
         alarm=job.config.on_drift == "alarm",
         drifted=job.drifted,
+        over=lambda: bundle.verdict(directory.path) is not None,
     )
 
 
@@ -360,7 +361,8 @@ def _channel(
         kill=leaf.kill,
         out_of_memory=lambda: leaf.oom_kills() > 0,
         watches=watches,
-        rounds=(*rounds, *(one.round() for one in watching)),
+        # Whether the run is revoked is asked after the attestation, which takes its time: that comes last at the start.
+        rounds=(*(one.round() for one in watching), *rounds),
         held=_raises(job),
     )
 

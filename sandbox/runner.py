@@ -216,7 +216,7 @@ class Exchange:
         if pipes.readable(self.channel.stdout, 0) and self._peek_early():
             return
         for one in self.channel.rounds:
-            if one.at_start:
+            if one.at_start and self.error is None:
                 self._watch(one.look)
         if self.error is not None:
             return

@@ -14,6 +14,7 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
+from sandbox import artefact_files, attest, bundle
 from sandbox.kernel import libc
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live
@@ -216,6 +217,28 @@ def test_what_is_changed_before_the_agent_is_told_anything_is_found_at_the_start
         answer = world.run(world.base / "packages" / "probe")
     assert isinstance(answer.error, errors.DriftError)
     assert answer.error.details["layer"] == "package"
+
+
+def test_a_look_at_a_run_that_is_being_ended_is_left_at_its_next_part(world: World) -> None:
+    with live(world) as one:
+        policy, asked = artefact_files.read(one.directory / bundle.POLICY), [0]
+
+        def look(most: int) -> attest.Report:
+            asked[0] = 0
+
+            def over() -> bool:
+                asked[0] += 1
+                return asked[0] > most
+
+            return attest.examine(one.made, policy, attest.Known(), state=world.state, over=over)
+
+        whole = look(1000)
+        assert whole.holds, "control"
+        parts = asked[0]
+        assert parts > 4
+        for most in range(parts):
+            assert look(most) == attest.Report(one.made.run_id, (), gone=True)
+            assert asked[0] == most + 1
 
 
 def test_the_kernel_lets_not_even_root_take_a_flag_from_a_mount_of_the_gofer(world: World) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import errors
 from policy.signing import change
 from policy.signing import envelope as envelopes
-from sandbox import bundle, oversight, registry, revocation, trusted_local
+from sandbox import attest, bundle, oversight, registry, revocation, trusted_local
 from sandbox.kernel import cgroupfs, ending, process
 from sandbox.limits import METER
 from sandbox.state import State
@@ -144,6 +144,33 @@ def _leaf(one: live_runs.Live) -> cgroupfs.Leaf:
 
 def _revoked(answer: Answer, reason: str = LEAKS) -> None:
     assert refused(errors.RunRevokedError, answer.error) == reason
+
+
+def test_what_is_revoked_while_its_start_is_looked_at_is_given_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look is left, so that it takes no processor from who dies, and no row says that the run got its intent."""
+    package, digest = _signed(world)
+    operator = Revoking(world, digest)
+    examine, gone = attest.examine, []
+
+    def revoke_then_look(*what: Any, over: Callable[[], bool], **more: Any) -> attest.Report:
+        monkeypatch.setattr(attest, "examine", examine)
+        assert not over()
+        operator.begun()
+        report = examine(*what, over=over, **more)
+        gone.append((report.gone, report.layers))
+        return report
+
+    monkeypatch.setattr(attest, "examine", revoke_then_look)
+    answer = world.run(package)
+    operator.join()
+    _revoked(answer)
+    assert operator.enforced.failed == ()
+    assert gone == [(True, ())]
+    states = [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"]
+    assert states[-2:] == ["Terminated", "Archived"]
+    assert "Running" not in states
 
 
 def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleeping: live_runs.Live) -> None:

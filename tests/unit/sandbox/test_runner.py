@@ -16,7 +16,7 @@ import pytest
 
 from policy import errors
 from sandbox import runner
-from sandbox.channel import Channel, Limits, Round
+from sandbox.channel import Channel, Limits, Outcome, Round
 from sandbox.pipes import BoundedTail
 from sandbox.runner import Exchange
 
@@ -296,6 +296,27 @@ def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]
         at, read = begins + len(got), read + got
     assert len(read) == min(len(whole), 100)
     assert tail.since(tail.total)[1] == b""
+
+
+def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> None:
+    """Each may take its time, and what comes after it has nobody to look at."""
+    looks: list[str] = []
+
+    def look(name: str, outcome: Outcome) -> Round:
+        def at() -> Outcome:
+            looks.append(name)
+            return outcome
+
+        return Round(3600.0, at, at_start=True)
+
+    with child(READ + "time.sleep(30)") as channel:
+        rounds = look("first", None), look("second", errors.KilledError("no")), look("third", None)
+        told = dataclasses.replace(channel, rounds=rounds, giving=lambda: looks.append("giving"))
+        exchange = Exchange(told, b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        exchange.run()
+    assert looks == ["first", "second"]
+    assert isinstance(exchange.error, errors.KilledError)
+    assert exchange.started_at is None
 
 
 def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
