@@ -249,15 +249,15 @@ def newest_head(raw: bytes, public_key: Ed25519PublicKey) -> tuple[Head, int] | 
     The slot that says that it is the newer is verified first, and most often alone.
     """
     starts = range(0, min(len(raw), HEAD_BYTES), SLOT_BYTES)
-    for start in sorted(starts, key=lambda at: said_index(raw[at : at + SLOT_BYTES]), reverse=True):
+    for start in sorted(starts, key=lambda at: _said_index(raw[at : at + SLOT_BYTES]), reverse=True):
         head = read_signed_head(raw[start : start + SLOT_BYTES], public_key)
         if head is not None:
             return head, start
     return None
 
 
-def said_index(slot: bytes) -> int:
-    """Of the last record, as a slot or line says that nobody has verified yet; -2 where it says none."""
+def _said_index(slot: bytes) -> int:
+    """Of the last record, as a slot says that nobody has verified yet."""
     try:
         index = json.loads(slot)["index"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -79,15 +79,12 @@ def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
     return Replay(base, head, before, b"".join(events), b"".join(chain), position, signed, rebased)
 
 
-def caught_up(
-    events: bytes, chain: bytes, head: bytes, found: Replay, *, newest: ledger.Head | None = None
-) -> tuple[bytes, bytes, bytes]:
+def caught_up(events: bytes, chain: bytes, head: bytes, found: Replay) -> tuple[bytes, bytes, bytes]:
     """Both files and ``head.json`` as the next opening will leave them, where they hold nothing else than that.
 
-    For whoever reads the files of one that was killed and cannot mend them. ``newest`` is the newest head of
-    ``head.json``: where it names more the log went on without this file.
+    For whoever reads the files of a daemon that was killed and cannot mend them.
     """
-    if found.rebased or (newest is not None and newest.count > found.head.count):
+    if found.rebased:
         return events, chain, head
     whole = []
     for have, base, lines in (

@@ -177,7 +177,7 @@ class Claim:
             errors.RuleViolation: as ``check``.
             errors.ParentEndedError: the run that asked for it has ended.
         """
-        self.check([one for one in registry.seen(runs) if one.run_id != self.itself])
+        self.check(registry.seen(runs, but=self.itself))
 
     def check(self, entries: Sequence[registry.Entry]) -> None:
         """What depends on the runs that are live.

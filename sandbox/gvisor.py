@@ -125,7 +125,8 @@ def _run(
         channel = dataclasses.replace(
             channel, giving=_both(channel.giving, meter.begin), ending=_after_others(directory.path, channel.ending)
         )
-        later = None if job.later is None else job.later(Started(directory.path, leaf, limits, child.stdin, attestor))
+        held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
+        later = None if job.later is None else job.later(held_for)
         exchange = Exchange(channel, job.intent, job.limits, later=later)
         if job.steering is not None:
             job.steering.converses(exchange)

@@ -15,6 +15,7 @@ from sandbox.broker import Broker
 from sandbox.channel import Later, Limits, Outcome, Round, Watches
 from sandbox.config import Config
 from sandbox.kernel import cgroupfs
+from sandbox.limits import Meter
 from sandbox.network import gateway
 from sandbox.steering import Steering
 
@@ -28,13 +29,15 @@ PACKAGE = "/workspace"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A sandbox started for an intent that comes later: where it lies, what holds it, and its agent's stdin."""
+    """A sandbox started for an intent that comes later: where it lies, what holds it, and its agent's stdin. ``meter``
+    counts what it uses from when it is about to be given that, which may be said ahead of the exchange."""
 
     directory: Path
     leaf: cgroupfs.Leaf
     limits: Sequence[cgroupfs.Limit]
     stdin: int
     attestor: attest.Attestor | None
+    meter: Meter
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final, NoReturn
 
-from policy import errors, events
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from policy import errors, events, ledger
 from sandbox import durable
+
+# What a writer leaves beyond the head at most.
+MAX_TAIL_BYTES: Final = events.MAX_LINE_BYTES + 64 * 1024
+_CHUNK_BYTES = 1 << 20
+_HINT = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
+
+
+def broken(message: str, log: Path) -> NoReturn:
+    """Refuse the log, which is to be looked at before anybody writes to it.
+
+    Raises:
+        errors.LedgerError: always.
+    """
+    raise errors.LedgerError(message, hint=_HINT, where=str(log))
 
 
 def open_directory(path: Path, stack: contextlib.ExitStack) -> int:
@@ -59,12 +78,92 @@ def read_private(name: str, folder: int) -> bytes | None:
         return stream.read(4096)
 
 
+def key(name: str, folder: int, *, head: str, log: Path) -> Ed25519PrivateKey:
+    """The log's own key, made where there is neither that nor a ``head``.
+
+    Raises:
+        errors.LedgerError: it is none, or was taken away.
+    """
+    raw = read_private(name, folder)
+    if raw is None:
+        if exists(head, folder):
+            broken("the log's key is missing and its head is there", log)
+        raw = Ed25519PrivateKey.generate().private_bytes_raw()
+        durable.replace(folder, name, raw)
+    if len(raw) != 32:
+        broken("the log's key file does not hold 32 bytes", log)
+    return Ed25519PrivateKey.from_private_bytes(raw)
+
+
+def show_key(name: str, folder: int, public: Ed25519PublicKey, *, log: Path) -> None:
+    """Have the public key lie beside the head.
+
+    Raises:
+        errors.LedgerError: another lies there.
+    """
+    # INVARIANT: written after the first head, so that where it lies and no head does, the head was taken away.
+    shown = ledger.public_key_file(public)
+    known = read_private(name, folder)
+    if known is None:
+        durable.replace(folder, name, shown)
+    elif known != shown:
+        broken("the log's public key is not that of its key", log)
+
+
+def exists(name: str, folder: int) -> bool:
+    """Whether there is a file of that name."""
+    try:
+        durable.which(folder, name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def write_all(fd: int, content: bytes) -> None:
     """Write at the end of a file that was opened with O_APPEND."""
     # A short write means a full disk or a limit: the next one says which.
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def lines(fd: int, start: int, end: int, log: Path) -> Iterator[bytes]:
+    """The lines between two offsets at which lines begin.
+
+    Raises:
+        errors.LedgerError: the file is shorter than that.
+    """
+    rest = b""
+    while start < end:
+        chunk = os.pread(fd, min(_CHUNK_BYTES, end - start), start)
+        start += len(chunk)
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
+        if not chunk:
+            broken("it became shorter while it was read", log)
+
+
+def set_aside(fd: int, name: str, folder: int, end: int, openings: Sequence[str], count: int, log: Path) -> str | None:
+    """Move what stands behind ``end`` of a file, in words when that was something, into one beside it.
+
+    ``openings`` are those of what one write leaves (``ledger.is_one_write``) after ``count`` records.
+
+    Raises:
+        errors.LedgerError: it is not what one write of ours leaves.
+        OSError: the disk refused.
+    """
+    extra = size(fd) - end
+    if not extra:
+        return None
+    tail = os.pread(fd, min(extra, MAX_TAIL_BYTES), end)
+    if extra > MAX_TAIL_BYTES or not ledger.is_one_write(tail, openings):
+        broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves", log)
+    # Named by content: a crash in here repeats the same steps and ends in the same file.
+    aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
+    durable.replace(folder, aside, tail)
+    os.ftruncate(fd, end)
+    os.fsync(fd)
+    return f"{extra} unacknowledged bytes of `{name}` set aside in `{aside}`"
 
 
 def size(fd: int) -> int:

@@ -90,9 +90,13 @@ class Meter:
     gates: Leaf | None = None
     noted: Path | None = None
     _began_us: int | None = None
+    _begun: bool = False
 
     def begin(self) -> None:
-        """It is about to be given its intent; ``noted`` says so to whoever has to count when this process is killed."""
+        """It is about to be given its intent; ``noted`` says so to whoever has to count when this process is killed.
+        The first time counts."""
+        if self._begun:
+            return
         self._began_us = self._cpu_time_us()
         if self.noted is not None:
             raw = _UNCOUNTED if self._began_us is None else str(self._began_us).encode()
@@ -101,6 +105,7 @@ class Meter:
                 os.write(fd, raw)
             finally:
                 os.close(fd)
+        self._begun = True
 
     @classmethod
     def of_one_that_was_killed(cls, leaf: Leaf, gates: Leaf | None, noted: Path) -> Meter:

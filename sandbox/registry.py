@@ -76,10 +76,11 @@ def live(runs: Path) -> list[Entry]:
         return seen(runs)
 
 
-def seen(runs: Path) -> list[Entry]:
-    """As ``live``, for whoever is behind the gate already: what it answers holds until the gate is left."""
+def seen(runs: Path, *, but: str = "") -> list[Entry]:
+    """As ``live``, for whoever is behind the gate already: what it answers holds until the gate is left. Nobody looks
+    at the run ``but``."""
     with os.scandir(runs) as names:
-        there = [one.name for one in names if one.is_dir()]
+        there = [one.name for one in names if one.name != but and one.is_dir()]
     found = (_entry(runs / name) for name in there if durable.held(f"{runs}/{name}/lock"))
     return sorted((one for one in found if one is not None), key=lambda one: (one.started_ms, one.run_id))
 

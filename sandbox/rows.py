@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,15 +47,16 @@ class Rows:
         self._issuer = issuer
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Rows that are durable only at the end of the block, all at once, and by one sync: somebody waits for it.
-        Nothing in it has an effect by itself. The state that others are shown is behind until ``show`` is called."""
+    def together(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        """Rows that are durable only at the end of the block, all at once: nothing in it has an effect by itself. The
+        state that others are shown is behind until ``show`` is called. ``meanwhile`` is called while the disk takes
+        them, and raises nothing."""
         self._together = True
         try:
             yield
         finally:
             self._together = False
-        self._flush(one_sync=True)
+        self._flush(meanwhile)
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -330,10 +331,10 @@ class Rows:
         if not waits and not self._together:
             self._flush()
 
-    def _flush(self, *, one_sync: bool = False) -> None:
+    def _flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
         records, self._waiting = self._waiting, []
-        self._ledger.append_all(records, issuer=self._issuer, one_sync=one_sync)
+        self._ledger.append_all(records, issuer=self._issuer, meanwhile=meanwhile)
 
 
 def cut_off(ledger: Ledger) -> None:

@@ -138,6 +138,7 @@ class Instance(lifecycle.Run):
         started.leaf.keep_frozen()
         bundle.expect_relabel(started.directory)
         limits.expect(started.directory / limits.METER)
+        self._limit_files = standby_files.Limits(started, self._stack)
         self._rows.expect_start()
         self._rehearse(started, lambda: False)
         door = self._listening.enter_context(standby_wire.listening(started.directory, self._request.package))
@@ -237,7 +238,7 @@ class Instance(lifecycle.Run):
                 _send_elsewhere(connection, e.message)
                 return None
             self._rows.asked_by(request.issuer)
-            with self._rows.together():
+            with self._rows.together(functools.partial(_count, started)):
                 super()._begin(
                     trusted,
                     manifest,
@@ -355,7 +356,8 @@ class Instance(lifecycle.Run):
             return f"`{name}` was changed"
         if not started.leaf.frozen():
             return "somebody thawed it"
-        return next((f"its limit {name} was changed" for name in standby_files.loosened(started)), None)
+        name = self._limit_files.loosened()
+        return None if name is None else f"its limit {name} was changed"
 
     # --- (5) ------------------------------------------------------------------------------------------------
 
@@ -395,6 +397,12 @@ class Instance(lifecycle.Run):
 def ended() -> Outcome:
     """The supervisor has: nobody would replace an instance, or ask for it."""
     return errors.KilledError("standby: the supervisor ended")
+
+
+def _count(started: gvisor.Started) -> None:
+    """What it uses counts from here on: nothing in it runs, and the agent is about to be given its intent."""
+    with contextlib.suppress(OSError):  # which is asked again just before, and says it
+        started.meter.begin()
 
 
 def _send_elsewhere(connection: socket.socket, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -88,22 +89,36 @@ def _identity(path: str) -> tuple[int, ...] | None:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
-def loosened(started: gvisor.Started) -> list[str]:
-    """The limits whose files do not hold what was written there."""
-    return [limit.file for limit in started.limits if not _holds(started.leaf, limit)]
+class Limits:
+    """The files of a sandbox's limits, open as long as it waits: the kernel makes what one holds at each read, and to
+    open and close it takes seven times as long. Those of a cgroup that is gone can be read no more (ENODEV)."""
+
+    def __init__(self, started: gvisor.Started, stack: contextlib.ExitStack) -> None:
+        """The files are closed with ``stack``."""
+        self._files = [(limit, _opened(started.leaf, limit, stack)) for limit in started.limits]
+
+    def loosened(self) -> str | None:
+        """The first whose file does not hold what was written there."""
+        return next((limit.file for limit, fd in self._files if not _holds(limit, fd)), None)
 
 
-def _holds(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit) -> bool:
+def _opened(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit, stack: contextlib.ExitStack) -> int | None:
+    """None where there is no such file and need not be; -1 where it cannot be read."""
     directory = leaf.paths.get(limit.controller)
     if directory is None:
-        return False
+        return -1
     try:
         fd = os.open(f"{directory}/{limit.file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return not limit.required
+        return -1 if limit.required else None
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _holds(limit: cgroupfs.Limit, fd: int | None) -> bool:
+    if fd is None:
+        return True
     try:
-        return cgroupfs.same(os.read(fd, _LIMIT_BYTES).decode().strip(), limit.value)
+        return cgroupfs.same(os.pread(fd, _LIMIT_BYTES, 0).decode().strip(), limit.value)
     except OSError:
-        return not limit.required
-    finally:
-        os.close(fd)
+        return False

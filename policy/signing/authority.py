@@ -6,6 +6,7 @@ manifest is taken back goes with it, also when that agent has ended meanwhile.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -74,7 +75,13 @@ class _Line(_Closed):
 
 def encode(line: Sequence[Authority]) -> str:
     """The line of a run, from the first ancestor down to itself, as one string."""
-    return strict_json.dumps(_Line(line=tuple(line)).model_dump()).decode("ascii")
+    return _encoded(tuple(line))
+
+
+@functools.lru_cache(maxsize=64)
+def _encoded(line: tuple[Authority, ...]) -> str:
+    # An instance of standby makes its label twice (sandbox.standby). What the same statements say is the same.
+    return strict_json.dumps(_Line(line=line).model_dump()).decode("ascii")
 
 
 def decode(text: str) -> tuple[Authority, ...]:

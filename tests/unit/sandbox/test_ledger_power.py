@@ -30,11 +30,10 @@ class Disk:
             state / "audit" / store.EVENTS,
             state / "audit" / store.CHAIN,
             state / "audit-head" / "head.json",
-            state / "audit-head" / "pending",
         )
         self.durable = self.files()
         self.points: list[tuple[Files, Files]] = []
-        for name, synced in (("write", False), ("pwrite", False), ("fdatasync", True), ("pwritev", None)):
+        for name, synced in (("write", False), ("fdatasync", True), ("pwritev", None)):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name), synced))
 
     def files(self) -> Files:
@@ -118,7 +117,7 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
                 expected = made if log.count == held else [*made, *last]
                 seen.add(log.count)
                 new = write(log, 1)
-            events, chain, head, _ = disk.files()
+            events, chain, head = disk.files()
             assert [json.loads(line)["id"] for line in events.splitlines()] == [*expected, *new]
             key = ledger.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
             report = audit.verify(events, chain, head, key)

@@ -99,6 +99,22 @@ def test_a_run_whose_keeper_was_killed_is_not_counted(runs: Path) -> None:
     assert place.is_dir()
 
 
+def test_whoever_asks_for_the_others_is_not_looked_at_itself(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    label_of = bundle.label_of
+
+    def look(path: Path) -> dict[str, str] | None:
+        looked.append(path.name)
+        return label_of(path)
+
+    monkeypatch.setattr(bundle, "label_of", look)
+    made = (bundle.RunDirectory(runs / name, _label("a")) for name in ("one", "two"))
+    with next(made), next(made), bundle.gate(runs):
+        assert [one.run_id for one in registry.seen(runs, but="one")] == ["two"]
+        assert looked == ["two"]
+        assert {one.run_id for one in registry.seen(runs)} == {"one", "two"}
+
+
 def test_a_refused_claim_leaves_nothing(runs: Path) -> None:
     def refuse() -> None:
         assert registry.seen(runs) == []  # behind the gate: asking again must not wait for itself

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,14 @@ class Log:
     def catch_up(self) -> None:
         self.caught_up += 1
 
-    def append_all(self, records: Sequence[Record], *, issuer: Mapping[str, Any], one_sync: bool = False) -> list[str]:
+    def append_all(
+        self,
+        records: Sequence[Record],
+        *,
+        issuer: Mapping[str, Any],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[str]:
+        meanwhile()
         place = self.directory / registry.STATE
         shown = place.read_text().strip() if place.exists() else ""
         self.writes.append(([one.fields["state"] for one in records], shown))
@@ -40,10 +47,13 @@ def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_onc
     rows.to(State.PROVISIONED, "", waits=True)
     rows.show_state(tmp_path)
     rows.to(State.VALIDATED, "")
-    with rows.together():
+    meanwhile: list[int] = []
+    with rows.together(lambda: meanwhile.append(len(log.writes))):
         rows.to(State.ISOLATED, "")
         rows.to(State.RUNNING, "")
         assert len(log.writes) == 1
+        assert meanwhile == []
+    assert meanwhile == [1]
     assert log.writes == [(["Provisioned", "Validated"], "Provisioned"), (["Isolated", "Running"], "Validated")]
     assert (tmp_path / registry.STATE).read_text() == "Validated\n"
     rows.show()
@@ -56,7 +66,7 @@ def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path:
     rows.to(State.PROVISIONED, "")
 
     def fails() -> None:
-        with rows.together():
+        with rows.together(lambda: None):
             rows.to(State.VALIDATED, "")
             raise KeyError
 

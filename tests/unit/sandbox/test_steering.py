@@ -37,7 +37,7 @@ class Log:
         self.full = False
         self.place = Path("/nonexistent/audit")
 
-    def append_all(self, records: Any, *, issuer: Mapping[str, str], one_sync: bool = False) -> None:
+    def append_all(self, records: Any, *, issuer: Mapping[str, str], **how: Any) -> None:
         if self.full:
             raise errors.LedgerError("no space left")
         self.said += [f"{one.fields['state']}: {one.fields['reason']}" for one in records]

@@ -68,6 +68,19 @@ def test_a_meter_that_is_made_ahead_says_of_nobody_that_they_had_an_intent(tmp_p
     assert [*seen, was_begun(noted)] == [False, False, True]
 
 
+def test_of_a_meter_that_is_begun_ahead_and_again_the_first_time_counts(tmp_path: Path) -> None:
+    meter = Meter(_leaf(1, tmp_path, cpu="5000000"), None, tmp_path / "none" / "meter")
+    with pytest.raises(FileNotFoundError):
+        meter.begin()  # which is asked again
+    (tmp_path / "none").mkdir()
+    meter.begin()
+    _leaf(1, tmp_path, cpu="48000000")
+    meter.begin()
+    assert meter.cpu_ms() == 43
+    assert meter.noted is not None
+    assert meter.noted.read_text() == "5000"
+
+
 def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:
     """The next one finds its cgroups gone, and would note that it had used nothing."""
     (tmp_path / "unended").mkdir(mode=0o700)
