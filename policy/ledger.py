@@ -3,7 +3,8 @@
     events.jsonl         one event a line (policy/events.py)
     events.chain.jsonl   one anchor a line: {index, event_id, timestamp_ms, event_hash_hex,
                          previous_hash_hex, chain_hash_hex}
-    head.json            two slots of 4,096 bytes, one JSON line each, written in turn
+    head.json            two slots of 4,096 bytes, one JSON line each, written in turn; where the line says so the rows
+                         of the write that it ends stand behind it, and the files may lack them after a power cut
 
 event_hash is the SHA-256 of the exact JSON line without its newline; chain_hash is
 SHA-256(previous_hash_hex + "\\n" + event_hash_hex), both as text; genesis is 64 zeros. These are version 1's
@@ -21,7 +22,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
@@ -108,12 +109,26 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """The rows of one write as both files are to hold them, out of the slot of the head that they end at, and the chain
+    hash that they follow.
+
+    Such a slot is durable by itself, and the files are synced before the next one is written.
+    """
+
+    count: int
+    previous_hash_hex: str
+    events: bytes
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """How far the log goes: ``count`` records, the last one's chain hash, and both files' sizes in bytes.
 
     ``marks`` are (count, chain hash) at ``count`` with its low bits cleared one by one (11 -> 11, 10, 8):
     at most one a bit, each kept from the head before, and enough to say up to where a log that was
-    rewritten consistently is still the one that was signed.
+    rewritten consistently is still the one that was signed. ``carried`` are rows that stand in its slot.
     """
 
     count: int = 0
@@ -121,6 +136,7 @@ class Head:
     events_bytes: int = 0
     chain_bytes: int = 0
     marks: tuple[tuple[int, str], ...] = ()
+    carried: Carried | None = field(default=None, compare=False)
 
     def advance(self, line: bytes, *, event_id: str, timestamp_ms: int) -> tuple[bytes, Head]:
         """The chain line for the next event line, and the head after both (newlines are counted here)."""
@@ -219,13 +235,45 @@ def sign_head(head: Head, key: Ed25519PrivateKey) -> bytes:
 
 def signed_head(head: Head, key: Ed25519PrivateKey, *, signer: str | None = None) -> bytes:
     """The line in a slot, without what fills it. ``signer`` is the key's id, for whoever signs often and has it."""
-    body = _dump(_head_body(head, signer or key_id(key.public_key())))
+    return _signed(_head_body(head, signer or key_id(key.public_key())), key)
+
+
+def _signed(document: dict[str, Any], key: Ed25519PrivateKey) -> bytes:
+    body = _dump(document)
     return body[:-1] + f',"signature_hex":"{key.sign(_DOMAIN + body).hex()}"}}'.encode("ascii")
 
 
 def slot(signed: bytes) -> bytes:
     """A signed head as it stands in its slot."""
     return signed.ljust(SLOT_BYTES - 1) + b"\n"
+
+
+def carrying_slot(
+    before: Head, head: Head, lines: bytes, key: Ed25519PrivateKey, *, signer: str | None = None
+) -> bytes | None:
+    """The slot of ``head`` with the event ``lines`` that lead from ``before`` to it; None where they find no room.
+
+    The signed line says how many bytes of them there are and what the chain hash before them is, so that a slot of
+    which a power cut left a part is none, and a whole one needs nothing else.
+    """
+    carried = {"previous_hash_hex": before.chain_hash_hex, "events_bytes": len(lines)}
+    made = _signed(_head_body(head, signer or key_id(key.public_key())) | {"carried": carried}, key) + b"\n" + lines
+    return slot(made) if len(made) < SLOT_BYTES else None
+
+
+def completed(events: bytes, chain: bytes, head: Head | None) -> tuple[bytes, bytes]:
+    """Both files as the next opening will leave them, with what the head's slot carries in its place; as they are where
+    they do not reach there."""
+    carried = None if head is None else head.carried
+    if head is None or carried is None:
+        return events, chain
+    starts = head.events_bytes - len(carried.events), head.chain_bytes - len(carried.chain)
+    if len(events) < starts[0] or len(chain) < starts[1]:
+        return events, chain
+    return (
+        events[: starts[0]] + carried.events + events[head.events_bytes :],
+        chain[: starts[1]] + carried.chain + chain[head.chain_bytes :],
+    )
 
 
 def slot_offset(head: Head) -> int:
@@ -259,7 +307,7 @@ def newest_head(raw: bytes, public_key: Ed25519PublicKey) -> tuple[Head, int] | 
 def _said_index(slot: bytes) -> int:
     """Of the last record, as a slot says that nobody has verified yet."""
     try:
-        index = json.loads(slot)["index"]
+        index = json.loads(slot.partition(b"\n")[0])["index"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return -2
     return index if isinstance(index, int) else -2
@@ -271,12 +319,16 @@ def read_heads(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
 
 
 def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
-    """Whether both slots hold what the last two writes left: the newest head and the one before it.
+    """Whether both slots hold what the last two writes left: the newest head and the one before it, or before what it
+    carries.
 
     After a write that was cut off they do not, until the next one; nor when somebody blanked the newest.
     """
-    counts = sorted(head.count for head in _slots(raw, public_key))
-    return len(raw) == HEAD_BYTES and (counts == [0] or (len(counts) == 2 and counts[0] + 1 == counts[1]))
+    heads = read_heads(raw, public_key)
+    if len(raw) != HEAD_BYTES or len(heads) != 2:
+        return len(raw) == HEAD_BYTES and [head.count for head in heads] == [0]
+    newest, before = heads
+    return newest.count - before.count in (1, newest.carried.count if newest.carried else 1)
 
 
 def _slots(raw: bytes, public_key: Ed25519PublicKey) -> list[Head]:
@@ -309,9 +361,10 @@ def read_public_key(raw: bytes) -> Ed25519PublicKey:
 
 
 def read_signed_head(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
-    """The head of one slot or line, or None when its signature does not verify."""
+    """The head of one slot or line, or None when its signature does not verify or it does not carry what it says."""
+    line, _, rest = slot.partition(b"\n")
     try:
-        document = json.loads(slot)
+        document = json.loads(line)
         signature = bytes.fromhex(document.pop("signature_hex"))
         head = Head(
             document["index"] + 1,
@@ -321,13 +374,35 @@ def read_signed_head(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
             tuple((count, value) for count, value in document["marks"]),
         )
         body = _head_body(head, key_id(public_key))
+        if carries := document.get("carried"):
+            body["carried"] = {name: carries[name] for name in ("previous_hash_hex", "events_bytes")}
         # Closed: only what sign_head writes is read, so no field can stand beside the signature.
         if body != document or [m[0] for m in head.marks] != _mark_counts(head.count):
             return None
         public_key.verify(signature, _DOMAIN + _dump(body))
+        size = carries["events_bytes"] if carries else 0
+        if rest[size:].strip(b" \n"):
+            return None
+        return _with_carried(head, carries["previous_hash_hex"], rest[:size]) if carries else head
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidSignature):
         return None
-    return head
+
+
+def _with_carried(head: Head, previous: str, events: bytes) -> Head | None:
+    """The head with these event lines, where they lead from the chain hash before them to its own."""
+    lines = events.split(b"\n")
+    if lines.pop() or not 0 < len(lines) <= head.count:
+        return None
+    chain, last = [], previous
+    for index, line in enumerate(lines, head.count - len(lines)):
+        event, event_hex = json.loads(line), event_hash(line)
+        after = chain_hash(last, event_hex)
+        chain.append(Anchor.written(index, Row(line, event["id"], event["timestamp_ms"]), event_hex, last, after))
+        last = after
+    entries = b"".join(one + b"\n" for one in chain)
+    if last != head.chain_hash_hex or len(events) > head.events_bytes or len(entries) > head.chain_bytes:
+        return None
+    return replace(head, carried=Carried(len(lines), previous, events, entries))
 
 
 def _head_body(head: Head, signer: str) -> dict[str, Any]:

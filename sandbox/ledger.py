@@ -66,6 +66,7 @@ class Ledger:
         self._head = ledger.Head()
         self._raw = b""
         self._slot = 0  # where the newest head stands
+        self._unsynced = False  # whether the files may lack what that carries
         with contextlib.ExitStack() as stack:
             self._dir = ledger_files.open_directory(directory, stack)
             self._head_dir = ledger_files.open_directory(head.parent, stack)
@@ -79,7 +80,7 @@ class Ledger:
                 self._signer = ledger.key_id(self._key.public_key())
                 self._open_head(stack)
                 ledger_files.show_key(PUBLIC_KEY, self._head_dir, self._key.public_key(), log=directory)
-                self._reload()
+                self._reload(opening=True)
             self._stack = stack.pop_all()
 
     @classmethod
@@ -112,12 +113,15 @@ class Ledger:
         records: Sequence[Record],
         *,
         issuer: Mapping[str, str],
+        carried: bool = False,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[str]:
         """As ``append`` for several records in one write: when this returns all of them are durable, and when it raises
         some of the first may be in the log, never the last.
 
-        ``meanwhile`` is called while the disk takes them, and raises nothing.
+        ``carried``: somebody waits for it, and the disk is asked once, where the slot of a head has room for them: the
+        files have them as well, and are synced with the next write. ``meanwhile`` is called while the disk takes them,
+        or just before, and raises nothing.
 
         Raises:
             errors.EventError: the fields of one are not those of its kind, or they are too many for one write; nothing
@@ -137,7 +141,7 @@ class Ledger:
                 raise errors.LedgerError(f"the log takes no more records after: {self._failure}", where=str(self._path))
             try:
                 with self._turn():
-                    self._write(rows, meanwhile)
+                    self._write(rows, meanwhile, carried=carried)
             except errors.LedgerError as e:
                 self._failure = e.message
                 raise
@@ -214,7 +218,8 @@ class Ledger:
             return self.mark
 
     def catch_up(self) -> None:
-        """Read what other processes have written, so that the next write need not, which says what is wrong; and have
+        """Read what other processes have written, and sync it, so that the next write need not, which says what is
+        wrong; and have
         the disk awake for it: one that had nothing to do for some milliseconds takes twice as long for a write (0.5 ms;
         0.22 ms right after another, 0.37 ms 5 ms after it).
 
@@ -225,6 +230,7 @@ class Ledger:
             if self._failure is None:
                 with self._turn():
                     self._catch_up()
+                    self._sync()
                 with contextlib.suppress(OSError):
                     self._rouse()
 
@@ -244,22 +250,56 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _write(self, rows: Sequence[ledger.Row], meanwhile: Callable[[], None]) -> None:
+    def _write(self, rows: Sequence[ledger.Row], meanwhile: Callable[[], None], *, carried: bool) -> None:
         self._catch_up()
         entries, before, head = ledger.extend(self._head, rows)
+        lines = b"".join(row.line + b"\n" for row in rows)
+        slot = None
+        if carried and self._head.count:  # of a log's first write the other slot would say that there is nothing
+            slot = ledger.carrying_slot(self._head, head, lines, self._key, signer=self._signer)
+        if slot is not None:
+            self._carry(slot, lines, entries, meanwhile)
+        else:
+            self._put(lines, entries, [head, before][: len(rows)], meanwhile)
+        self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+
+    def _carry(self, slot: bytes, lines: bytes, entries: bytes, meanwhile: Callable[[], None]) -> None:
+        """The write that is durable with its head, which carries it."""
+        # INVARIANT: what another head carries is synced in the files before that one may be overwritten.
+        self._sync()
+        ledger_files.write_all(self._events, lines)
+        ledger_files.write_all(self._chain, entries)
+        meanwhile()
+        # The other slot keeps the head before all of it.
+        self._show([slot])
+        self._unsynced = True
+
+    def _put(self, lines: bytes, entries: bytes, heads: Sequence[ledger.Head], meanwhile: Callable[[], None]) -> None:
         # INVARIANT: both files are durable before the head is written: it never names what a crash could take away.
         # Both are written before either is synced, so that what the second sync needs mostly lies on the disk with
         # the first. Of each a power cut may leave any part until then, and none of it was acknowledged
         # (``ledger_files.set_aside``).
-        for fd, content in ((self._events, b"".join(row.line + b"\n" for row in rows)), (self._chain, entries)):
+        for fd, content in ((self._events, lines), (self._chain, entries)):
             ledger_files.write_all(fd, content)
             libc.start_writing(fd)
-        slots = self._slots([head, before][: len(rows)])  # while the disk takes that
+        slots = self._slots(heads)  # while the disk takes that
         meanwhile()
-        os.fdatasync(self._events)
-        os.fdatasync(self._chain)
+        self._unsynced = True
+        self._sync()
         self._show(slots)
-        self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+
+    def _sync(self) -> None:
+        """Have the disk hold the files, where it may not."""
+        if self._unsynced:
+            try:
+                os.fdatasync(self._events)
+                os.fdatasync(self._chain)
+            except OSError as e:
+                # INVARIANT: who is refused writes nothing any more. The kernel tells each open file once, and keeps
+                # what it could not write as if it had: whoever opens the log next writes it again (``_put_right``).
+                self._failure = f"{e.strerror}"
+                raise
+            self._unsynced = False
 
     def _slots(self, heads: Sequence[ledger.Head]) -> list[bytes]:
         """What is put into the slots, the newest first. Of a write of one row the head before stands there already."""
@@ -351,8 +391,18 @@ class Ledger:
             os.fsync(self._dir)
         self._head_fd = self._open_file(name, self._head_dir, stack, 0)
 
-    def _reload(self) -> None:
-        """Read the head, compare it with the last record of both files, set aside what is beyond it."""
+    def _reload(self, *, opening: bool = False) -> None:
+        """Read the log as it is now. Whoever is refused by the disk in it writes nothing any more: it may be what
+        another head carries that was refused, which is told once (``_sync``)."""
+        try:
+            self._read(opening=opening)
+        except OSError as e:
+            self._failure = f"{e.strerror}"
+            raise
+
+    def _read(self, *, opening: bool) -> None:
+        """Read the head, compare it with the last record of both files, set aside what is beyond it. Whoever opens the
+        log writes anew what the head carries: a power cut may have taken it, or the disk refused it."""
         raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
         newest = ledger.newest_head(raw, self._key.public_key())
         if newest is None:
@@ -360,18 +410,13 @@ class Ledger:
         head, slot = newest
         if head.count < self._head.count:
             self._broken(f"the head went back from {self._head.count} to {head.count} records")
-        for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
-            if ledger_files.size(fd) < size:
-                self._broken(f"`{name}` is shorter than its signed head says")
-        if head.count:
-            anchor = ledger.Anchor.parse(ledger_files.last_line(self._chain, head.chain_bytes))
-            event = ledger.event_hash(ledger_files.last_line(self._events, head.events_bytes))
-            if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != (
-                head.chain_hash_hex,
-                event,
-                head.count - 1,
-            ):
-                self._broken("the last record is not the one that the head signs")
+        if (carried := head.carried) is not None:
+            # INVARIANT: before anything is put right. What it carries says nothing of the files before it.
+            starts = head.events_bytes - len(carried.events), head.chain_bytes - len(carried.chain)
+            self._check_last(starts, carried.previous_hash_hex, head.count - carried.count)
+            if opening:
+                self._put_right(starts, carried, head.count)
+        self._check_last((head.events_bytes, head.chain_bytes), head.chain_hash_hex, head.count)
         for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
             counts = range(head.count, head.count + MOST_RECORDS)
             openings = ['{"id":"' if name == EVENTS else f'{{"index":{n},"event_id":"' for n in counts]
@@ -379,6 +424,29 @@ class Ledger:
                 self.recovered.append(said)
         # All of it, or nothing: whoever was refused by the disk above reads it again.
         self._raw, self._head, self._slot = raw, head, slot
+        self._unsynced = head.carried is not None and not opening
+
+    def _check_last(self, ends: tuple[int, int], chain_hash_hex: str, count: int) -> None:
+        """That both files reach there, and the last of ``count`` records is the one that the head signs."""
+        for fd, name, end in zip((self._events, self._chain), (EVENTS, CHAIN), ends, strict=True):
+            if ledger_files.size(fd) < end:
+                self._broken(f"`{name}` is shorter than its signed head says")
+        if not count:
+            return
+        anchor = ledger.Anchor.parse(ledger_files.last_line(self._chain, ends[1]))
+        event = ledger.event_hash(ledger_files.last_line(self._events, ends[0]))
+        if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != (
+            chain_hash_hex,
+            event,
+            count - 1,
+        ):
+            self._broken("the last record is not the one that the head signs")
+
+    def _put_right(self, starts: tuple[int, int], carried: ledger.Carried, count: int) -> None:
+        files = (self._events, EVENTS, carried.events), (self._chain, CHAIN, carried.chain)
+        for (fd, name, lines), start in zip(files, starts, strict=True):
+            if said := ledger_files.put_right(fd, name, self._dir, start, lines, count):
+                self.recovered.append(said)
 
     def _open_file(self, name: str, folder: int, stack: contextlib.ExitStack, flags: int) -> int:
         fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)

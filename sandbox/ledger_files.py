@@ -143,6 +143,24 @@ def lines(fd: int, start: int, end: int, log: Path) -> Iterator[bytes]:
             broken("it became shorter while it was read", log)
 
 
+def put_right(fd: int, name: str, folder: int, start: int, content: bytes, count: int) -> str | None:
+    """Have the disk hold ``content`` in a file that reaches to ``start``, whatever stands there; what follows it stays.
+
+    In words what was wrong, when anything was: what was neither of it nor a hole of a power cut is kept beside the file
+    (``count`` records are in the log).
+
+    Raises:
+        OSError: the disk refused.
+    """
+    there = os.pread(fd, len(content), start)
+    said = None if there == content else f"`{name}` got {len(content)} acknowledged bytes that it lacked"
+    if any(have not in (0, want) for have, want in zip(there, content, strict=False)):
+        said = f"`{name}` held other bytes than acknowledged, set aside in `{_beside(name, folder, count, there)}`"
+    # Also what is there: it may be so for the kernel alone, which was refused and has told somebody who is gone.
+    _write_at(fd, start, content)
+    return said
+
+
 def set_aside(fd: int, name: str, folder: int, end: int, openings: Sequence[str], count: int, log: Path) -> str | None:
     """Move what stands behind ``end`` of a file, in words when that was something, into one beside it.
 
@@ -158,12 +176,34 @@ def set_aside(fd: int, name: str, folder: int, end: int, openings: Sequence[str]
     tail = os.pread(fd, min(extra, MAX_TAIL_BYTES), end)
     if extra > MAX_TAIL_BYTES or not ledger.is_one_write(tail, openings):
         broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves", log)
-    # Named by content: a crash in here repeats the same steps and ends in the same file.
-    aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
-    durable.replace(folder, aside, tail)
+    aside = _beside(name, folder, count, tail)
+    # Blanked first: who is killed before the last sync leaves a file that looks cut and may not be. What a power cut
+    # then brings back behind rows that a head carries is zeros.
+    _write_at(fd, end, bytes(extra))
     os.ftruncate(fd, end)
     os.fsync(fd)
     return f"{extra} unacknowledged bytes of `{name}` set aside in `{aside}`"
+
+
+def _beside(name: str, folder: int, count: int, content: bytes) -> str:
+    # Named by content: a crash in here repeats the same steps and ends in the same file.
+    aside = f"{name}.aside-{count}-{hashlib.sha256(content).hexdigest()[:16]}"
+    durable.replace(folder, aside, content)
+    return aside
+
+
+def _write_at(fd: int, start: int, content: bytes) -> None:
+    """Write in a file, and have the disk hold it."""
+    # Not by a descriptor with O_APPEND, which pwrite(2) would append by.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(own, view, start)
+            view, start = view[written:], start + written
+        os.fsync(own)
+    finally:
+        os.close(own)
 
 
 def size(fd: int) -> int:

@@ -48,15 +48,15 @@ class Rows:
 
     @contextlib.contextmanager
     def together(self, meanwhile: Callable[[], None]) -> Iterator[None]:
-        """Rows that are durable only at the end of the block, all at once: nothing in it has an effect by itself. The
-        state that others are shown is behind until ``show`` is called. ``meanwhile`` is called while the disk takes
-        them, and raises nothing."""
+        """Rows that are durable only at the end of the block, all at once, and by one sync: somebody waits for it.
+        Nothing in it has an effect by itself. The state that others are shown is behind until ``show`` is called.
+        ``meanwhile`` is called just before or while the disk takes them, and raises nothing."""
         self._together = True
         try:
             yield
         finally:
             self._together = False
-        self._flush(meanwhile)
+        self._flush(meanwhile, carried=True)
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -331,10 +331,10 @@ class Rows:
         if not waits and not self._together:
             self._flush()
 
-    def _flush(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def _flush(self, meanwhile: Callable[[], None] = lambda: None, *, carried: bool = False) -> None:
         # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
         records, self._waiting = self._waiting, []
-        self._ledger.append_all(records, issuer=self._issuer, meanwhile=meanwhile)
+        self._ledger.append_all(records, issuer=self._issuer, carried=carried, meanwhile=meanwhile)
 
 
 def cut_off(ledger: Ledger) -> None:

@@ -206,6 +206,7 @@ def _read(name: str, path: Path) -> Log | None:
 
 
 def _snapshot(name: str, path: Path) -> Log | None:
+    from policy import ledger
     from sandbox import durable
 
     head_folder = path.with_name("audit-head")
@@ -218,7 +219,9 @@ def _snapshot(name: str, path: Path) -> Log | None:
                 stack.callback(os.close, chain)
             sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
             head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
-            daemons = (_content(head_folder / "pending"), _content(path / "checkpoints.jsonl"))
+            # A version of the supervisor's log had one as well, which says nothing any more.
+            pending = _content(head_folder / "pending") if name == "daemon" else None
+            daemons = (pending, _content(path / "checkpoints.jsonl"))
             if all(content is None for content in (*sizes, head, key)):
                 return None
             aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
@@ -226,6 +229,10 @@ def _snapshot(name: str, path: Path) -> Log | None:
                 # The files only grow, and what takes their place has other descriptors: the writer need wait no longer.
                 fcntl.flock(log, fcntl.LOCK_UN)
         events, entries = (_first(fd, size or 0) for fd, size in zip((log, chain), sizes, strict=True))
+        if head is not None and key is not None:
+            with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
+                signed = ledger.read_head(head, ledger.read_public_key(key))
+                events, entries = ledger.completed(events, entries, signed)
         return Log(name, path, events, entries, head, key, tuple(aside), *daemons)
 
 

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from covenant.cli.main import cli
-from policy import errors, events
-from sandbox.ledger import Ledger
+from policy import errors, events, pending
+from sandbox.ledger import Ledger, Record
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
@@ -261,3 +261,35 @@ def test_a_copied_row_is_shown_as_it_was_with_its_origin(covenant_home: Path) ->
 def test_a_copy_without_a_row_is_shown_as_it_is(covenant_home: Path, line: bytes | None) -> None:
     copied(line)
     assert " daemon supervisor_row intent_id=i run_id=r" in call("recent").stdout
+
+
+def test_a_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_home: Path) -> None:
+    """As a power cut leaves the write of a start that was waited for: the next start completes it."""
+    base = covenant_home / "supervisor"
+    fill(base, 2)
+    fields = {"run_id": "carried", "agent_id": "a", "operator": "ann", "state": "s", "reason": "x"}
+    with Ledger.open(base / "audit", head=base / "audit-head" / "head.json") as log:
+        whole = [log.place / "events.jsonl", log.place / "events.chain.jsonl"]
+        before = [path.stat().st_size for path in whole]
+        log.append_all([Record("run_state", fields, 1_800_000_000_000)], issuer=ISSUER, carried=True)
+    for path, size in zip(whole, before, strict=True):
+        os.truncate(path, size)
+    assert document("verify")["valid"]
+    assert document("recent", "-n", "1")["events"][0]["kind"]["run_id"] == "carried"
+    # The control: one byte less is another record's, and nothing that the head carries.
+    os.truncate(whole[0], before[0] - 1)
+    assert not document("verify")["valid"]
+
+
+def test_an_old_head_beside_the_supervisors_log_hides_no_cut(covenant_home: Path) -> None:
+    """A version of it kept heads in a file as the daemon's log has."""
+    base = covenant_home / "supervisor"
+    fill(base, 2)
+    slots = (base / "audit-head" / "head.json").read_bytes()
+    newest, other = sorted((slots[:4096].rstrip(), slots[4096:].rstrip()), key=lambda one: -json.loads(one)["index"])
+    sizes = [(base / "audit" / name).stat().st_size for name in ("events.jsonl", "events.chain.jsonl")]
+    fill(base, 3, at=2)
+    (base / "audit-head" / "pending").write_bytes(pending.opening(other, newest))
+    for name, size in zip(("events.jsonl", "events.chain.jsonl"), sizes, strict=True):
+        os.truncate(base / "audit" / name, size)
+    assert not document("verify")["valid"]

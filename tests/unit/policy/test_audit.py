@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -321,3 +322,73 @@ def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
         assert (report.notes == ()) is whole, heads
     assert check([], [], head_file(ledger.Head())).notes == ()
     assert check(lines[:1], anchors[:1], head_file(ledger.Head(), chain_of(lines[:1])[1])).notes == ()
+
+
+def carried(before: ledger.Head, lines: Lines) -> tuple[bytes, ledger.Head, ledger.Head]:
+    """The slot that carries these lines, the head that it says and the one before that."""
+    rows = [ledger.Row(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
+    _, last_but_one, head = ledger.extend(before, rows)
+    made = ledger.carrying_slot(before, head, b"".join(line + b"\n" for line in lines), KEY)
+    assert made is not None
+    return made, head, last_but_one
+
+
+def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() -> None:
+    lines = [event(i) for i in range(7)]
+    _, base = chain_of(lines[:4])
+    anchors, _ = chain_of(lines)
+    slot, head, _ = carried(base, lines[4:])
+    assert len(slot) == ledger.SLOT_BYTES
+    found = ledger.read_signed_head(slot, KEY.public_key())
+    assert found == head
+    assert found is not None
+    rows = (b"".join(line + b"\n" for line in part[4:]) for part in (lines, anchors))
+    assert found.carried == ledger.Carried(3, base.chain_hash_hex, *rows)
+    # What it is signed with, it is: a head that carries nothing says the same of the log, and is another slot.
+    assert ledger.read_signed_head(ledger.sign_head(head, KEY), KEY.public_key()) == found
+    raw = ledger.sign_head(base, KEY) + slot
+    assert ledger.head_is_whole(raw, KEY.public_key())
+    events, chain = (b"".join(line + b"\n" for line in part) for part in (lines, anchors))
+    starts = base.events_bytes, base.chain_bytes
+    for cut in (0, 1, 50, len(events) - starts[0]):
+        left = events[: len(events) - cut], chain[: max(starts[1], len(chain) - cut)]
+        assert ledger.completed(*left, found) == (events, chain)
+        zeros = events[: len(events) - cut].ljust(len(events), b"\0"), chain
+        assert ledger.completed(*zeros, found) == (events, chain)
+        assert audit.verify(*ledger.completed(*left, found), raw, KEY.public_key()) == audit.verify(
+            events, chain, raw, KEY.public_key()
+        )
+    # What follows stays, and what does not reach there is not made up.
+    assert ledger.completed(events + b"tail", chain, found) == (events + b"tail", chain)
+    short = events[: starts[0] - 1], chain
+    assert ledger.completed(*short, found) == short
+    assert not audit.verify(*short, raw, KEY.public_key()).valid
+
+
+def test_a_slot_of_which_anything_is_another_is_none() -> None:
+    lines = [event(i) for i in range(4)]
+    _, base = chain_of(lines[:2])
+    slot, head, _ = carried(base, lines[2:])
+    used = len(slot.rstrip(b" \n"))
+    for at in [*range(used), used + 2, ledger.SLOT_BYTES - 1]:
+        for bit in (1, 0x80):
+            torn = slot[:at] + bytes([slot[at] ^ bit]) + slot[at + 1 :]
+            assert ledger.read_signed_head(torn, KEY.public_key()) is None, at
+    for size in range(0, used, 7):
+        assert ledger.read_signed_head(slot[:size].ljust(ledger.SLOT_BYTES), KEY.public_key()) is None
+        # The rest is an earlier head's, as of a write that a power cut left half of.
+        earlier = ledger.sign_head(base, KEY)
+        assert ledger.read_signed_head(slot[:size] + earlier[size:], KEY.public_key()) in (None, base)
+    # Signed, and not what a log of ours says: rows that lead to another head, or to more than there is.
+    body = b"".join(line + b"\n" for line in lines[2:])
+    other = chain_of(lines[:1])[1]
+    for wrong in (
+        ledger.carrying_slot(other, head, body, KEY),
+        ledger.carrying_slot(base, head, b"", KEY),
+        ledger.carrying_slot(base, head, body[:-1], KEY),
+        ledger.carrying_slot(base, head, b"[]\n" + body, KEY),
+        ledger.carrying_slot(base, replace(head, count=1, marks=head.marks[-1:]), body, KEY),
+    ):
+        assert wrong is not None
+        assert ledger.read_signed_head(wrong, KEY.public_key()) is None
+    assert ledger.carrying_slot(base, head, bytes(ledger.SLOT_BYTES), KEY) is None

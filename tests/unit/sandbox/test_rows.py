@@ -32,6 +32,7 @@ class Log:
         records: Sequence[Record],
         *,
         issuer: Mapping[str, Any],
+        carried: bool = False,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[str]:
         meanwhile()
