@@ -313,16 +313,17 @@ class Instance(lifecycle.Run):
 
     def _verify_again(self) -> trust.TrustedPackage:
         """The package as it is to be trusted now, its bytes being those in our memory, under the root that they were
-        verified under: what was decided, who may sign for this role above all, was decided under that one."""
-        state = self._means.state
-        greatest_time_ms = state.still_holds(self._trusted.root_version)
+        verified under: what was decided, who may sign for this role above all, was decided under that one.
+
+        INVARIANT: whether that root is the one that holds is asked behind the gate (``revocation.refuse``) and under
+        the state's lock, and what the ratchet says there as well (``State.accept``), before anything is begun."""
         return trust.again(
             self._trusted,
             self._root,
             now_ms=self._now_ms,
             audience=self._means.config.host,
-            serials=state,
-            greatest_time_ms=greatest_time_ms,
+            serials=trust.NoSerials(),
+            greatest_time_ms=self._means.state.time_under(self._trusted.root_version),
         )
 
     def _answering(self) -> Outcome:

@@ -221,6 +221,21 @@ class State:
             raise errors.TrustError(f"trust root version {present} holds now, not {version}", where=str(self.path))
         return 0 if record is None else record.greatest_time_ms
 
+    def time_under(self, version: int) -> int:
+        """``greatest_time_ms``, where no trust root after this version was ever recorded here. Whether it is the one
+        that lies here is asked behind the gate and under the lock by whoever begins something (``accept``).
+
+        Raises:
+            errors.TrustError: a later one was installed.
+            errors.StateError: the record is damaged or gone.
+        """
+        record = self._clock(has_root=True)
+        assert record is not None
+        if record.greatest_root_version > version:
+            later = record.greatest_root_version
+            raise errors.TrustError(f"trust root version {later} was installed after {version}", where=str(self.path))
+        return record.greatest_time_ms
+
     def _record_and_version(self) -> tuple[_ClockRecord | None, int]:
         """The record, and after it the version that is installed: a version is installed before the record has it, so
         that who reads them the other way round takes a root that comes in between for one that was taken away."""

@@ -95,6 +95,25 @@ def test_one_whose_serial_was_revoked_is_ended_and_a_newer_one_waits_and_answers
         assert leftovers(world) == []
 
 
+def test_one_that_waits_under_an_older_serial_is_told_nothing_once_a_newer_one_was_accepted(warm: Path) -> None:
+    with open_place() as place:
+        world = World(place, warm=warm)
+        with Served(world) as served:
+            path, (used,) = _warmed(served, "serials")
+            assert _said(served.run(path, "x"))["run"] == used.run_id, "the control"
+            (waits,) = _await(served, "serials")
+            older = place / "older"
+            shutil.copytree(path, older)
+            world.sign(path, serial=_serial(world, "serials") + 1)
+            assert served.run(path, "y").error is None
+            assert waits.path.exists(), "nobody has ended it yet"
+            with pytest.raises(errors.SerialError):
+                served.run(older, "z")
+            _until(lambda: not waits.path.exists(), served)
+            assert _codes(world, waits.run_id) == [], "it was never started"
+        assert leftovers(world) == []
+
+
 def _serial(world: World, agent_id: str) -> int:
     """The greatest that was accepted of an agent."""
     accepted = [json.loads(path.read_text()) for path in (world.state / "serials").iterdir()]

@@ -272,19 +272,22 @@ def test_accepting_the_same_again_writes_nothing(state: State, path: Path) -> No
 
 
 def test_a_root_that_was_read_still_holds_until_another_does_or_it_is_taken_away(state: State, path: Path) -> None:
-    assert state.still_holds(1) == NOW == state.greatest_time_ms()
+    assert state.still_holds(1) == NOW == state.greatest_time_ms() == state.time_under(1)
     assert state.root_place(1).read_bytes() == ROOT
     state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW + CLOCK_STEP_MS)
     with pytest.raises(errors.TrustError, match="version 2 holds now, not 1"):
         state.still_holds(1)
-    assert state.still_holds(2) == state.greatest_time_ms()
+    with pytest.raises(errors.TrustError, match="version 2 was installed after 1"):
+        state.time_under(1)
+    assert state.still_holds(2) == state.greatest_time_ms() == state.time_under(2)
     state.root_place(2).unlink()
     for version in (1, 2):
         with pytest.raises(errors.TrustError, match="version 2 was installed and is gone"):
             state.still_holds(version)
     (path / "clock.json").unlink()
-    with pytest.raises(errors.StateError, match="the clock record is gone"):
-        state.still_holds(1)
+    for ask in (state.still_holds, state.time_under):
+        with pytest.raises(errors.StateError, match="the clock record is gone"):
+            ask(1)
 
 
 # --- damage ---------------------------------------------------------------------------------------
