@@ -15,6 +15,7 @@ import pytest
 
 from policy import audit, errors, ledger
 from sandbox import ledger as store
+from tests.unit.sandbox.test_ledger import opened, paths, restore
 from tests.unit.sandbox.test_ledger_power import ISSUER, Disk, Files, cuts
 
 FIELDS = {"run_id": "r", "agent_id": "a", "operator": None, "state": "s", "reason": "x" * 300}
@@ -37,27 +38,12 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def opened(state: Path) -> store.Ledger:
-    return store.Ledger.open(state / "audit", head=state / "audit-head" / "head.json")
-
-
 def put(log: store.Ledger, count: int = 1, carried: bool = True) -> list[str]:
     return log.append_all([store.Record("run_state", FIELDS, n) for n in range(count)], issuer=ISSUER, carried=carried)
 
 
-def files(state: Path) -> tuple[Path, Path, Path]:
-    return state / "audit" / store.EVENTS, state / "audit" / store.CHAIN, state / "audit-head" / "head.json"
-
-
 def contents(state: Path) -> Files:
-    return tuple(path.read_bytes() for path in files(state))
-
-
-def restore(state: Path, what: Files) -> None:
-    for path, content in zip(files(state), what, strict=True):
-        path.write_bytes(content)
-    for aside in (state / "audit").glob("*.aside-*"):
-        aside.unlink()
+    return tuple(path.read_bytes() for path in paths(state))
 
 
 def verified(state: Path) -> audit.Report:
@@ -216,7 +202,7 @@ class Refusing:
     open file of it once; what it could not write stays to be read, as if it had it."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.paths, self.disk = files(state), list(contents(state))
+        self.paths, self.disk = paths(state), list(contents(state))
         self.refuses: set[int] = set()
         self.untold: set[tuple[int, int]] = set()
         for name in ("fsync", "fdatasync"):
@@ -279,7 +265,7 @@ def test_whoever_is_refused_while_the_log_is_read_writes_no_more(
             with pytest.raises(errors.LedgerError, match="could not be written"):
                 put(second, carried=False)  # which leaves its rows behind the head, too
         else:
-            for path, tail in zip(files(state)[:2], (b'{"id":"', b'{"index":4,"event_id":"'), strict=True):
+            for path, tail in zip(paths(state)[:2], (b'{"id":"', b'{"index":4,"event_id":"'), strict=True):
                 path.write_bytes(path.read_bytes() + tail)
             disk.refuses.add(which)
         acts: dict[str, Callable[[], object]] = {
@@ -317,11 +303,11 @@ def test_what_a_head_carries_covers_no_hole_before_it(state: Path, which: int) -
     ready(state)
     with opened(state) as log:
         put(log, 2, carried=False)
-        end = files(state)[which].stat().st_size
+        end = paths(state)[which].stat().st_size
         put(log, 2)
     whole = contents(state)
     for hole in (bytes(40), b"y" * 40):
-        files(state)[which].write_bytes(whole[which][: end - 41] + hole + whole[which][end - 1 :])
+        paths(state)[which].write_bytes(whole[which][: end - 41] + hole + whole[which][end - 1 :])
         holed = contents(state)
         with pytest.raises(errors.LedgerError, match="the last record is not the one that the head signs"):
             opened(state)
@@ -359,7 +345,7 @@ def test_whoever_is_refused_the_sync_that_was_put_off_writes_no_more_and_the_nex
 
     monkeypatch.setattr(os, "pwrite", seen)
     with opened(state) as log:
-        assert {path for path, _ in again} >= set(files(state)[:2])
+        assert {path for path, _ in again} >= set(paths(state)[:2])
         made += put(log, carried=False)
     check(state, made)
     assert tuple(disk.disk) == contents(state)
@@ -371,7 +357,7 @@ def test_what_a_head_carries_is_put_in_its_place_and_what_was_changed_there_is_k
         made += put(log, 2)
     whole = contents(state)
     for which, name in enumerate((store.EVENTS, store.CHAIN)):
-        path, kept = files(state)[which], whole[which]
+        path, kept = paths(state)[which], whole[which]
         path.write_bytes(kept[:-200] + bytes(100))
         assert verified(state).valid
         with opened(state) as log:
@@ -389,7 +375,7 @@ def test_what_a_head_carries_is_put_in_its_place_and_what_was_changed_there_is_k
         aside.unlink()
     # What is cut off before is not put in its place by anything.
     for which in (0, 1):
-        files(state)[which].write_bytes(b"")
+        paths(state)[which].write_bytes(b"")
         assert not verified(state).valid
         with pytest.raises(errors.LedgerError, match="shorter than its signed head says"):
             opened(state)
