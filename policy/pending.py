@@ -13,7 +13,6 @@ to be put in their place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,7 +66,7 @@ def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
         if following is None:
             break
         end = start + following.events_bytes - head.events_bytes
-        rows = _rows(raw[start:end]) if start < end <= len(raw) else None
+        rows = ledger.read_rows(raw[start:end]) if start < end <= len(raw) else None
         if rows is None:
             break
         entries, last_but_one, last = ledger.extend(head, rows)
@@ -105,16 +104,3 @@ def _head(raw: bytes, position: int, public_key: Ed25519PublicKey) -> tuple[ledg
     if end < 0:
         return None, position
     return ledger.read_signed_head(raw[position:end], public_key), end + 1
-
-
-def _rows(lines: bytes) -> list[ledger.Row] | None:
-    if not lines.endswith(b"\n"):
-        return None
-    rows = []
-    for line in lines[:-1].split(b"\n"):
-        try:
-            event = json.loads(line)
-            rows.append(ledger.Row(line, event["id"], event["timestamp_ms"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-    return rows

@@ -219,9 +219,8 @@ class Ledger:
 
     def catch_up(self) -> None:
         """Read what other processes have written, and sync it, so that the next write need not, which says what is
-        wrong; and have
-        the disk awake for it: one that had nothing to do for some milliseconds takes twice as long for a write (0.5 ms;
-        0.22 ms right after another, 0.37 ms 5 ms after it).
+        wrong; and have the disk awake for it: one that had nothing to do for some milliseconds takes twice as long for
+        a write (0.5 ms; 0.22 ms right after another, 0.37 ms 5 ms after it).
 
         Raises:
             errors.LedgerError, OSError: the log does not hold together, or cannot be read.

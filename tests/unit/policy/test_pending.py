@@ -66,3 +66,21 @@ def test_files_that_are_to_be_replaced_are_shown_as_they_are() -> None:
     assert found is not None
     assert found.rebased
     assert pending.caught_up(b"any", b"thing", b"head", found) == (b"any", b"thing", b"head")
+
+
+@pytest.mark.parametrize(
+    "line", [b"no JSON", b"[]", b'{"id":7,"timestamp_ms":2}', b'{"id":"2","timestamp_ms":true}', b'{"id":"2"}', b""]
+)
+def test_a_group_that_holds_no_events_ends_what_counts(line: bytes) -> None:
+    """Also where its signature verifies: the log's key signs sizes and hashes, and no JSON."""
+    wrong = ledger.Row(line, "2", 2)
+    _, _, head = ledger.extend(BASE, [ROWS[2], wrong])
+    begun = pending.opening(ledger.signed_head(BASE, KEY), ledger.signed_head(BASE, KEY))
+    _, _, good = ledger.extend(BASE, ROWS[2:3])
+    one = pending.group(ledger.signed_head(good, KEY), ROWS[2:3])
+    found = pending.replay(begun + pending.group(ledger.signed_head(head, KEY), [ROWS[2], wrong]), KEY.public_key())
+    assert found is not None
+    assert found.head == BASE
+    found = pending.replay(begun + one, KEY.public_key())
+    assert found is not None
+    assert found.head == good

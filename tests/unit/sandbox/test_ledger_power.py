@@ -15,6 +15,7 @@ import pytest
 
 from policy import audit, errors, ledger
 from sandbox import ledger as store
+from tests.unit.sandbox.test_ledger import opened
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 # The smallest piece that a disk writes whole.
@@ -87,10 +88,6 @@ def state(tmp_path: Path, played: None) -> Path:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     return folder
-
-
-def opened(state: Path) -> store.Ledger:
-    return store.Ledger.open(state / "audit", head=state / "audit-head" / "head.json")
 
 
 @pytest.mark.parametrize("held", [1, 2, 4])
