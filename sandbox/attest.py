@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ FILTERS = "host-filters.json"
 BINARY = "binary.json"
 # How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
 _LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
+# The same before the agent is told anything, when nothing else is done meanwhile.
+_FIRST_SECONDS, _FIRST_AGAIN_SECONDS = 2.0, 0.02
 # An operator who is only to be told is told this often at most in one run.
 _MOST_ALARMS = 100
 _BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network")
@@ -119,11 +122,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one look came to. ``gone``: the sandbox was not there, or ended under the look, so nothing can be said."""
+    """What one look came to. ``gone``: the sandbox was not there, or ended under the look, so nothing can be said.
+    ``missed``: it is there, and something that was to be read of it was not."""
 
     run_id: str
     layers: tuple[Layer, ...]
     gone: bool = False
+    missed: bool = False
 
     @property
     def holds(self) -> bool:
@@ -140,6 +145,12 @@ def examine(
 ) -> Report:
     """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads. A run that is ``over``
     is gone, as far as this goes, and the look is left at the next of its parts."""
+    report = _examine(made, artefacts, known, state=state, over=over)
+    # Numbers of processes change hands under a look: what a second one misses as well has been taken away.
+    return _examine(made, artefacts, known, state=state, over=over) if report.missed else report
+
+
+def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool]) -> Report:
     gone = Report(made.run_id, (), gone=True)
     if over():
         return gone
@@ -162,12 +173,13 @@ def examine(
             readout = replace(readout, firewall=network.gateway.listing)
             family = {one.name.pid for one in found.all()}
             beside += attest_network.judge(made.network, network, state=state, family=family)
-    except (FileNotFoundError, ProcessLookupError, _LeftError):
+    except _LeftError:
         return gone
     except (OSError, errors.CovenantError) as e:
         failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
         there = attest_processes.still_there(found) if found else readback.name(made.runner.pid) == made.runner
-        return Report(made.run_id, (failed,)) if there else gone
+        missed = isinstance(e, FileNotFoundError | ProcessLookupError)
+        return Report(made.run_id, (failed,), missed=missed) if there else gone
     finally:
         # No thread outlives its look; what it found is told above.
         with contextlib.suppress(Exception):
@@ -390,7 +402,7 @@ class Attestor:
         self._made, self._artefacts, self._state = made, artefacts, state
         self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
         self._known = Known()
-        self._started = False
+        self._started = self._seen = False
         self._missing = 0.0
         self._told: set[Layer] = set()
         self._alarms = 0
@@ -406,14 +418,28 @@ class Attestor:
     def _look(self) -> Outcome:
         if not self._started:
             return None
-        report = examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
+        report = self._examine() if self._seen else self._first()
         if not report.gone:
-            self._missing = 0.0
+            self._seen, self._missing = True, 0.0
             return self._judge([layer for layer in report.layers if not layer.holds])
         self._missing += _AGAIN_SECONDS
-        if self._missing < _LEAVING_SECONDS:
+        if self._over() or (self._missing < _LEAVING_SECONDS and (self._seen or not self._runs())):
             return None
         return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
+
+    def _first(self) -> Report:
+        """Who is not found is looked for until the process that runs it ends, or so long that it is not on its way out.
+        INVARIANT: nobody is given an intent unseen."""
+        until = time.monotonic() + _FIRST_SECONDS
+        while (report := self._examine()).gone and self._runs() and not self._over() and time.monotonic() < until:
+            time.sleep(_FIRST_AGAIN_SECONDS)
+        return report
+
+    def _examine(self) -> Report:
+        return examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
+
+    def _runs(self) -> bool:
+        return readback.name(self._made.runner.pid) == self._made.runner
 
     def _wait(self) -> float:
         return min(_AGAIN_SECONDS, self._seconds) if self._missing else self._seconds

@@ -140,9 +140,14 @@ def broker(
 
 def _ending(place: Path, alive: int | None, fate: str) -> bool:
     """Whether the run winds down, or is suspended: what it asked for just before is not started while it stands."""
-    if (place / registry.STATE).read_text().strip() == State.SUSPENDED:
+    if stands(place):
         return True
     return alive is not None and fate != "adopt" and spawning.gone(alive)
+
+
+def stands(place: Path) -> bool:
+    """Whether the run of that directory is suspended or being ended: it starts nothing then."""
+    return (place / registry.STATE).read_text().strip() in (State.SUSPENDED, State.TERMINATED)
 
 
 def _use(directory: Path, overhead_mb: int) -> Drawn:

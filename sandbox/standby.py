@@ -51,6 +51,8 @@ MOMENT_SECONDS: Final = 0.003
 STAY_SECONDS: Final = 0.001
 # As long as a self-test of its policy counts (sandbox.canary_run).
 MOST_SECONDS = 86_400
+# What was looked at before an instance was offered holds for so long after that: the word to go takes a millisecond.
+FRESH_SECONDS: Final = 0.05
 
 
 class UnusedError(Exception):
@@ -214,6 +216,7 @@ class Instance(lifecycle.Run):
             return None
         try:
             standby_wire.send(connection, {"offer": self.run_id, "since": self._mark})
+            offered = time.monotonic()
             trusted, manifest = self._verify_again(), self._decision.manifest
             before = self._request, self._line, self.intent_id
             self._request, self._line, self.intent_id = request, line, intent_id
@@ -231,7 +234,8 @@ class Instance(lifecycle.Run):
                 self._request, self._line, self.intent_id = before
                 return None
             try:
-                bundle.relabel(started.directory, label, claim)
+                settle = functools.partial(self._settle, started, trusted, offered, claim)
+                bundle.relabel(started.directory, label, settle)
             except (errors.RuleViolation, errors.BusyError) as e:
                 # Whoever asked may not have it beside those that live now. It waits for others, as it did.
                 self._request, self._line, self.intent_id = before
@@ -263,6 +267,23 @@ class Instance(lifecycle.Run):
                 started.leaf.thaw()
 
         return Given(self._line, self._limits(deadline), watches, release)
+
+    def _settle(
+        self, started: gvisor.Started, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
+    ) -> None:
+        """Behind the gate, before it is shown as a run. Marks are set there, and whom a newer serial has superseded may
+        not hold the agent's id against that one (rule 8). Who took long to say go finds it as it is by then."""
+        if (marked := bundle.verdict(started.directory)) is not None:
+            raise marked
+        one = trusted.statement
+        last = self._means.state.accepted(one.agent_id)
+        trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
+        if time.monotonic() - offered > FRESH_SECONDS:
+            self._now_ms = int(time.time() * 1000)
+            self._verify_again()
+            if (changed := self._changed(started, every_file=False)) is not None:
+                raise errors.KilledError(changed)
+        claim()
 
     def _make_ready(self, started: gvisor.Started, wanted: Callable[[], bool]) -> None:
         """Somebody has come and says soon what they want. Whoever sleeps until then may wake up on another processor,

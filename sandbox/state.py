@@ -261,14 +261,16 @@ class State:
         payload, and what the ratchet says, since two runs that verified at once must not both win.
 
         Raises:
-            errors.TrustError: the trust root was replaced in between.
+            errors.TrustError: the trust root was replaced in between, or the one that replaced it was taken away.
             errors.SerialError: another payload was accepted in between.
             errors.StateError: the record is damaged or cannot be written.
         """
         statement = trusted.statement
         new = trust.Accepted(statement.serial, trusted.payload_digest)
         with self._locked():
-            version = self.root_version()
+            version, record = self.root_version(), self._clock(has_root=True)
+            if record is not None and version < record.greatest_root_version:
+                raise _taken_away(record, self.path)
             if trusted.root_version != version:
                 raise errors.TrustError(
                     f"the package was verified under trust root version {trusted.root_version}, {version} holds now",
@@ -280,7 +282,6 @@ class State:
             try:
                 if last != new:
                     self._write_serial(statement.agent_id, new)
-                record = self._clock(has_root=True)
                 late = record is not None and now_ms >= record.greatest_time_ms + CLOCK_STEP_MS
                 # A replacement that was killed halfway left its root, and the record of the one before.
                 if record is not None and (late or record.greatest_root_version < version):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -217,6 +218,30 @@ def test_what_is_changed_before_the_agent_is_told_anything_is_found_at_the_start
         answer = world.run(world.base / "packages" / "probe")
     assert isinstance(answer.error, errors.DriftError)
     assert answer.error.details["layer"] == "package"
+
+
+@pytest.mark.parametrize("what", ["nothing", "written", "removed"])
+def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """What is not there is no reason to say that the run is gone, while its sandbox stands."""
+    examine, looks = attest.examine, []
+
+    def look(made: attest.Made, *rest: Any, **more: Any) -> attest.Report:
+        monkeypatch.setattr(attest, "examine", examine)
+        config = Path(made.directory, "bundle", "config.json")
+        if what == "written":
+            config.write_bytes(config.read_bytes() + b" {}")
+        elif what == "removed":
+            config.unlink()
+        looks.append(examine(made, *rest, **more))
+        return looks[-1]
+
+    monkeypatch.setattr(attest, "examine", look)
+    answer = world.run(world.sign(world.copy("hello")))
+    states = [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"]
+    assert (answer.error is None, looks[0].holds, "Running" in states) == (what == "nothing",) * 3
+    assert what == "nothing" or isinstance(answer.error, errors.DriftError)
 
 
 def test_a_look_at_a_run_that_is_being_ended_is_left_at_its_next_part(world: World) -> None:

@@ -324,19 +324,50 @@ DRIFT = Layer("cgroup", Standing.WIDER, "less", "more")
 class Looks:
     """An attestor whose looks are scripted, and what it told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *reports: Report, alarm: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *reports: Report, alarm: bool = False, runs: bool = True, over: bool = False
+    ) -> None:
         self.told: list[Layer] = []
         script = iter(reports)
         monkeypatch.setattr(attest, "examine", lambda *_, **__: next(script))
+        monkeypatch.setattr(readback, "name", lambda pid: made().runner if runs else None)
+        monkeypatch.setattr(attest, "_FIRST_AGAIN_SECONDS", 0)
         self.attestor = Attestor(
             made(), proof_kit.CASES["much"]().artefacts, state=Path("/nowhere"), seconds=30, alarm=alarm,
-            drifted=self.told.append,
+            drifted=self.told.append, over=lambda: over,
         )  # fmt: skip
         self.round = self.attestor.round()
 
     def look(self) -> errors.RunError | None:
         """One look of the round."""
         return self.round.look()
+
+
+GONE = Report("run", (), gone=True)
+
+
+def test_whoever_is_not_found_at_the_start_is_looked_for_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch, *[GONE] * 5, Report("run", (DRIFT,)))
+    looks.attestor.started()
+    assert isinstance(looks.look(), errors.DriftError)
+    assert looks.told == [DRIFT]
+
+
+def test_nobody_is_given_an_intent_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attest, "_FIRST_SECONDS", 0)
+    looks = Looks(monkeypatch, GONE)
+    looks.attestor.started()
+    error = looks.look()
+    assert isinstance(error, errors.DriftError)
+    assert error.details["layer"] == "process"
+
+
+@pytest.mark.parametrize("how", ["whatever ran it has ended", "it is being ended"])
+def test_one_that_is_not_found_as_it_ends_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    looks = Looks(monkeypatch, GONE, runs=how == "it is being ended", over=how == "it is being ended")
+    looks.attestor.started()
+    assert looks.look() is None
+    assert looks.told == []
 
 
 def test_nothing_is_looked_at_before_the_agent_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,10 +410,10 @@ def test_alarms_of_one_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sandbox_that_is_leaving_is_looked_for_again_and_then_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Report("run", (), gone=True)
-    looks = Looks(monkeypatch, *[gone] * 19, HOLDS, *[gone] * 20)
+    looks = Looks(monkeypatch, HOLDS, *[GONE] * 19, HOLDS, *[GONE] * 20)
     looks.attestor.started()
     assert looks.round.wait is not None
+    assert looks.look() is None
     for _ in range(19):
         assert looks.look() is None
         assert looks.round.wait() == 0.5

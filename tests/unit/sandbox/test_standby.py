@@ -108,8 +108,9 @@ def test_whoever_may_not_have_it_takes_it_from_nobody_else(tmp_path: Path, monke
 
     for name, value in {
         "_changed": lambda started, *, every_file: None,
-        "_verify_again": lambda: None,
+        "_verify_again": lambda: kit.verify(kit.signed(1)),
         "_deadline": lambda trusted, manifest: None,
+        "_means": SimpleNamespace(state=SimpleNamespace(accepted=lambda agent_id: None)),
         "_claim": lambda place: ({"agent_id": "a"}, refused),
     }.items():
         monkeypatch.setattr(one, name, value, raising=False)

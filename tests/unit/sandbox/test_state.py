@@ -290,6 +290,18 @@ def test_a_root_that_was_read_still_holds_until_another_does_or_it_is_taken_away
             ask(1)
 
 
+def test_what_was_verified_under_an_old_root_is_not_accepted_where_the_new_one_was_taken_away(state: State) -> None:
+    """What the new one revokes is revoked, though the folder shows the old one again."""
+    trusted = _trusted(state, 10)
+    state.replace_root(kit.root_bytes(kit.root_document(version=2), 1), NOW + CLOCK_STEP_MS)
+    with pytest.raises(errors.TrustError, match="verified under trust root version 1, 2 holds now"):
+        state.accept(trusted, now_ms=NOW)
+    state.root_place(2).unlink()
+    with pytest.raises(errors.TrustError, match="version 2 was installed and is gone"):
+        state.accept(trusted, now_ms=NOW)
+    assert state.accepted(trusted.statement.agent_id) is None
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 

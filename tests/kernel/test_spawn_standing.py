@@ -1,0 +1,81 @@
+"""A run that is suspended or being ended starts no child, also none that it asked for just before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandbox import oversight, registry
+from tests.kernel import revoking
+from tests.kernel.families import BIG, KIT, SMALL, member, spawn
+from tests.kernel.live_runs import until
+from tests.kernel.world import HEAD, TAIL, World
+
+ASKER = oversight.Asker("operator@local", root=True)
+STAYS = "import time\ntime.sleep(600)\nanswer = 1"
+ASKS_AS_IT_ENDS = """
+import signal, time
+def told(*_):
+    said = ask("spawn", agent="clings", text="")
+    print("SAID", said, file=sys.stderr, flush=True)
+    os._exit(1)
+signal.signal(signal.SIGTERM, told)
+print("READY", file=sys.stderr, flush=True)
+while True:
+    time.sleep(0.05)
+"""
+# So large that whoever reads it is still at it when the parent is suspended.
+LARGE = 100 << 20
+
+
+def _states(world: World) -> dict[str, str]:
+    return {one.agent_id: one.state for one in registry.live(world.state / "runs")}
+
+
+def test_who_is_asked_to_end_starts_no_child_that_outlives_it(world: World) -> None:
+    member(world, "clings", STAYS, more=spawn(1, 1, "adopt"), **SMALL)
+    elder = member(world, "elder", ASKS_AS_IT_ENDS, more=spawn(2, 4, "adopt"), **BIG)
+    with revoking.running(world, elder) as run:
+        top = run.entry.run_id
+
+        def said() -> str:
+            return str(oversight.logs(world.state, ASKER, top)["text"])
+
+        until(lambda: "READY" in said())
+        oversight.act(world.state, ASKER, "kill", top, grace_ms=20_000)
+        until(lambda: "SAID" in said())
+    assert "no_task" in said()
+    assert "clings" not in _states(world)
+
+
+@pytest.mark.parametrize("when", ["while it is read", "once it runs"])
+def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
+    """Whether its child was there already, the control, or was still being read."""
+    text = HEAD + KIT + STAYS + TAIL
+    about = {"name": "slow", "id": "slow", "cpu_ms": 250_000, **SMALL}
+    world.sign(world.package({"main.py": text, "data": "x" * LARGE}, **about))
+    asks = 'import time\nsend("spawn", agent="slow", text="")\ntime.sleep(600)'
+    elder = member(world, "elder", asks, more=spawn(2, 4), **BIG)
+    with revoking.running(world, elder) as run:
+        kept = run.entry.keeper
+
+        def forked() -> bool:
+            children = Path(f"/proc/{kept}/task/{kept}/children").read_text().split()
+            return any(_command(one) == _command(kept) for one in children)
+
+        until(lambda: _states(world).get("elder") == "Running")
+        until(forked if when == "while it is read" else lambda: _states(world).get("slow") == "Running")
+        oversight.act(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
+        if when == "while it is read":
+            until(lambda: not forked())
+        seen = set(_states(world).values())
+        oversight.act(world.state, ASKER, "kill", run.entry.run_id, tree=True)
+    assert seen == {"Suspended"}
+
+
+def _command(pid: int | str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b"?"
