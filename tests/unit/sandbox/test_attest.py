@@ -325,7 +325,12 @@ class Looks:
     """An attestor whose looks are scripted, and what it told."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *reports: Report, alarm: bool = False, runs: bool = True, over: bool = False
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *reports: Report,
+        alarm: bool = False,
+        runs: bool = True,
+        over: bool = False,
     ) -> None:
         self.told: list[Layer] = []
         script = iter(reports)
