@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from policy import errors, event_kinds, event_text
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
+# Of what an error says. Its words are an agent's or a caller's own where it quotes what they asked for, and how long a
+# row is is not for them to say: everybody's rows lie in one log. As much as the archive keeps.
+MESSAGE_CHARACTERS = 1000
 
 # What the id and the time of a row take at most, with a UUID for the id.
 _OPENING_BYTES = 128
@@ -337,7 +340,8 @@ def rejection(
 ) -> dict[str, Any]:
     """The fields of ``manifest_rejected`` for a refusal: rule, grant, place, code and message.
 
-    Rule 2 is a signature error and rule 1 any error of the manifest's own text; what is neither has no rule.
+    Rule 2 is a signature error and rule 1 any error of the manifest's own text; what is neither has no rule. What is
+    said has at most ``MESSAGE_CHARACTERS`` each: whoever asked is told the rest.
     """
     rule: int | None = None
     if isinstance(error, errors.RuleViolation):
@@ -351,12 +355,16 @@ def rejection(
         "agent_id": agent_id,
         "operator": operator,
         "rule": rule,
-        "grant": getattr(error, "grant", "") or error.details.get("grant") or None,
-        "where": error.where or None,
+        "grant": _clipped(getattr(error, "grant", "") or error.details.get("grant")),
+        "where": _clipped(error.where),
         "code": error.code,
-        "message": error.message,
+        "message": error.message[:MESSAGE_CHARACTERS],
         "package_digest": package_digest,
     }
+
+
+def _clipped(text: str | None) -> str | None:
+    return text[:MESSAGE_CHARACTERS] if text else None
 
 
 def _clean(value: Any) -> Any:

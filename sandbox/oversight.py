@@ -323,6 +323,9 @@ def _shown(entry: Entry) -> dict[str, Any]:
 def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     """The record of the run whose id begins so."""
     found = [one for one in archive.ids(state) if one.startswith(run)] if run else []
+    if not asker.root:
+        # What is another's and begins alike makes nothing ambiguous for them, and is not told by that either.
+        found = _theirs(state, asker, found)
     ending = None if found else unended.named(state, run)
     gone = ending is not None and not registry.under_way(state / "runs" / ending)
     if ending is not None and gone and asker.may(_started_by(state, ending)):
@@ -340,6 +343,22 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     return record
 
 
+def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
+    """Those among runs that ended of which the asker may see the record. A damaged one is of nobody, and says so when
+    it is asked for alone."""
+    found = []
+    for run_id in run_ids:
+        try:
+            record = archive.read(state, run_id)
+        except errors.StateError:
+            if len(run_ids) == 1:
+                raise
+            continue
+        if record is not None and asker.may(_asked_by(state, record.issuer, record.parent)):
+            found.append(run_id)
+    return found
+
+
 def _started_by(state: Path, run_id: str) -> Iterator[str]:
     """As ``_asked_by``, of a run that has neither a label any more nor a record yet: by the row of its start. Whoever
     may not see it does not wait for its end."""
@@ -351,12 +370,16 @@ def _started_by(state: Path, run_id: str) -> Iterator[str]:
 def _asked_by(state: Path, issuer: str, parent: str | None) -> Iterator[str]:
     """Who asked for the run, and for each one above it: those that ended have records, those that live their labels."""
     yield issuer
-    live = {entry.run_id: entry for entry in registry.live(state / "runs")}
+    live: dict[str, Entry] | None = None
     for _ in range(_MOST_ABOVE):
         if parent is None:
             return
+        if live is None:
+            live = {entry.run_id: entry for entry in registry.live(state / "runs")}
         entry = live.get(parent)
         if entry is not None:
+            # Of one that outlives the first of its line: those above it may be gone, and so may their records.
+            yield entry.label.get(admission.CALLER, "")
             yield from (live[one].issuer["display"] for one in (parent, *entry.ancestors) if one in live)
             return
         above = archive.read(state, parent)

@@ -21,8 +21,10 @@ MOST_ROWS, MOST_BYTES = 1024, 1 << 20
 _LAST_ROWS, _LAST_BYTES = 256, 1 << 18
 # A longer row, such as that of a long intent, is told by its hash alone.
 ROW_BYTES: Final = 64 << 10
-# What of the log is read for one request, however often it is looked: what everybody wrote while the family lived.
-LOOKED_BYTES: Final = 16 << 20
+# What of the log is read for one request, however often it is looked: what everybody wrote while the family lived. Of
+# somebody else's row only the beginning is looked at, and it counts as no more than that: how long an intent is that
+# others send takes nobody's rows and sums from them. All that goes by has a bound as well, half a second of work.
+LOOKED_BYTES, OTHERS_BYTES, PASSED_BYTES = 16 << 20, 4096, 256 << 20
 _U64_MAX: Final = 2**64 - 1
 # (records, bytes of events, bytes of the chain): where the reading of the log begins.
 Mark = tuple[int, int, int]
@@ -84,7 +86,8 @@ class Retelling:
         """Nothing was read yet: a run that comes to the family has rows from before."""
         self._at: Mark | None = None
         self._family, self._open = set(self._runs), set[str]()
-        self._found, self._kept, self._looked = Told(), _Kept(), 0
+        self._found, self._kept = Told(), _Kept()
+        self._looked = self._passed = 0
         self._to_the_end = False
 
     def began(self, run_id: str, since: Mark | None) -> None:
@@ -113,22 +116,31 @@ class Retelling:
         found, kept = self._found, self._kept
         if self._at is None:
             # Of an instance that was made long ago, its own rows are further back than is looked.
-            found.whole = _between(self._since, self._ledger.refreshed()) <= LOOKED_BYTES
+            found.whole = _may_be_read(self._since, self._ledger.refreshed())
             self._at = self._since if found.whole else self._request
         self._to_the_end = True
         for anchor, line in self._ledger.rows(self._at):
-            size = len(anchor) + len(line) + 2
-            if self._looked + size > LOOKED_BYTES:
+            row = events.begins(line)
+            ours = row is not None and self._is_ours(row)
+            if not self._may_look(len(anchor) + 1, len(line) + 1, ours=ours):
                 found.whole = self._to_the_end = False
                 break
-            self._looked += size
             self._at = self._at[0] + 1, self._at[1] + len(line) + 1, self._at[2] + len(anchor) + 1
-            if (row := events.begins(line)) is not None and self._is_ours(row):
+            if row is not None and ours:
                 if row.run_id is not None:
                     self._count(found, row.kind, row.run_id, line)
                 kept.add(anchor, line)
         found.rows, found.left_out, found.unended = kept.rows(), kept.left_out, len(self._open)
         return found
+
+    def _may_look(self, anchor: int, line: int, *, ours: bool) -> bool:
+        """Whether the bounds leave room for one more row, which then counts."""
+        looked = self._looked + anchor + (line if ours else min(line, OTHERS_BYTES))
+        passed = self._passed + anchor + line
+        if looked > LOOKED_BYTES or passed > PASSED_BYTES:
+            return False
+        self._looked, self._passed = looked, passed
+        return True
 
     def _is_ours(self, row: events.Begins) -> bool:
         if row.run_id is not None and (row.run_id in self._family or row.host in self._family):
@@ -176,8 +188,10 @@ class _Kept:
         return [*self._first, *self._last]
 
 
-def _between(first: Mark, last: Mark) -> int:
-    return last[1] - first[1] + last[2] - first[2]
+def _may_be_read(first: Mark, last: Mark) -> bool:
+    """Whether the bounds let everything between be read, if most of it is somebody else's."""
+    count, lines, anchors = (to - since for to, since in zip(last, first, strict=True))
+    return anchors + min(lines, count * OTHERS_BYTES) <= LOOKED_BYTES and anchors + lines <= PASSED_BYTES
 
 
 def _size(one: tuple[bytes, bytes | None]) -> int:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from policy import denials, errors
+from policy import denials, errors, event_text
 from policy.grants.effective import Effective
 from policy.grants.paths import PathSet
 from policy.rules.parent import Drawn, OnExcess
@@ -40,7 +40,12 @@ from sandbox.network.tokens import Tokens
 
 # A child costs its machine a process and the reading of a package before any rule says no.
 PER_SECOND, BURST = 8.0, 64.0
-TEXT_BYTES, MOST_PATHS = 512 * 1024, 256
+# A path is as long as the kernel takes one (PATH_MAX): what refuses it quotes it.
+TEXT_BYTES, MOST_PATHS, PATH_BYTES = 512 * 1024, 256, 4096
+# The text of a child that answers stands whole in the log of all (version 1's row has the intent), with up to six bytes
+# for one that the agent sends: so many bytes of rows at once, and then so many a second. That is 8 KiB for each of the
+# children that may be started; each run below has as much, and costs a place and a start.
+LOGGED_PER_SECOND, LOGGED_BURST = 64 * 1024, 4 << 20
 # Results that nobody has asked for yet, in number and in bytes.
 UNREAD, UNREAD_BYTES = 1024, 64 << 20
 # How long a child that ends with its parent may take beyond the grace, and then after it was told to end.
@@ -101,6 +106,8 @@ class Spawner:
         self._member, self._start, self._use, self._denied, self._used = member, start, use, denied, used
         self._grace, self._keep, self._ending, self._clock = grace_seconds, tuple(keep), ending, clock
         self._rate = Tokens(PER_SECOND, BURST, clock())
+        # Up to when the rate of texts is used up; never further back than the burst.
+        self._logged_at = clock() - LOGGED_BURST / LOGGED_PER_SECOND
         self._broker: Broker | None = None
         self._children: dict[str, _Child] = {}
         self._results: dict[str, bytes] = {}
@@ -140,6 +147,10 @@ class Spawner:
         if not self._rate.take(self._clock()):
             self._refused(asked.agent_id, "too_many_requests")
             call.refuse("too_many_requests", f"{PER_SECOND:g} children a second are started at most")
+            return
+        if not self._may_log(asked.text):
+            self._refused(asked.agent_id, "too_many_requests")
+            call.refuse("too_many_requests", f"{LOGGED_PER_SECOND} bytes of texts a second are taken at most")
             return
         try:
             self._fork(call, asked)
@@ -220,6 +231,16 @@ class Spawner:
                 grant="spawn.max_descendants",
                 hint="wait until one of them has ended",
             )
+
+    def _may_log(self, text: str) -> bool:
+        """Whether a child's text may go into the log now; one that may not takes nothing from the next."""
+        now = self._clock()
+        since = max(self._logged_at, now - LOGGED_BURST / LOGGED_PER_SECOND)
+        at = since + len(event_text.quoted(text)) / LOGGED_PER_SECOND
+        if at > now:
+            return False
+        self._logged_at = at
+        return True
 
     def _fork(self, call: Call, asked: _Asked) -> None:
         assert self._broker is not None
@@ -348,10 +369,20 @@ def _only(value: Any) -> Effective | None:
         paths = value["read"]
         if not isinstance(paths, list) or len(paths) > MOST_PATHS or not all(isinstance(one, str) for one in paths):
             raise _FieldError(f"`read` of `only` is a list of at most {MOST_PATHS} paths")
+        if not all(map(_nameable, paths)):
+            raise _FieldError(f"a path of `read` is UTF-8 and at most {PATH_BYTES} bytes")
         # What may be written may be read as well: a top that keeps its writes would take nothing.
         below = PathSet.of(paths)
         filesystem = dataclasses.replace(filesystem, read=below, write=below)
     return dataclasses.replace(top, resources=resources, filesystem=filesystem)
+
+
+def _nameable(path: str) -> bool:
+    """Whether the kernel can be asked about it. JSON can name half of a surrogate pair, which no path has."""
+    try:
+        return len(path.encode()) <= PATH_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _closed(what: str, fields: Mapping[str, Any], known: Collection[str]) -> None:

@@ -8,7 +8,8 @@ A read is a procedure:
     (4) the record, opened at its own place
 
 A write takes the lock, does (1) to (3), tells the log, and replaces the file, then the head. Killed in between it
-leaves the new file, which names the old one as the one before it. Whoever can put back the file and the head together
+leaves the new file, which names the old one as the one before it, and the next who reads or writes takes the lock and
+writes its head: until then the old file would be taken as well. Whoever can put back the file and the head together
 is root; the audit log's rows of the vault then say more than the vault has.
 """
 
@@ -151,8 +152,27 @@ class FileVault:
                 # A writer may have passed between the two files: once more, with writers kept out.
                 with durable.locked(folder, where=self._where, error=_Busy):
                     found, raw = self._current(state, folder)
-        with self._master(found, raw) as master:
-            yield found, master
+            with self._master(found, raw) as master:
+                self._settle(state, folder, found, raw)
+                yield found, master
+
+    def _settle(self, state: int, folder: int, found: Document, raw: bytes) -> None:
+        """The head of a write that was stopped after its file, once its seal has held (``found`` is what was read).
+
+        Whoever cannot write it is refused: as long as the head names the file of before, that one is taken if somebody
+        puts it back, and who can keep the head from being written could have a secret given again that was taken away.
+        It costs nothing that there was: a secret is given to nobody without a row, and the row is on the same disk.
+
+        Raises:
+            errors.VaultError: another holds the lock, the head cannot be written, or what lies there now is damaged.
+        """
+        head = self._head(state)
+        if head is None or head.generation >= found.generation:
+            return
+        with durable.locked(folder, where=self._where, error=_Busy):
+            # A writer may have been between the two files, or another reader here; what it left names itself.
+            if self._current(state, folder)[1] == raw:
+                self._catch_up(state, found, raw)
 
     def _current(self, state: int, folder: int) -> tuple[Document, bytes]:
         """(1) and (2): the document and the bytes that it was parsed from."""

@@ -20,7 +20,7 @@ from policy import decide
 from policy.compile import cgroup
 from sandbox import host, package
 from tests.kernel.conftest import leftovers
-from tests.kernel.families import BIG, SMALL, answered, member, spawn
+from tests.kernel.families import BIG, SMALL, answered, member, reads, spawn
 from tests.kernel.serving import opened
 from tests.kernel.world import DEFAULTS, HEAD, TAIL, World
 
@@ -110,6 +110,37 @@ def test_a_place_must_be_left_with_whoever_is_above_the_parent(ruled: World) -> 
     assert "`above` has 2 live descendants" in said["error"]["message"]
     # The control: the same agent with nobody above it.
     assert answered(ruled, path)["ok"]["text"] == "1"
+
+
+def test_how_long_a_row_is_is_not_for_a_parent_to_say(ruled: World) -> None:
+    """What it leaves of a child is quoted where it is refused, and has a bound; its text stands in the log whole, and
+    has a rate. Half of a surrogate pair is no path of anybody's."""
+    ruled.configure()
+    _child(ruled, "reads", more=reads("/usr/share/doc"))
+    code = """
+    def only(path): return child("reads", on_excess="narrow", only={"read": ["/usr/share/doc" + path]})
+    long = "\u00e9" * 260_000
+    answer = [only("/" + long[:3000]), only("/\\ud800"), only("/" + "a" * 4000), only("")]
+    def sent(text):
+        # The line is too long for one write.
+        line = memoryview(json.dumps({"id": 0, "kind": "spawn", "agent": "nobody", "text": text},
+                                     ensure_ascii=False).encode() + b"\\n")
+        while line: line = line[os.write(3, line):]
+        return hear(0)
+    answer += [sent(text) for text in (long, long, long, "short")]
+    """
+    top = member(ruled, "long", code, more=reads("/usr/share/doc") + spawn(2, 4), **BIG)
+    before = len(ruled.rows())
+    said = answered(ruled, top)
+    codes = [one.get("error", {}).get("code") for one in said]
+    assert codes[:4] == ["malformed_request", "malformed_request", "path_refused", None], said
+    assert codes[4:] == ["package_invalid", "package_invalid", "too_many_requests", "package_invalid"]
+    rows = ruled.rows()[before:]
+    rejected = [row["kind"] for row in rows if row["kind"]["type"] == "manifest_rejected"]
+    assert [kind["code"] for kind in rejected] == ["path_refused", *["package_invalid"] * 3]
+    assert max(len(json.dumps(row)) for row in rows) < 16 * 1024
+    refused = [row["kind"] for row in rows if row["kind"]["type"] == "denied"]
+    assert ("nobody", "too_many_requests") in [(kind["target"], kind["code"]) for kind in refused]
 
 
 def _child(world: World, name: str, *, role: str = "", unlimited: str = "", **fields: Any) -> None:

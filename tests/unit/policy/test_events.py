@@ -174,3 +174,16 @@ def test_a_rejection_carries_rule_grant_and_place(
     row = json.loads(line("manifest_rejected", fields))["kind"]
     assert (row["rule"], row["grant"], row["code"], row["message"]) == (rule, grant, error.code, error.message)
     assert (row["where"], row["agent_id"], row["package_digest"]) == (error.where or None, "a", "b" * 64)
+
+
+@pytest.mark.parametrize("character", ["x", "é", "\ud800", "😀"])
+def test_how_long_a_rejection_is_is_not_for_whoever_is_quoted_in_it(character: str) -> None:
+    words = character * 500_000
+    error = errors.RoleViolation(f"path `{words}` is not granted", grant=words, where=words)
+    row = line("manifest_rejected", events.rejection(error, agent_id="a"))
+    kind = json.loads(row)["kind"]
+    assert kind["message"].startswith("path `")
+    assert len(row) < 3 * 12 * events.MESSAGE_CHARACTERS + 1_000
+    # The control: what has that length stands there whole.
+    error = errors.RoleViolation("y" * events.MESSAGE_CHARACTERS, grant="g", where="w")
+    assert events.rejection(error)["message"] == error.message

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import archive, control, oversight, unended
+from sandbox import archive, control, oversight, registry, unended
 from sandbox.ledger import Ledger
 from sandbox.oversight import Asker
 from tests.unit.sandbox.test_archive import FIELDS
@@ -88,6 +88,42 @@ def test_who_asked_for_the_first_may_see_what_came_of_all_below_it(state: Path) 
             oversight.logs(state, OTHER, run_id)
     with pytest.raises(errors.NoRunError):
         oversight.logs(state, SOMEBODY, orphan)
+
+
+def test_who_asked_for_the_first_may_see_what_ended_below_one_that_outlived_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent lives and says so by its label; the first is gone, with its record or without."""
+    top, parent = (f"0000000{n}-0000-4000-8000-000000000000" for n in (1, 2))
+    run_id = ended(state, 3, issuer=f"mid@{parent}", parent=parent)
+    live = SimpleNamespace(
+        run_id=parent, ancestors=(top,), issuer={"display": f"top@{top}"}, label={"caller": SOMEBODY.display}
+    )
+    monkeypatch.setattr(registry, "live", lambda runs: [live])
+    monkeypatch.setattr(registry, "agents", lambda entries: [])
+    assert oversight.logs(state, SOMEBODY, run_id)["run_id"] == run_id
+    with pytest.raises(errors.NoRunError):
+        oversight.logs(state, OTHER, run_id)
+    live.label = {}
+    with pytest.raises(errors.NoRunError):
+        oversight.logs(state, SOMEBODY, run_id)
+
+
+def test_what_is_anothers_makes_nothing_ambiguous(state: Path) -> None:
+    mine, theirs = ended(state, 11), ended(state, 12, issuer=OTHER.display)
+    for asker, run_id in ((SOMEBODY, mine), (OTHER, theirs)):
+        assert oversight.logs(state, asker, mine[:7])["run_id"] == run_id
+    with pytest.raises(errors.NoRunError, match="2 runs have"):
+        oversight.logs(state, ROOT, mine[:7])
+    # A damaged one stands in nobody's way, and says so to whoever asks for it.
+    (state / "archive" / f"{theirs}.json").write_text("{")
+    assert oversight.logs(state, SOMEBODY, mine[:7])["run_id"] == mine
+    with pytest.raises(errors.StateError):
+        oversight.logs(state, OTHER, theirs)
+    # What is one's own is ambiguous as before.
+    ended(state, 13)
+    with pytest.raises(errors.NoRunError):
+        oversight.logs(state, SOMEBODY, mine[:7])
 
 
 def test_records_that_name_each_other_as_parents_end_the_look(state: Path) -> None:

@@ -220,3 +220,35 @@ def test_what_is_too_far_back_is_not_looked_for_and_said_to_be_missing(
     monkeypatch.setattr(retelling, "LOOKED_BYTES", 4_000)
     told = retold.read()
     assert (len(told.rows), told.whole, retold.lost) == (1, False, {instance})
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_how_long_the_rows_of_others_are_takes_nothing_from_a_family(
+    log: Ledger, monkeypatch: pytest.MonkeyPatch, *, waited: bool
+) -> None:
+    """Also of one that began before it was asked for. Its own rows count whole, and so does all that goes by."""
+    family, mark = Family(log), log.mark
+    text = "é" * 10_000
+    for _ in range(10 * waited):
+        family.write("intent_dispatched", str(uuid.uuid4()), intent_text=text, status="ok")
+    retold = Retelling(log)
+    top = family.run(ended=False)
+    for _ in range(10):
+        family.write("intent_dispatched", str(uuid.uuid4()), intent_text=text, status="ok")
+    family.end(top)
+
+    def told() -> retelling.Told:
+        retold.began(top, mark if waited else None)
+        return retold.read()
+
+    monkeypatch.setattr(retelling, "LOOKED_BYTES", 50_000)
+    monkeypatch.setattr(retelling, "OTHERS_BYTES", 1_000)
+    found = told()
+    assert (found.whole, found.runs, found.cpu_ms, len(found.rows)) == (True, 1, 5, 3)
+    monkeypatch.setattr(retelling, "PASSED_BYTES", 300_000)
+    assert not told().whole
+    monkeypatch.undo()
+    family.write("intent_dispatched", top, intent_text=text, status="ok")
+    monkeypatch.setattr(retelling, "LOOKED_BYTES", 50_000)
+    monkeypatch.setattr(retelling, "OTHERS_BYTES", 1_000)
+    assert not told().whole

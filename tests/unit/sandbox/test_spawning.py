@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,6 +32,9 @@ GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
         {**GOOD, "only": {"memory_mb": "1"}},
         {**GOOD, "only": {"read": "/"}},
         {**GOOD, "only": {"read": ["/a"] * 257}},
+        {**GOOD, "only": {"read": ["/" + "a" * spawning.PATH_BYTES]}},
+        {**GOOD, "only": {"read": ["/a", "/" + "é" * (spawning.PATH_BYTES // 2)]}},
+        {**GOOD, "only": {"read": ["/\ud800"]}},
     ],
 )
 def test_what_is_no_request_is_refused(fields: dict[str, Any]) -> None:
@@ -42,6 +45,32 @@ def test_what_is_no_request_is_refused(fields: dict[str, Any]) -> None:
 def test_a_request_says_what_it_says() -> None:
     asked = spawning._request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
     assert (asked.agent_id, asked.text, asked.on_excess, asked.timeout_ms, asked.only) == ("a", "t", "narrow", 5, None)
+
+
+@pytest.mark.parametrize("path", ["/" + "a" * (spawning.PATH_BYTES - 1), "/a" + "é" * (spawning.PATH_BYTES // 2 - 1)])
+def test_the_longest_path_is_taken(path: str) -> None:
+    only = spawning._request({**GOOD, "only": {"read": [path]}}).only
+    assert only is not None
+    assert only.filesystem.write.paths == (path,)
+
+
+def test_texts_have_a_rate_in_bytes_of_the_log() -> None:
+    """One that is refused takes nothing from the next, and what nobody asked for meanwhile does not add up."""
+    now, nothing = [1_000.0], cast("Any", None)
+    spawner = spawning.Spawner(
+        nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, clock=lambda: now[0]
+    )
+    half = "\x01" * (spawning.LOGGED_BURST // 12 - 1)  # six bytes each in a row, and two quotes
+    for _ in range(2):
+        assert [spawner._may_log(half) for _ in range(4)] == [True, True, False, False]
+        assert spawner._may_log("short")
+        now[0] += spawning.LOGGED_BURST / spawning.LOGGED_PER_SECOND
+    now[0] += 1_000_000
+    assert [spawner._may_log(half) for _ in range(3)] == [True, True, False]
+
+
+def test_the_longest_text_is_taken_by_a_run_that_sent_none() -> None:
+    assert 6 * spawning.TEXT_BYTES < spawning.LOGGED_BURST
 
 
 def test_only_takes_and_never_gives() -> None:

@@ -241,6 +241,67 @@ def test_an_older_file_put_back_is_refused(state: pathlib.Path, vault: FileVault
     assert read(vault) == "two"
 
 
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("verb", ["rotate", "remove", "rekey"])
+def test_an_older_file_is_refused_from_the_first_read_after_a_killed_change(
+    state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, tmp_path: pathlib.Path, verb: str, *, killed: bool
+) -> None:
+    """Nobody writes any more: whoever reads writes the head that the change could not write."""
+    vault.put("a", "n", value("leaked"), before=nothing)
+    keys.make_file(tmp_path / "new.key")
+    older, head = ((state / name).read_bytes() for name in (FILE, HEAD))
+    now = tmp_path / "new.key" if verb == "rekey" else key_file
+    if verb == "rotate":
+        vault.rotate("a", "n", value("fresh"), before=nothing)
+    elif verb == "remove":
+        vault.remove("a", "n", before=nothing)
+    else:
+        with keys.configured(str(now)) as key:
+            vault.rekey([key], before=nothing)
+    if killed:
+        (state / HEAD).write_bytes(head)
+    assert read(at(state, now)) == {"rotate": "fresh", "remove": None, "rekey": "leaked"}[verb]
+    (state / FILE).write_bytes(older)
+    for one in (now, key_file):
+        with pytest.raises(errors.VaultError, match="an older one was put back"):
+            read(at(state, one))
+
+
+def test_whoever_cannot_write_the_head_after_a_killed_change_is_given_nothing(
+    state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sandbox import durable
+
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    vault.put("a", "n", value("one"), before=nothing)
+    head = (state / HEAD).read_bytes()
+    vault.rotate("a", "n", value("two"), before=nothing)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "replace", full)
+        assert read(at(state, key_file)) == "two"  # the control: there is nothing to write
+        (state / HEAD).write_bytes(head)
+        with pytest.raises(errors.VaultError, match="cannot be written: No space"):
+            read(at(state, key_file))
+    assert read(at(state, key_file)) == "two"
+
+
+def test_a_head_is_not_written_for_what_no_key_has_sealed(
+    state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
+) -> None:
+    """Whoever has the folder alone can make a next document, and has nobody write it into the head."""
+    vault.put("a", "n", value("one"), before=nothing)
+    whole, head = ((state / name).read_bytes() for name in (FILE, HEAD))
+    previous = hashlib.sha256(whole).hexdigest()
+    edit(state, lambda d: d.update(generation=d["generation"] + 1, previous=previous, records=[]))
+    with pytest.raises(errors.VaultError, match="its seal does not hold"):
+        read(at(state, key_file))
+    assert (state / HEAD).read_bytes() == head
+    (state / FILE).write_bytes(whole)
+    assert read(vault) == "one"
+
+
 def test_an_older_record_put_back_into_the_newest_file_is_refused(
     state: pathlib.Path, vault: FileVault, key_file: pathlib.Path
 ) -> None:
