@@ -47,6 +47,11 @@ _KINDS: dict[tuple[File, Change], str] = {
 _LOST_AT_LEAST, _LOST_TIMES = 65_536, 10
 
 
+_TORN_SLOT = "one of the head's two slots does not verify: its write was cut off, or it was overwritten"
+# The first head is signed before the first record, and stays in its slot until the second.
+_EMPTY = "the log is empty: whether it never had a record, or its only one was taken away, does not show"
+
+
 # How every line of ours begins. A line that begins otherwise may still be an event; it is looked at more closely.
 _OPENING = re.compile(rb'\{"id":"([0-9A-Za-z-]+)","timestamp_ms":(0|[1-9][0-9]{0,19}),"issuer":\{')
 
@@ -144,7 +149,7 @@ def verify(events: bytes, chain: bytes, head: bytes | None, public_key: Ed25519P
         if size
     )
     if head and public_key and signed is not None and not ledger.head_is_whole(head, public_key):
-        notes += ("one of the head's two slots does not verify: its write was cut off, or it was overwritten",)
+        notes += (_TORN_SLOT if signed.count else _EMPTY,)
     return Report(len(lines), len(entries), not failures, ledger.fold(log.hashes), tuple(_merged(failures)), notes)
 
 

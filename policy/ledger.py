@@ -130,6 +130,12 @@ class Head:
     marks: tuple[tuple[int, str], ...] = ()
     carried: Carried | None = field(default=None, compare=False)
 
+    @property
+    def starts(self) -> tuple[int, int]:
+        """Where in both files what it carries begins; where it ends, if that is nothing."""
+        events, chain = (self.carried.events, self.carried.chain) if self.carried else (b"", b"")
+        return self.events_bytes - len(events), self.chain_bytes - len(chain)
+
     def advance(self, line: bytes, *, event_id: str, timestamp_ms: int) -> tuple[bytes, Head]:
         """The chain line for the next event line, and the head after both (newlines are counted here)."""
         event_hex = event_hash(line)
@@ -279,17 +285,31 @@ def carrying_slot(
 
 def completed(events: bytes, chain: bytes, head: Head | None) -> tuple[bytes, bytes]:
     """Both files as the next opening will leave them, with what the head's slot carries in its place; as they are where
-    they do not reach there."""
+    they do not reach there, or another record stands there than it follows."""
     carried = None if head is None else head.carried
     if head is None or carried is None:
         return events, chain
-    starts = head.events_bytes - len(carried.events), head.chain_bytes - len(carried.chain)
+    starts = head.starts
     if len(events) < starts[0] or len(chain) < starts[1]:
+        return events, chain
+    last = _last_line(events, starts[0]), _last_line(chain, starts[1])
+    if not is_last(*last, carried.previous_hash_hex, head.count - carried.count):
         return events, chain
     return (
         events[: starts[0]] + carried.events + events[head.events_bytes :],
         chain[: starts[1]] + carried.chain + chain[head.chain_bytes :],
     )
+
+
+def is_last(event: bytes, entry: bytes, chain_hash_hex: str, count: int) -> bool:
+    """Whether these lines of both files are the last of ``count`` records that lead to that chain hash."""
+    anchor = Anchor.parse(entry)
+    said = (chain_hash_hex, event_hash(event), count - 1)
+    return not count or (anchor is not None and (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) == said)
+
+
+def _last_line(raw: bytes, end: int) -> bytes:
+    return raw[raw.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end].removesuffix(b"\n")
 
 
 def slot_offset(head: Head) -> int:
@@ -338,11 +358,12 @@ def head_is_whole(raw: bytes, public_key: Ed25519PublicKey) -> bool:
     """Whether both slots hold what the last two writes left: the newest head and the one before it, or before what it
     carries.
 
-    After a write that was cut off they do not, until the next one; nor when somebody blanked the newest.
+    After a write that was cut off they do not, until the next one; nor when somebody blanked the newest. So
+    those of a log that never had a record do not either: they are what is left of one that had one.
     """
     heads = read_heads(raw, public_key)
     if len(raw) != HEAD_BYTES or len(heads) != 2:
-        return len(raw) == HEAD_BYTES and [head.count for head in heads] == [0]
+        return False
     newest, before = heads
     return newest.count - before.count in (1, newest.carried.count if newest.carried else 1)
 

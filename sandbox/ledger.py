@@ -38,8 +38,7 @@ LOCK_SECONDS = 10.0
 _POLL_SECONDS = 0.001
 _BLOCK_BYTES = 512
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-# What one write has at most, and so what a writer leaves beyond the head.
-MOST_RECORDS = 16
+MOST_RECORDS = ledger_files.MOST_RECORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +289,8 @@ class Ledger:
     def _sync(self) -> None:
         """Have the disk hold the files, where it may not."""
         if self._unsynced:
-            try:
-                os.fdatasync(self._events)
-                os.fdatasync(self._chain)
-            except OSError as e:
-                # INVARIANT: who is refused writes nothing any more. The kernel tells each open file once, and keeps
-                # what it could not write as if it had: whoever opens the log next writes it again (``_put_right``).
-                self._failure = f"{e.strerror}"
-                raise
+            os.fdatasync(self._events)
+            os.fdatasync(self._chain)
             self._unsynced = False
 
     def _slots(self, heads: Sequence[ledger.Head]) -> list[bytes]:
@@ -354,6 +347,12 @@ class Ledger:
                 )
             try:
                 yield
+            except OSError as e:
+                # INVARIANT: whoever is refused writes nothing any more, also where it only reads: what another head
+                # carries may be what was refused. The kernel tells each open file once, and keeps what it could not
+                # write as if it had: whoever opens the log next writes it again (``_put_right``, ``_show_again``).
+                self._failure = f"{e.strerror}"
+                raise
             finally:
                 fcntl.flock(self._events, fcntl.LOCK_UN)
 
@@ -391,17 +390,8 @@ class Ledger:
         self._head_fd = self._open_file(name, self._head_dir, stack, 0)
 
     def _reload(self, *, opening: bool = False) -> None:
-        """Read the log as it is now. Whoever is refused by the disk in it writes nothing any more: it may be what
-        another head carries that was refused, which is told once (``_sync``)."""
-        try:
-            self._read(opening=opening)
-        except OSError as e:
-            self._failure = f"{e.strerror}"
-            raise
-
-    def _read(self, *, opening: bool) -> None:
         """Read the head, compare it with the last record of both files, set aside what is beyond it. Whoever opens the
-        log writes anew what the head carries: a power cut may have taken it, or the disk refused it."""
+        log writes anew what the head carries, and the heads: a power cut may have taken it, or the disk refused it."""
         raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
         newest = ledger.newest_head(raw, self._key.public_key())
         if newest is None:
@@ -411,34 +401,42 @@ class Ledger:
             self._broken(f"the head went back from {self._head.count} to {head.count} records")
         if (carried := head.carried) is not None:
             # INVARIANT: before anything is put right. What it carries says nothing of the files before it.
-            starts = head.events_bytes - len(carried.events), head.chain_bytes - len(carried.chain)
-            self._check_last(starts, carried.previous_hash_hex, head.count - carried.count)
-            if opening:
-                self._put_right(starts, carried, head.count)
-        self._check_last((head.events_bytes, head.chain_bytes), head.chain_hash_hex, head.count)
-        for fd, name, size in ((self._events, EVENTS, head.events_bytes), (self._chain, CHAIN, head.chain_bytes)):
-            counts = range(head.count, head.count + MOST_RECORDS)
-            openings = ['{"id":"' if name == EVENTS else f'{{"index":{n},"event_id":"' for n in counts]
-            if said := ledger_files.set_aside(fd, name, self._dir, size, openings, head.count, self._path):
-                self.recovered.append(said)
+            self._check_last(head.starts, carried.previous_hash_hex, head.count - carried.count)
+        if opening:
+            self._show_again(raw, slot)
+        if opening and carried is not None:
+            self._put_right(head.starts, carried, head.count)
+        ends = head.events_bytes, head.chain_bytes
+        self._check_last(ends, head.chain_hash_hex, head.count)
+        # Both are looked at before either is touched.
+        tails = ledger_files.tails(self._events, self._chain, head, self._path)
+        for fd, name, end, tail in zip((self._events, self._chain), (EVENTS, CHAIN), ends, tails, strict=True):
+            if tail:
+                self.recovered.append(ledger_files.set_aside(fd, name, self._dir, end, tail, head.count))
         # All of it, or nothing: whoever was refused by the disk above reads it again.
         self._raw, self._head, self._slot = raw, head, slot
         self._unsynced = head.carried is not None and not opening
+
+    def _show_again(self, raw: bytes, newest: int) -> None:
+        """Have the disk hold both slots as they were read."""
+        # INVARIANT: before anything is put right or set aside, and before a slot is written anew. What is read is what
+        # the kernel has: where the disk refused a slot, and its writer died or was refused the return of the old one as
+        # well, the disk has something else there, and tells nobody any more. The newest first: it counts as
+        # acknowledged from here on, so nothing may be written over the other one while that is all that the disk has.
+        # Then the other one: the disk may have a newer head there, of rows that were refused and are set aside below.
+        # A power cut tears nothing that is needed: where the disk has the same bytes no part of them changes; where it
+        # lacks the newest its other slot is whole, as it was read or with a newer head that was refused; and by the
+        # second call it has the newest.
+        for at in (newest, ledger.SLOT_BYTES - newest):
+            os.pwritev(self._head_fd, [raw[at : at + ledger.SLOT_BYTES]], at, os.RWF_DSYNC)
 
     def _check_last(self, ends: tuple[int, int], chain_hash_hex: str, count: int) -> None:
         """That both files reach there, and the last of ``count`` records is the one that the head signs."""
         for fd, name, end in zip((self._events, self._chain), (EVENTS, CHAIN), ends, strict=True):
             if ledger_files.size(fd) < end:
                 self._broken(f"`{name}` is shorter than its signed head says")
-        if not count:
-            return
-        anchor = ledger.Anchor.parse(ledger_files.last_line(self._chain, ends[1]))
-        event = ledger.event_hash(ledger_files.last_line(self._events, ends[0]))
-        if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != (
-            chain_hash_hex,
-            event,
-            count - 1,
-        ):
+        last = ledger_files.last_line(self._events, ends[0]), ledger_files.last_line(self._chain, ends[1])
+        if not ledger.is_last(*last, chain_hash_hex, count):
             self._broken("the last record is not the one that the head signs")
 
     def _put_right(self, starts: tuple[int, int], carried: ledger.Carried, count: int) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -17,6 +17,8 @@ from sandbox import durable
 
 # What a writer leaves beyond the head at most.
 MAX_TAIL_BYTES: Final = events.MAX_LINE_BYTES + 64 * 1024
+# What one write has at most.
+MOST_RECORDS: Final = 16
 _CHUNK_BYTES = 1 << 20
 _HINT = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
 
@@ -161,28 +163,41 @@ def put_right(fd: int, name: str, folder: int, start: int, content: bytes, count
     return said
 
 
-def set_aside(fd: int, name: str, folder: int, end: int, openings: Sequence[str], count: int, log: Path) -> str | None:
-    """Move what stands behind ``end`` of a file, in words when that was something, into one beside it.
-
-    ``openings`` are those of what one write leaves (``ledger.is_one_write``) after ``count`` records.
+def tails(events_fd: int, chain_fd: int, head: ledger.Head, log: Path) -> tuple[bytes, bytes]:
+    """What stands in both files beyond the head: what a writer left that died or whose disk was full. The next opening
+    sets it aside, and ``covenant audit`` reads the files without it; neither where this refuses it.
 
     Raises:
-        errors.LedgerError: it is not what one write of ours leaves.
+        errors.LedgerError: in one of them it is not what one write of ours leaves.
+    """
+    counts = range(head.count, head.count + MOST_RECORDS)
+    found = []
+    for fd, name, end, openings in (
+        (events_fd, "events.jsonl", head.events_bytes, ['{"id":"' for _ in counts]),
+        (chain_fd, "events.chain.jsonl", head.chain_bytes, [f'{{"index":{n},"event_id":"' for n in counts]),
+    ):
+        extra = size(fd) - end
+        tail = os.pread(fd, min(extra, MAX_TAIL_BYTES), end) if extra > 0 else b""
+        if extra > MAX_TAIL_BYTES or not ledger.is_one_write(tail, openings):
+            broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves", log)
+        found.append(tail)
+    return found[0], found[1]
+
+
+def set_aside(fd: int, name: str, folder: int, end: int, tail: bytes, count: int) -> str:
+    """Move what stands behind ``end`` of a file (``tails``), in words, into one beside it. ``count`` records are in the
+    log.
+
+    Raises:
         OSError: the disk refused.
     """
-    extra = size(fd) - end
-    if not extra:
-        return None
-    tail = os.pread(fd, min(extra, MAX_TAIL_BYTES), end)
-    if extra > MAX_TAIL_BYTES or not ledger.is_one_write(tail, openings):
-        broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves", log)
     aside = _beside(name, folder, count, tail)
     # Blanked first: who is killed before the last sync leaves a file that looks cut and may not be. What a power cut
     # then brings back behind rows that a head carries is zeros.
-    _write_at(fd, end, bytes(extra))
+    _write_at(fd, end, bytes(len(tail)))
     os.ftruncate(fd, end)
     os.fsync(fd)
-    return f"{extra} unacknowledged bytes of `{name}` set aside in `{aside}`"
+    return f"{len(tail)} unacknowledged bytes of `{name}` set aside in `{aside}`"
 
 
 def _beside(name: str, folder: int, count: int, content: bytes) -> str:

@@ -5,7 +5,8 @@
 
 Each has its head and public key in ``audit-head`` beside it. Every answer names the logs that it read. What the daemon
 acknowledged stands in ``audit-head/pending`` first: of one that was killed the files are read as its next start will
-leave them. Verbs about checkpoints and cuts are in ``covenant.cli.audit_proofs``, a witness in ``audit_witness``.
+leave them; the supervisor's are so too, without what a writer that was killed left beyond the head. Verbs about
+checkpoints and cuts are in ``covenant.cli.audit_proofs``, a witness in ``audit_witness``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from covenant.cli import audit_daemon, audit_proofs, audit_witness, common, door
 from policy import errors
 from sandbox import progress
+
+if TYPE_CHECKING:
+    from policy import ledger
 
 _LOCK_SECONDS = 10.0
 _TRIES = 10
@@ -63,6 +67,9 @@ class Log:
     set_aside: tuple[str, ...]
     pending: bytes | None = None
     checkpoints: bytes | None = None
+    # In words: what stands in the files beyond that, and the next start sets aside, or refuses.
+    unacknowledged: tuple[str, ...] = ()
+    refused: str | None = None
 
 
 @click.group()
@@ -225,15 +232,39 @@ def _snapshot(name: str, path: Path) -> Log | None:
             if all(content is None for content in (*sizes, head, key)):
                 return None
             aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
+            signed = None
+            if head is not None and key is not None:
+                with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
+                    signed = ledger.read_head(head, ledger.read_public_key(key))
+            ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
+            if log is not None and chain is not None and signed is not None and name == "supervisor":
+                ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
             if log is not None:
-                # The files only grow, and what takes their place has other descriptors: the writer need wait no longer.
+                # INVARIANT: but for what is beyond the head, which whoever opens the log takes away, the files only
+                # grow, and what takes their place has other descriptors: the writer need wait no longer.
                 fcntl.flock(log, fcntl.LOCK_UN)
-        events, entries = (_first(fd, size or 0) for fd, size in zip((log, chain), sizes, strict=True))
-        if head is not None and key is not None:
-            with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
-                signed = ledger.read_head(head, ledger.read_public_key(key))
-                events, entries = ledger.completed(events, entries, signed)
-        return Log(name, path, events, entries, head, key, tuple(aside), *daemons)
+        events, entries = (_first(fd, end) for fd, end in zip((log, chain), ends, strict=True))
+        events, entries = ledger.completed(events, entries, signed)
+        return Log(name, path, events, entries, head, key, tuple(aside), *daemons, tuple(beyond), refused)
+
+
+def _acknowledged(
+    log: int, chain: int, head: ledger.Head, sizes: list[int], path: Path
+) -> tuple[list[int], list[str], str | None]:
+    """How far both files are to be read, and in words what is beyond, or why the next start refuses that: then it is
+    read."""
+    from sandbox import ledger_files
+
+    try:
+        tails = ledger_files.tails(log, chain, head, path)
+    except errors.LedgerError as e:
+        return sizes, [], e.message
+    said = [
+        f"`{name}` ends in {len(tail)} bytes that were not acknowledged, which the next start sets aside"
+        for name, tail in zip(_NAMES, tails, strict=True)
+        if tail
+    ]
+    return [size - len(tail) for size, tail in zip(sizes, tails, strict=True)], said, None
 
 
 def _first(fd: int | None, size: int) -> bytes:
@@ -241,6 +272,7 @@ def _first(fd: int | None, size: int) -> bytes:
     if fd is None:
         return b""
     with os.fdopen(os.dup(fd), "rb") as stream:
+        stream.seek(0)
         return stream.read(size)
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from covenant.cli.main import cli
 from policy import errors, events, pending
+from sandbox import ledger_files
 from sandbox.ledger import Ledger, Record
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
@@ -166,7 +167,8 @@ def test_what_was_set_aside_is_reported(covenant_home: Path) -> None:
     fill(base, 1)
     with (base / "audit" / "events.jsonl").open("ab") as stream:
         stream.write(b'{"torn')
-    assert "6 bytes without newline" in call("verify").stdout
+    assert "note: `events.jsonl` ends in 6 bytes that were not acknowledged" in call("verify").stdout
+    assert call("verify").exit_code == 0
     fill(base, 1, at=1)
     assert "events.jsonl.aside-1-" in call("verify").stdout
     assert call("verify").exit_code == 0
@@ -279,6 +281,107 @@ def test_a_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_h
     # The control: one byte less is another record's, and nothing that the head carries.
     os.truncate(whole[0], before[0] - 1)
     assert not document("verify")["valid"]
+
+
+class KilledError(BaseException):
+    """The process is no more."""
+
+
+def killed_before_its_head(base: Path, records: int, *, carried: bool) -> list[Path]:
+    """Have a writer die when both files have its rows; the files."""
+
+    def die() -> None:
+        raise KilledError
+
+    fields = {"run_id": "never", "agent_id": "a", "operator": "ann", "state": "s", "reason": "x"}
+    made = [Record("run_state", fields, n) for n in range(records)]
+    with Ledger.open(base / "audit", head=base / "audit-head" / "head.json") as log, pytest.raises(KilledError):
+        log.append_all(made, issuer=ISSUER, carried=carried, meanwhile=die)
+    return [base / "audit" / name for name in ("events.jsonl", "events.chain.jsonl")]
+
+
+def shown() -> list[str]:
+    return [row["kind"]["run_id"] for row in document("recent")["events"]]
+
+
+@pytest.mark.parametrize("records", [1, 3])
+@pytest.mark.parametrize("carried", [True, False])
+@pytest.mark.parametrize("lacks", [None, 0, 1], ids=["both", "chain", "events"])
+def test_what_nobody_acknowledged_is_not_shown_and_is_a_note(
+    covenant_home: Path, records: int, carried: bool, lacks: int | None
+) -> None:
+    """What a writer left that was killed is read as the next start leaves it."""
+    base = covenant_home / "supervisor"
+    fill(base, 2)
+    ends = [(base / "audit" / name).stat().st_size for name in ("events.jsonl", "events.chain.jsonl")]
+    files = killed_before_its_head(base, records, carried=carried)
+    if lacks is not None:
+        os.truncate(files[lacks], ends[lacks])
+    assert shown() == ["r0", "r1"]
+    answer = document("verify")
+    assert answer["valid"]
+    left = [path.name for path, end in zip(files, ends, strict=True) if path.stat().st_size > end]
+    assert len(left) == (2 if lacks is None else 1)
+    for name, note in zip(left, answer["report"]["notes"], strict=True):
+        assert note.startswith(f"`{name}` ends in ")
+        assert note.endswith(" bytes that were not acknowledged, which the next start sets aside")
+    fill(base, 1, at=2)
+    assert shown() == ["r0", "r1", "r2"]
+    assert document("verify")["report"]["notes"] == []
+    assert len(document("verify")["logs"][0]["set_aside"]) == len(left)
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["events", "chain", "both"])
+def test_what_no_writer_leaves_beyond_the_head_is_red(covenant_home: Path, which: tuple[int, ...]) -> None:
+    """The rows of two writes: the next start refuses them."""
+    base = covenant_home / "supervisor"
+    fill(base, 2)
+    head = (base / "audit-head" / "head.json").read_bytes()
+    files = [base / "audit" / name for name in ("events.jsonl", "events.chain.jsonl")]
+    ends = [path.stat().st_size for path in files]
+    fill(base, 2, at=2)
+    (base / "audit-head" / "head.json").write_bytes(head)
+    for lacks in {0, 1} - set(which):
+        os.truncate(files[lacks], ends[lacks])
+    assert call("verify").exit_code == 3
+    with pytest.raises(errors.LedgerError, match="that no writer of ours leaves"):
+        fill(base, 1)
+
+
+def test_a_tail_that_is_longer_than_a_writer_leaves_is_red(covenant_home: Path) -> None:
+    base = covenant_home / "supervisor"
+    fill(base, 2)
+    with (base / "audit" / "events.jsonl").open("ab") as stream:
+        stream.write(b"x" * ledger_files.MAX_TAIL_BYTES)
+    assert call("verify").exit_code == 0  # the control
+    with (base / "audit" / "events.jsonl").open("ab") as stream:
+        stream.write(b"x")
+    assert "after the signed head that no writer of ours leaves" in call("verify").stdout
+    assert call("verify").exit_code == 3
+    with pytest.raises(errors.LedgerError, match="that no writer of ours leaves"):
+        fill(base, 1)
+
+
+def test_what_is_set_aside_while_the_log_is_read_is_not_missed(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is let go before the files are read: what stood beyond the head is other rows by then."""
+    base = covenant_home / "supervisor"
+    fill(base, 2)
+    killed_before_its_head(base, 2, carried=False)
+    let_go = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        let_go(fd, how)
+        if how == fcntl.LOCK_UN:
+            monkeypatch.setattr(fcntl, "flock", let_go)
+            fill(base, 3, at=2, reason="longer than what stood there")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    answer = document("verify")
+    assert answer["valid"]
+    assert answer["report"]["events"] == 2
+    assert shown() == ["r0", "r1", "r2", "r3", "r4"]
 
 
 def test_an_old_head_beside_the_supervisors_log_hides_no_cut(covenant_home: Path) -> None:

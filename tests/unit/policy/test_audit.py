@@ -320,7 +320,10 @@ def test_a_newest_head_that_was_blanked_leaves_a_note() -> None:
         report = check(lines[:count], anchors[:count], head_file(*heads))
         assert report.valid
         assert (report.notes == ()) is whole, heads
-    assert check([], [], head_file(ledger.Head())).notes == ()
+    # Of one record the slot before is that of a log without any, so this is what an empty one leaves as well.
+    assert check([], [], head_file(ledger.Head())).notes == (
+        "the log is empty: whether it never had a record, or its only one was taken away, does not show",
+    )
     assert check(lines[:1], anchors[:1], head_file(ledger.Head(), chain_of(lines[:1])[1])).notes == ()
 
 
@@ -363,6 +366,28 @@ def test_a_slot_carries_the_rows_of_its_head_and_the_files_are_read_with_them() 
     short = events[: starts[0] - 1], chain
     assert ledger.completed(*short, found) == short
     assert not audit.verify(*short, raw, KEY.public_key()).valid
+    # Nor is a row put behind another than it follows: the next opening refuses that.
+    for which in (0, 1):
+        at = starts[which] - 5
+        files = [events[: starts[0]], chain[: starts[1]]]
+        files[which] = files[which][:at] + bytes([files[which][at] ^ 1]) + files[which][at + 1 :]
+        assert ledger.completed(files[0], files[1], found) == tuple(files)
+
+
+def test_a_slot_carries_no_more_than_it_has_room_for() -> None:
+    """A byte more would be the first of the other slot."""
+    base = chain_of([event(0)])[1]
+    sizes = []
+    for size in range(2500, ledger.SLOT_BYTES):
+        line = b'{"id":"b","timestamp_ms":1,"x":"' + b"x" * size + b'"}'
+        _, head = base.advance(line, event_id="b", timestamp_ms=1)
+        slot = ledger.carrying_slot(base, head, line + b"\n", KEY)
+        if slot is None:
+            break
+        assert ledger.read_signed_head(slot, KEY.public_key()) == head
+        sizes.append(len(slot))
+    assert len(sizes) > 100
+    assert set(sizes) == {ledger.SLOT_BYTES}
 
 
 def test_a_slot_of_which_anything_is_another_is_none() -> None:
