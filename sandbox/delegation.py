@@ -140,14 +140,17 @@ def broker(
 
 def _ending(place: Path, alive: int | None, fate: str) -> bool:
     """Whether the run winds down, or is suspended: what it asked for just before is not started while it stands."""
-    if stands(place):
+    if standing(place) is not None:
         return True
     return alive is not None and fate != "adopt" and spawning.gone(alive)
 
 
-def stands(place: Path) -> bool:
-    """Whether the run of that directory is suspended or being ended: it starts nothing then."""
-    return (place / registry.STATE).read_text().strip() in (State.SUSPENDED, State.TERMINATED)
+def standing(place: Path) -> errors.CovenantError | None:
+    """Why the run of that directory starts nothing now: it is suspended, or being ended."""
+    state = (place / registry.STATE).read_text().strip()
+    if state == State.SUSPENDED:
+        return errors.WrongStateError("the run that asked for it is suspended", hint="ask again once it goes on")
+    return errors.ParentEndedError("the run that asked for it is being ended") if state == State.TERMINATED else None
 
 
 def _use(directory: Path, overhead_mb: int) -> Drawn:

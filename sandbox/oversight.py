@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -337,7 +337,7 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
                 raise
     record = archive.read(state, found[0]) if len(found) == 1 else None
     # What somebody may not see is not there for them.
-    if record is None or not asker.may(_asked_by(state, record.issuer, record.parent)):
+    if record is None or not asker.may(_asked_by(state, record.issuer, record.parent, _live(state))):
         how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
         raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
     return record
@@ -346,7 +346,7 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
 def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
     """Those among runs that ended of which the asker may see the record. A damaged one is of nobody, and says so when
     it is asked for alone."""
-    found = []
+    found, live = [], _live(state)
     for run_id in run_ids:
         try:
             record = archive.read(state, run_id)
@@ -354,7 +354,7 @@ def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
             if len(run_ids) == 1:
                 raise
             continue
-        if record is not None and asker.may(_asked_by(state, record.issuer, record.parent)):
+        if record is not None and asker.may(_asked_by(state, record.issuer, record.parent, live)):
             found.append(run_id)
     return found
 
@@ -364,18 +364,19 @@ def _started_by(state: Path, run_id: str) -> Iterator[str]:
     may not see it does not wait for its end."""
     event = unended.start_of(state, run_id)
     if event is not None:
-        yield from _asked_by(state, event["issuer"]["display"], event["kind"].get("parent"))
+        yield from _asked_by(state, event["issuer"]["display"], event["kind"].get("parent"), _live(state))
 
 
-def _asked_by(state: Path, issuer: str, parent: str | None) -> Iterator[str]:
+def _live(state: Path) -> dict[str, Entry]:
+    return {entry.run_id: entry for entry in registry.live(state / "runs")}
+
+
+def _asked_by(state: Path, issuer: str, parent: str | None, live: Mapping[str, Entry]) -> Iterator[str]:
     """Who asked for the run, and for each one above it: those that ended have records, those that live their labels."""
     yield issuer
-    live: dict[str, Entry] | None = None
     for _ in range(_MOST_ABOVE):
         if parent is None:
             return
-        if live is None:
-            live = {entry.run_id: entry for entry in registry.live(state / "runs")}
         entry = live.get(parent)
         if entry is not None:
             # Of one that outlives the first of its line: those above it may be gone, and so may their records.

@@ -23,7 +23,7 @@ _LAST_ROWS, _LAST_BYTES = 256, 1 << 18
 ROW_BYTES: Final = 64 << 10
 # What of the log is read for one request, however often it is looked: what everybody wrote while the family lived. Of
 # somebody else's row only the beginning is looked at, and it counts as no more than that: how long an intent is that
-# others send takes nobody's rows and sums from them. All that goes by has a bound as well, half a second of work.
+# others send takes nobody's rows and sums from them. All that goes by has a bound as well, a second of work.
 LOOKED_BYTES, OTHERS_BYTES, PASSED_BYTES = 16 << 20, 4096, 256 << 20
 _U64_MAX: Final = 2**64 - 1
 # (records, bytes of events, bytes of the chain): where the reading of the log begins.

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy import clocks, decide, errors
+from policy import clocks, decide
 from policy.grants.effective import Effective
 from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
@@ -117,9 +117,9 @@ class Terms:
             line = label[revocation.AUTHORITY]
             revocation.refuse(self._means.state, self._root_version, above, "" if self._request.dev else line)
             claim.settle(runs)
-            if self._child is not None and delegation.stands(runs / label["parent"]):
-                raise errors.ParentEndedError("the run that asked for it stands, or is being ended")
             if self._child is not None:
+                if (refused := delegation.standing(runs / label["parent"])) is not None:
+                    raise refused
                 self._child.admitted(label)
 
         return label, settle

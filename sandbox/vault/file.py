@@ -131,9 +131,9 @@ class FileVault:
         Raises:
             errors.VaultError: it cannot be opened or written.
         """
-        with self._folder() as (state, folder), durable.locked(folder, where=self._where, error=_Busy):
+        with self._writing() as (state, folder, key):
             found, raw = self._current(state, folder)
-            with self._master(found, raw) as old, Locked(sealing.KEY_BYTES) as new:
+            with self._master(key, found, raw) as old, Locked(sealing.KEY_BYTES) as new:
                 new.fill_random()
                 locks = [_lock(key, new, found.id, parameters) for key in keys]
                 records = [_rewrapped(record, found.id, old, new) for record in found.records]
@@ -152,7 +152,7 @@ class FileVault:
                 # A writer may have passed between the two files: once more, with writers kept out.
                 with durable.locked(folder, where=self._where, error=_Busy):
                     found, raw = self._current(state, folder)
-            with self._master(found, raw) as master:
+            with self._key() as key, self._master(key, found, raw) as master:
                 self._settle(state, folder, found, raw)
                 yield found, master
 
@@ -195,9 +195,9 @@ class FileVault:
         return document.parse(Document, raw, max_bytes=document.MAX_BYTES, where=f"{self._where}/{FILE}")
 
     @contextlib.contextmanager
-    def _master(self, found: Document, raw: bytes) -> Iterator[Locked]:
+    def _master(self, key: Key, found: Document, raw: bytes) -> Iterator[Locked]:
         """(3) The master key, once the seal has held."""
-        with self._key() as key, _opened_by(key, found, self._where) as master:
+        with _opened_by(key, found, self._where) as master:
             digest = document.digest(raw)
             if self._sealed is None or self._sealed[0] != digest:
                 if not sealing.is_sealed(master, found.id, found.body(), found.seal):
@@ -219,15 +219,26 @@ class FileVault:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[tuple[Document, Locked, Callable[[list[Record]], None]]]:
-        with self._folder() as (state, folder), durable.locked(folder, where=self._where, error=_Busy):
+        with self._writing() as (state, folder, key):
             found, raw = self._current(state, folder)
-            with self._master(found, raw) as master:
+            with self._master(key, found, raw) as master:
 
                 def write(records: list[Record]) -> None:
                     self._catch_up(state, found, raw)
                     self._write(state, folder, _seal(master, _next(found, raw, records=records, locks=found.locks)))
 
                 yield found, master, write
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[tuple[int, int, Key]]:
+        """The descriptors, with other writers kept out. The key comes first: nobody waits for whoever is asked for a
+        passphrase."""
+        with (
+            self._folder() as (state, folder),
+            self._key() as key,
+            durable.locked(folder, where=self._where, error=_Busy),
+        ):
+            yield state, folder, key
 
     def _catch_up(self, state: int, found: Document, raw: bytes) -> None:
         """The head of a write that was stopped after its file; the next file may be only one ahead of its head."""

@@ -59,19 +59,41 @@ def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
     elder = member(world, "elder", asks, more=spawn(2, 4), **BIG)
     with revoking.running(world, elder) as run:
         kept = run.entry.keeper
-
-        def forked() -> bool:
-            children = Path(f"/proc/{kept}/task/{kept}/children").read_text().split()
-            return any(_command(one) == _command(kept) for one in children)
-
         until(lambda: _states(world).get("elder") == "Running")
-        until(forked if when == "while it is read" else lambda: _states(world).get("slow") == "Running")
+        until(
+            (lambda: _forked(kept)) if when == "while it is read" else lambda: _states(world).get("slow") == "Running"
+        )
         oversight.act(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
         if when == "while it is read":
-            until(lambda: not forked())
+            until(lambda: not _forked(kept))
         seen = set(_states(world).values())
         oversight.act(world.state, ASKER, "kill", run.entry.run_id, tree=True)
     assert seen == {"Suspended"}
+
+
+def test_a_parent_that_was_suspended_for_a_moment_is_told_so_and_may_ask_again(world: World) -> None:
+    about = {"name": "slow", "id": "slow", "cpu_ms": 250_000, **SMALL}
+    world.sign(world.package({"main.py": HEAD + KIT + "answer = 1" + TAIL, "data": "x" * LARGE}, **about))
+    asks = 'answer = [child("slow"), child("slow")]\nprint("SAID", answer, file=sys.stderr, flush=True)'
+    elder = member(world, "elder", asks, more=spawn(2, 4), **BIG)
+    with revoking.running(world, elder) as run:
+        top, kept = run.entry.run_id, run.entry.keeper
+        until(lambda: _forked(kept))
+        oversight.act(world.state, ASKER, "suspend", top)
+        until(lambda: not _forked(kept))
+        oversight.act(world.state, ASKER, "resume", top)
+        until(lambda: "SAID" in oversight.logs(world.state, ASKER, top)["text"])
+    said = str(oversight.logs(world.state, ASKER, top)["text"])
+    assert "wrong_state" in said
+    assert "parent_ended" not in said
+    ends = [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
+    assert None in ends, "the second child answered"
+
+
+def _forked(kept: int) -> bool:
+    """Whether a keeper has a child that is one still, and reads its package."""
+    children = Path(f"/proc/{kept}/task/{kept}/children").read_text().split()
+    return any(_command(one) == _command(kept) for one in children)
 
 
 def _command(pid: int | str) -> bytes:

@@ -513,3 +513,30 @@ def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
             assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 
     assert status_of(look) == 0
+
+
+@pytest.mark.parametrize("verb", ["rotate", "rekey"])
+def test_nobody_waits_for_whoever_is_asked_for_a_passphrase(
+    state: pathlib.Path, vault: FileVault, key_file: pathlib.Path, verb: str
+) -> None:
+    """Also after a killed change, whose head a reader writes under the lock."""
+    vault.put("a", "n", value("one"), before=nothing)
+    head = (state / HEAD).read_bytes()
+    vault.rotate("a", "n", value("two"), before=nothing)
+    (state / HEAD).write_bytes(head)
+    seen: list[str | None] = []
+
+    @contextlib.contextmanager
+    def prompt() -> Iterator[keys.Key]:
+        seen.append(read(at(state, key_file)))
+        with keys.configured(str(key_file)) as key:
+            yield key
+
+    writer = FileVault(state, prompt)
+    if verb == "rotate":
+        writer.rotate("a", "n", value("three"), before=nothing)
+    else:
+        with keys.configured(str(key_file)) as key:
+            writer.rekey([key], before=nothing)
+    assert seen == ["two"]
+    assert read(at(state, key_file)) == {"rotate": "three", "rekey": "two"}[verb]
