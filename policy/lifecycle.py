@@ -187,6 +187,8 @@ it.
   `ttl_seconds`, whatever happened in between.
 - A run that has been suspended for `ttl_seconds` without a break is ended, whoever suspended it. Without `ttl_seconds`
   only its other clocks end it.
+- A run that is suspended, or that is being ended and has a grace, starts no child: also none that it asked for just
+  before. One that goes on may ask again (`wrong_state`).
 - A run that is suspended is attested like any other, and what was refused to it before is still told.
 
 ## The archive
