@@ -16,12 +16,11 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from policy import errors, lifecycle
+from policy import errors, events, lifecycle
 from policy.signing import strict_json
 from sandbox import durable
 
 STDERR_BYTES = 8 * 1024
-_MESSAGE = 1000
 # So many more than there may be are let come together before the oldest go: looking for them is not for every run.
 _SLACK = 64
 # A record that is half written for so long is nobody's (seconds).
@@ -138,7 +137,7 @@ def _sweep(directory: int, there: Iterable[str]) -> None:
 def _fitting(record: Record) -> bytes:
     """The record as bytes, with less of its stderr where its characters take more room than they are."""
     fields = {name: _clean(value) for name, value in record.model_dump().items()}
-    fields["message"] = record.message and str(fields["message"])[:_MESSAGE]
+    fields["message"] = record.message and str(fields["message"])[: events.MESSAGE_CHARACTERS]
     while len(raw := strict_json.dumps(fields) + b"\n") > lifecycle.ARCHIVE_RECORD_BYTES:
         kept = str(fields["stderr"])
         if not kept:
