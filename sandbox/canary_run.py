@@ -117,6 +117,8 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             later=None,
         )
         finished = gvisor.run(throw_away, runs=runs, uids=uids)
+    if finished.interrupted:
+        raise KeyboardInterrupt
     if drift:
         return tuple(f"{layer.name}: {layer.found}" for layer in drift)
     if finished.error is not None:

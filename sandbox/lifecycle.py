@@ -271,7 +271,11 @@ class Run(Terms):
     def _finish(
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
-        """(6) The result, or the error that the run ended with; its rows."""
+        """(6) The result, or the error that the run ended with; its rows.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted, and that is written down.
+        """
         result: contract.AgentResult | None = None
         error: errors.CovenantError | None = finished.error
         if error is None:
@@ -295,6 +299,8 @@ class Run(Terms):
             message=None if error is None else error.message,
             stderr=stderr,
         )
+        if error is not None and finished.interrupted:
+            raise KeyboardInterrupt
         if self._rows.unarchived:
             not_enforced = (*not_enforced, self._rows.unarchived)
         self._lap("log the end")

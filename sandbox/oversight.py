@@ -122,11 +122,9 @@ def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]
     entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
     if len(entries) == 1:
         try:
-            answer = control.ask(entries[0].path, "logs", offset=offset)
-            return {"run_id": entries[0].run_id, "live": True, **answer}
+            return {"run_id": entries[0].run_id, "live": True, **_asked(entries[0], "logs", offset=offset)}
         except errors.NoRunError:
-            run = entries[0].run_id  # it ended meanwhile
-            record = _await_record(state, run, time.monotonic() + _PATIENCE_SECONDS)
+            record = _await_record(state, entries[0].run_id, time.monotonic() + _PATIENCE_SECONDS)
     else:
         record = _record(state, asker, run)
     kept = record.stderr.encode()
@@ -181,17 +179,7 @@ class _Ask:
         self.unwritten: errors.CovenantError | None = None
 
     def __call__(self, operation: Operation, entry: Entry, **more: Any) -> None:
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                control.ask(entry.path, operation, by=self._asker.display, reason=self._reason, **more)
-            except errors.NoRunError:
-                # It listens a moment after it can be seen.
-                if not registry.under_way(entry.path) or time.monotonic() > until:
-                    raise
-                time.sleep(_AGAIN_SECONDS)
-            else:
-                return
+        _asked(entry, operation, by=self._asker.display, reason=self._reason, **more)
 
     def subtree(self, run_id: str) -> list[Entry]:
         """The run and everything below it, parents first."""
@@ -388,6 +376,23 @@ def _asked_by(state: Path, issuer: str, parent: str | None, live: Mapping[str, E
             return
         yield above.issuer
         parent = above.parent
+
+
+def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
+    """As ``control.ask``, of a run that may listen only a moment after it can be seen.
+
+    Raises:
+        errors.NoRunError: it has ended.
+        errors.KeeperError: as ``control.ask``.
+    """
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return control.ask(entry.path, operation, **fields)
+        except errors.NoRunError:
+            if not registry.under_way(entry.path) or time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN_SECONDS)
 
 
 def _await_record(state: Path, run_id: str, until: float) -> archive.Record:

@@ -387,6 +387,8 @@ class Instance(lifecycle.Run):
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
         if not self._rows.started:
+            if finished.interrupted:
+                raise KeyboardInterrupt(str(finished.error))
             self._denials.wind_up()
             if self._rows.state is not State.TERMINATED:
                 self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)

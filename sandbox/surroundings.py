@@ -11,8 +11,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any, Self
+
+from policy import errors
 
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU)
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -61,6 +64,47 @@ def told_to_end() -> Iterator[int]:
         signal.set_wakeup_fd(old, warn_on_full_buffer=False)
         os.close(told)
         os.close(tell)
+
+
+class HeldBack:
+    """While a run is held and cleared away: signals that would raise KeyboardInterrupt (``own``) end it in order, and
+    never in the middle of what takes it away.
+
+    They raise as ever until ``watches`` was called. ``told`` says whether there was one since; the first counts, as
+    everywhere, and whoever acquired the run raises KeyboardInterrupt once its end is written down.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._tell: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def watches(self) -> Mapping[int, Callable[[], errors.StoppedError]]:
+        """A descriptor that is readable once there was one, and what the run then ends with; nothing of the kind
+        outside the main thread, or where no signal would raise."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        ours = [number for number in _ENDING if signal.getsignal(number) is _end]
+        if not ours or self._tell is not None:
+            return {}
+        self._tell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._before = {number: signal.signal(number, self._note) for number in ours}
+        return {self._tell: lambda: errors.StoppedError("interrupted")}
+
+    def __exit__(self, *exc: object) -> None:
+        # The way out is taken once, as in ``_end``.
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.told else handler)
+        if self._tell is not None:
+            os.close(self._tell)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.told = True
+        assert self._tell is not None
+        os.eventfd_write(self._tell, 1)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

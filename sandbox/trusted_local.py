@@ -22,7 +22,7 @@ from policy import errors, prove_local
 from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
-from sandbox import bundle, host
+from sandbox import bundle, host, surroundings
 from sandbox import config as configuration
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Limits, Outcome, Round
@@ -166,7 +166,7 @@ def run(
     filter_ = _proved_filter(plan)
     executable = plan.policy.entry if plan.policy.runtime == "rust-bin" else ""
     copy = PackageStore(state / "packages").put(package, executable=executable)
-    with contextlib.ExitStack() as stack:
+    with surroundings.HeldBack() as signals, contextlib.ExitStack() as stack:
         mount = _package_mount(copy, executable=bool(executable), stack=stack)
         confinement = _confinement(plan, (str(state), *hidden), filter_)
         leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
@@ -199,7 +199,11 @@ def run(
         if steering is not None:
             channel = steering.joined(channel, None)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
-        channel = dataclasses.replace(channel, giving=_both(channel.giving, meter.begin))
+        channel = dataclasses.replace(
+            channel,
+            giving=_both(channel.giving, meter.begin),
+            watches={**channel.watches, **signals.watches()},
+        )
         exchange = Exchange(channel, intent, limits)
         if steering is not None:
             steering.converses(exchange)
@@ -207,7 +211,8 @@ def run(
         status = child.reap()
         # Whoever revoked it has killed it, which looks like a failure of its own.
         ended = exchange.error if directory is None else bundle.verdict(directory.path) or exchange.error
-        return _finished(plan, exchange, ended, status, meter)
+        finished = _finished(plan, exchange, ended, status, meter)
+    return dataclasses.replace(finished, interrupted=signals.told)
 
 
 def _need_root() -> None:

@@ -11,12 +11,6 @@ class OperatorError(CovenantError):
     """A key, a signature, the trust root, a role or a configuration has to be changed."""
 
 
-class StoppedError(OperatorError):
-    """The command was interrupted by its user or by a signal."""
-
-    code = "interrupted"
-
-
 class NoRunError(OperatorError):
     """No agent that runs now has this run id, or more than one begins with it."""
 

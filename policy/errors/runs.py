@@ -74,6 +74,13 @@ class KilledError(RunError):
     actor = Actor.OPERATOR
 
 
+class StoppedError(RunError):
+    """The command was interrupted by its user or by a signal."""
+
+    code = "interrupted"
+    actor = Actor.OPERATOR
+
+
 class CutOffError(RunError):
     """The supervisor died while the agent ran: the next start ended what was left of it and wrote this down."""
 

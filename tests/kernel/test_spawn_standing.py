@@ -83,7 +83,7 @@ def test_a_parent_that_was_suspended_for_a_moment_is_told_so_and_may_ask_again(w
         until(lambda: not _forked(kept))
         oversight.act(world.state, ASKER, "resume", top)
         until(lambda: "SAID" in oversight.logs(world.state, ASKER, top)["text"])
-    said = str(oversight.logs(world.state, ASKER, top)["text"])
+        said = str(oversight.logs(world.state, ASKER, top)["text"])
     assert "wrong_state" in said
     assert "parent_ended" not in said
     ends = [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"]

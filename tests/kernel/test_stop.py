@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from policy import errors
+from sandbox import bundle, oversight, registry
 from sandbox.denials import Denials
 from sandbox.kernel import cgroupfs, process
 from tests.kernel.conftest import leftovers
@@ -27,9 +28,25 @@ def _runs(world: World) -> bool:
     return any(row["kind"]["type"] == "run_state" and row["kind"]["state"] == "Running" for row in world.rows())
 
 
+BURNS = """
+import sys, time
+until = time.process_time() + 0.3
+while time.process_time() < until:
+    pass
+print("BURNT", file=sys.stderr, flush=True)
+time.sleep(60)
+answer = 1
+"""
+ASKER = oversight.Asker("operator@local", root=True)
+
+
+@pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_run_leaves_nothing(world: World, number: signal.Signals) -> None:
-    path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
+def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
+    world: World, number: signal.Signals, backend: str
+) -> None:
+    code = {"main.py": HEAD + BURNS + TAIL}
+    path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
     process = subprocess.Popen(
         [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
         env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
@@ -38,6 +55,8 @@ def test_a_stopped_run_leaves_nothing(world: World, number: signal.Signals) -> N
         text=True,
     )
     until(lambda: _runs(world))
+    (run,) = registry.agents(registry.live(world.state / "runs"))
+    until(lambda: "BURNT" in oversight.logs(world.state, ASKER, run.run_id)["text"])
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1, err
@@ -45,6 +64,51 @@ def test_a_stopped_run_leaves_nothing(world: World, number: signal.Signals) -> N
     assert leftovers(world) == []
     ended = world.rows()[-1]["kind"]
     assert (ended["type"], ended["status"], ended["code"]) == ("run_ended", "failed", "interrupted")
+    assert ended["cpu_ms"] >= 300
+    assert ended["stderr_bytes"] == len("BURNT\n")
+    assert oversight.logs(world.state, ASKER, run.run_id)["text"] == "BURNT\n"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    """One that has answered has; of one that has not, nothing goes on that asked for it."""
+    leave = bundle.RunDirectory.__exit__
+
+    def told(directory: bundle.RunDirectory, *exc: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        leave(directory, *exc)
+
+    path = world.sign(world.package({"main.py": HEAD + ("answer = 1" if answers else "sys.exit(3)") + TAIL}))
+    world.run(path)  # with its canaries, which are runs as well
+    monkeypatch.setattr(bundle.RunDirectory, "__exit__", told)
+    if answers:
+        assert world.run(path).error is None
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            world.run(path)
+    assert leftovers(world) == []
+    ended = world.rows()[-1]["kind"]
+    assert (ended["type"], ended["code"]) == ("run_ended", None if answers else errors.AgentFailedError.code)
+
+
+def test_a_canary_that_is_interrupted_has_not_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run tries it again, and is not refused for what nobody found."""
+    world.configure(self_test=True)
+    leave, signals = bundle.RunDirectory.__exit__, [signal.SIGTERM]
+
+    def told(directory: bundle.RunDirectory, *exc: Any) -> None:
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+        leave(directory, *exc)
+
+    path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
+    monkeypatch.setattr(bundle.RunDirectory, "__exit__", told)
+    with pytest.raises(KeyboardInterrupt):
+        world.run(path)
+    assert leftovers(world) == []
+    assert world.run(path).error is None
 
 
 def test_a_run_that_was_told_to_outlive_its_terminal_does(world: World) -> None:

@@ -221,3 +221,29 @@ def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
     monkeypatch.setattr(time, "sleep", lambda seconds: turns.append("slept"))
     assert oversight.ended(tmp_path, ROOT, "a", left=lambda: len(turns) >= 6) is None
     assert turns == ["asked", "slept"] * 3
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_run_that_can_be_seen_and_listens_only_later_has_not_ended(
+    state: Path, monkeypatch: pytest.MonkeyPatch, *, begins: bool
+) -> None:
+    """Nobody owes the log its end: nothing of it is written down yet. One that goes away meanwhile is cut off."""
+
+    def ask(path: Path, operation: str, **fields: Any) -> dict[str, Any]:
+        asked.append(operation)
+        if len(asked) < 4:
+            raise errors.NoRunError("it does not listen")
+        return {"begins": 0, "next": 2, "text": "hi"}
+
+    asked: list[str] = []
+    live = SimpleNamespace(run_id="00000001-0000-4000-8000-000000000000", path=state / "runs")
+    monkeypatch.setattr(oversight, "_seen", lambda state, asker: [live])
+    monkeypatch.setattr(control, "ask", ask)
+    monkeypatch.setattr(registry, "under_way", lambda path: begins or len(asked) < 2)
+    if begins:
+        assert oversight.logs(state, ROOT, live.run_id)["text"] == "hi"
+        assert asked == ["logs"] * 4
+    else:
+        with pytest.raises(errors.CutOffError):
+            oversight.logs(state, ROOT, live.run_id)
+        assert asked == ["logs"] * 2
