@@ -20,7 +20,7 @@ from policy import denials, errors
 from policy.compile import plan
 from policy.host import Closure, ClosureFile, HostFacts
 from policy.prove import live
-from sandbox import canary, canary_program, durable, gvisor, memo, own_code
+from sandbox import canary, canary_program, durable, gvisor, memo, own_code, surroundings
 from sandbox.bundle import SELF_TEST
 from sandbox.channel import Limits
 from sandbox.config import Config
@@ -96,7 +96,8 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
         refused[denial] += count
 
     own = closure(job.config, artefacts.json("effective.json")["arch"])
-    with Skeletons(job.config.state / "rootfs").hold([*closures, own], points) as rootfs:
+    held = Skeletons(job.config.state / "rootfs").hold([*closures, own], points)
+    with surroundings.HeldBack() as signals, held as rootfs:
         throw_away = dataclasses.replace(
             job,
             run_id=str(uuid.uuid4()),
@@ -115,9 +116,10 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             arguments=(canary_program.PATH,),
             broker=None,
             later=None,
+            signals=signals,
         )
         finished = gvisor.run(throw_away, runs=runs, uids=uids)
-    if finished.interrupted:
+    if signals.told:
         raise KeyboardInterrupt
     if drift:
         return tuple(f"{layer.name}: {layer.found}" for layer in drift)

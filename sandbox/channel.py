@@ -118,8 +118,7 @@ class Channel:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """How a run ended. ``error`` is None when the agent exited with 0 by itself; times in seconds: ``said_seconds`` is
-    when its first word on stdout was read, None when it said nothing. ``interrupted``: whoever asked for it does not
-    go on either, once this is written down (surroundings.HeldBack)."""
+    when its first word on stdout was read, None when it said nothing."""
 
     stdout: bytes
     stderr: bytes
@@ -132,4 +131,3 @@ class Finished:
     reported: tuple[str, ...]
     said_seconds: float | None = None
     usage: contract.Usage = contract.NOTHING_USED
-    interrupted: bool = False

@@ -15,7 +15,7 @@ from typing import Any
 
 from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
-from sandbox import attest, attest_network, bundle, host, mounting, prelude, revocation, surroundings
+from sandbox import attest, attest_network, bundle, host, mounting, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Round
@@ -44,8 +44,8 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
     Raises:
         errors.MachineError: the sandbox could not be set up; nothing of it is left.
     """
-    with surroundings.HeldBack() as signals, contextlib.ExitStack() as lasting:
-        directory, finished = _run(job, runs, uids, hierarchies or cgroupfs.Hierarchies.read(), lasting, signals)
+    with contextlib.ExitStack() as lasting:
+        directory, finished = _run(job, runs, uids, hierarchies or cgroupfs.Hierarchies.read(), lasting)
         if job.after is not None and _networked(job):
             # Where the gate is not to be had, all of it is taken away now.
             with contextlib.suppress(errors.KeeperError):
@@ -53,17 +53,11 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
                 directory.vacate(METER)
                 job.after.push(lasting.pop_all())
     # Its keeper's own look came before others saw it no more (bundle.RunDirectory): it is ended, or it is answered.
-    error = finished.error if directory.ended is None else directory.ended
-    return dataclasses.replace(finished, error=error, interrupted=signals.told)
+    return finished if directory.ended is None else dataclasses.replace(finished, error=directory.ended)
 
 
 def _run(
-    job: Job,
-    runs: Path,
-    uids: UidLease,
-    hierarchies: cgroupfs.Hierarchies,
-    lasting: contextlib.ExitStack,
-    signals: surroundings.HeldBack,
+    job: Job, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies, lasting: contextlib.ExitStack
 ) -> tuple[RunDirectory, Finished]:
     """``lasting`` is given what is still there when nobody lives any more: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
@@ -132,7 +126,7 @@ def _run(
             channel,
             giving=_both(channel.giving, meter.begin),
             ending=_after_others(directory.path, channel.ending),
-            watches={**channel.watches, **signals.watches()},
+            watches={**channel.watches, **({} if job.signals is None else job.signals.watches())},
         )
         held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)

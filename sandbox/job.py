@@ -18,6 +18,7 @@ from sandbox.kernel import cgroupfs
 from sandbox.limits import Meter
 from sandbox.network import gateway
 from sandbox.steering import Steering
+from sandbox.surroundings import HeldBack
 
 # The source of the mount that holds the run's secrets.
 CREDENTIALS = "credentials"
@@ -53,7 +54,7 @@ class Job:
     given what was started, and brings the intent once there is one; ``intent`` is empty then. ``secrets`` puts each
     granted secret, where they are files, and serves what is to be watched meanwhile; without it there is none.
     ``after`` is given what is left of the run's network once it is over, to be taken away when its answer was given;
-    without it nothing is left when the run has ended."""
+    without it nothing is left when the run has ended. ``signals`` are held back from when its conversation begins."""
 
     run_id: str
     artefacts: Artefacts
@@ -78,3 +79,4 @@ class Job:
     later: Callable[[Started], Later] | None = None
     secrets: Secrets | None = None
     after: contextlib.ExitStack | None = None
+    signals: HeldBack | None = None

@@ -24,7 +24,7 @@ from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
-from sandbox import bundle, delegation, gvisor, host, prelude, preparation, progress, trials
+from sandbox import bundle, delegation, gvisor, host, prelude, preparation, progress, surroundings, trials
 from sandbox.channel import Finished
 from sandbox.kernel import runsc
 from sandbox.request import Answer, Means, Request
@@ -64,13 +64,19 @@ class Run(Terms):
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
+        self._signals = surroundings.HeldBack()
 
     def go(self) -> Answer:
         """(1) to (6).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed the run.
+            KeyboardInterrupt: it was interrupted.
         """
+        with self._signals:
+            return self._go()
+
+    def _go(self) -> Answer:
         trusted = self._verify()
         manifest = decide.manifest_of(self._request.package)
         self._rows.agent_id = manifest.agent.id
@@ -142,7 +148,8 @@ class Run(Terms):
                 advisory = (*advisory, _NO_SELF_TEST)
             advisory = (*advisory, *self._stands_by(decision))
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
-            job = dataclasses.replace(job, steering=self._steering(decision.effective.lifetime), after=means.after)
+            steering = self._steering(decision.effective.lifetime)
+            job = dataclasses.replace(job, steering=steering, after=means.after, signals=self._signals)
             finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
@@ -197,6 +204,7 @@ class Run(Terms):
                 watches=means.watches,
                 steering=steering,
                 directory=directory,
+                signals=self._signals,
             )
         if directory.ended is not None:  # as gvisor.run
             finished = dataclasses.replace(finished, error=directory.ended)
@@ -299,7 +307,7 @@ class Run(Terms):
             message=None if error is None else error.message,
             stderr=stderr,
         )
-        if error is not None and finished.interrupted:
+        if error is not None and self._signals.told:
             raise KeyboardInterrupt
         if self._rows.unarchived:
             not_enforced = (*not_enforced, self._rows.unarchived)

@@ -387,7 +387,7 @@ class Instance(lifecycle.Run):
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
         if not self._rows.started:
-            if finished.interrupted:
+            if self._signals.told:
                 raise KeyboardInterrupt(str(finished.error))
             self._denials.wind_up()
             if self._rows.state is not State.TERMINATED:

@@ -22,7 +22,7 @@ from policy import errors, prove_local
 from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
-from sandbox import bundle, host, surroundings
+from sandbox import bundle, host
 from sandbox import config as configuration
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Limits, Outcome, Round
@@ -31,6 +31,7 @@ from sandbox.limits import METER, Meter
 from sandbox.runner import Exchange
 from sandbox.steering import Steering
 from sandbox.store import PackageStore
+from sandbox.surroundings import HeldBack
 
 # The package's place in the agent's mount namespace: a directory of every Linux system (FHS), so that nothing
 # has to be made on the host to mount over.
@@ -149,12 +150,14 @@ def run(
     steering: Steering | None = None,
     directory: RunDirectory | None = None,
     hierarchies: cgroupfs.Hierarchies | None = None,
+    signals: HeldBack | None = None,
 ) -> Finished:
     """Start the agent, hold the exchange, end everything that it started.
 
     ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
     ``rounds`` and ``watches`` are looked at while it lasts; ``steering`` is what may be asked of it meanwhile. What it
     uses is counted by a cgroup that is noted in ``directory``; without one, or where none can be made, nothing is.
+    ``signals`` are held back from when its conversation begins.
 
     Raises:
         errors.PrivilegeError: not root.
@@ -166,7 +169,7 @@ def run(
     filter_ = _proved_filter(plan)
     executable = plan.policy.entry if plan.policy.runtime == "rust-bin" else ""
     copy = PackageStore(state / "packages").put(package, executable=executable)
-    with surroundings.HeldBack() as signals, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         mount = _package_mount(copy, executable=bool(executable), stack=stack)
         confinement = _confinement(plan, (str(state), *hidden), filter_)
         leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
@@ -202,7 +205,7 @@ def run(
         channel = dataclasses.replace(
             channel,
             giving=_both(channel.giving, meter.begin),
-            watches={**channel.watches, **signals.watches()},
+            watches={**channel.watches, **({} if signals is None else signals.watches())},
         )
         exchange = Exchange(channel, intent, limits)
         if steering is not None:
@@ -211,8 +214,7 @@ def run(
         status = child.reap()
         # Whoever revoked it has killed it, which looks like a failure of its own.
         ended = exchange.error if directory is None else bundle.verdict(directory.path) or exchange.error
-        finished = _finished(plan, exchange, ended, status, meter)
-    return dataclasses.replace(finished, interrupted=signals.told)
+        return _finished(plan, exchange, ended, status, meter)
 
 
 def _need_root() -> None:
