@@ -138,11 +138,12 @@ def broker(
     return made
 
 
-def _ending(place: Path, alive: int | None, fate: str) -> bool:
-    """Whether the run winds down, or is suspended: what it asked for just before is not started while it stands."""
-    if standing(place) is not None:
-        return True
-    return alive is not None and fate != "adopt" and spawning.gone(alive)
+def _ending(place: Path, alive: int | None, fate: str) -> errors.CovenantError | None:
+    """Why the run starts nothing now: it winds down, or is suspended."""
+    if (refused := standing(place)) is not None:
+        return refused
+    gone = alive is not None and fate != "adopt" and spawning.gone(alive)
+    return errors.ParentEndedError("the run that asked for it is being ended") if gone else None
 
 
 def standing(place: Path) -> errors.CovenantError | None:

@@ -126,7 +126,7 @@ def _run(
             channel,
             giving=_both(channel.giving, meter.begin),
             ending=_after_others(directory.path, channel.ending),
-            watches={**channel.watches, **({} if job.signals is None else job.signals.watches())},
+            watches={**channel.watches, **({} if job.signals is None else job.signals.watches(channel.kill))},
         )
         held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)

@@ -44,10 +44,12 @@ _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the co
 class Run(Terms):
     """One run's way through the procedure; keeps what its log rows need.
 
-    ``standby`` is how many instances of the agent are to be kept ready, once that is known.
+    ``standby`` is how many instances of the agent are to be kept ready, once that is known; ``used_ms`` the processor
+    time of the run and of all below it, once it is over.
     """
 
     standby = 0
+    used_ms = 0
 
     def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
         super().__init__(means, request, now_ms=now_ms, child=child)
@@ -74,7 +76,16 @@ class Run(Terms):
             KeyboardInterrupt: it was interrupted.
         """
         with self._signals:
-            return self._go()
+            try:
+                return self._go()
+            except BaseException as e:
+                self._signals.watches()  # its last rows are not cut short either
+                self._failed(e)
+                raise
+
+    def _failed(self, error: BaseException) -> None:
+        """The last rows of one that did not come to its end by itself."""
+        self.log_failure(error)
 
     def _go(self) -> Answer:
         trusted = self._verify()
@@ -307,6 +318,7 @@ class Run(Terms):
             message=None if error is None else error.message,
             stderr=stderr,
         )
+        self.used_ms = finished.usage.with_below(sum(self._below_ms)).cpu_ms or 0
         if error is not None and self._signals.told:
             raise KeyboardInterrupt
         if self._rows.unarchived:

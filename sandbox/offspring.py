@@ -54,7 +54,8 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
         try:
             answer = one.go()
         except BaseException as e:
-            one.log_failure(e)
+            if one.used_ms:
+                say({"used": one.used_ms})
             say(refusal(e if isinstance(e, errors.CovenantError) else errors.StoppedError("it was stopped")))
             if not isinstance(e, errors.CovenantError):
                 raise

@@ -18,7 +18,7 @@ from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.prove import live
 from policy.signing import trust
-from sandbox import archive, registry, unended
+from sandbox import archive, registry, surroundings, unended
 from sandbox.channel import Finished
 from sandbox.ledger import Ledger, Record
 
@@ -176,23 +176,24 @@ class Rows:
         """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
         self.expect_start()
         self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
-        self._append(
-            "run_started",
-            agent_id=manifest.agent.id,
-            intent_id=intent_id,
-            package=package,
-            policy_digest=policy_digest,
-            payload_digest=payload_digest,
-            backend=manifest.sandbox.backend,
-            signers=[s.name for s in self.signers],
-            not_enforced=list(not_enforced),
-            deadline_ms=deadline.milliseconds,
-            deadline_clock=deadline.clock,
-            parent=parent,
-            behalf_display=None if behalf is None else behalf["display"],
-            behalf_pubkey=None if behalf is None else behalf["pubkey"],
-        )
-        self.started = True
+        with surroundings.masked():
+            self._append(
+                "run_started",
+                agent_id=manifest.agent.id,
+                intent_id=intent_id,
+                package=package,
+                policy_digest=policy_digest,
+                payload_digest=payload_digest,
+                backend=manifest.sandbox.backend,
+                signers=[s.name for s in self.signers],
+                not_enforced=list(not_enforced),
+                deadline_ms=deadline.milliseconds,
+                deadline_clock=deadline.clock,
+                parent=parent,
+                behalf_display=None if behalf is None else behalf["display"],
+                behalf_pubkey=None if behalf is None else behalf["pubkey"],
+            )
+            self.started = True
 
     def leave(self) -> None:
         """Nothing more comes from here. An end that could not be written is for whoever looks next, as it would be if

@@ -100,7 +100,7 @@ class Spawner:
         used: Callable[[int], None],
         grace_seconds: float,
         keep: Collection[int] = (),
-        ending: Callable[[], bool] = lambda: False,
+        ending: Callable[[], errors.CovenantError | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._member, self._start, self._use, self._denied, self._used = member, start, use, denied, used
@@ -141,7 +141,11 @@ class Spawner:
         except _FieldError as e:
             call.refuse("malformed_request", str(e))
             return
-        if self._deadline is None or self._closing or self._ending():
+        refused = self._ending()
+        if isinstance(refused, errors.WrongStateError):
+            call.failed(refused)
+            return
+        if self._deadline is None or self._closing or refused is not None:
             call.refuse("no_task", "children are started while the agent has a task, and at no other time")
             return
         if not self._rate.take(self._clock()):

@@ -387,14 +387,17 @@ class Instance(lifecycle.Run):
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
         if not self._rows.started:
-            if self._signals.told:
-                raise KeyboardInterrupt(str(finished.error))
             self._denials.wind_up()
             if self._rows.state is not State.TERMINATED:
                 self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)
             self._rows.to(State.ARCHIVED, "nothing was asked of it")
+            if self._signals.told:
+                raise KeyboardInterrupt(str(finished.error))
             raise UnusedError from finished.error
         return super()._finish(manifest, finished, policy_digest, not_enforced)
+
+    def _failed(self, error: BaseException) -> None:
+        pass  # whoever keeps it answers first (``keep``)
 
     def failed(self, error: BaseException) -> None:
         """The last rows of one that did not come to its end by itself."""

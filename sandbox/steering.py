@@ -120,8 +120,10 @@ class Steering:
     def _ending(self, error: errors.RunError) -> None:
         if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
             self._terminated(f"{error.code}: {error.message}")
-        # Whoever ends it with its tree kills all before they let us go on: what is still there they have left to us.
-        if (stopped := self._marked()) is not None and self._leaf is not None and self._leaf.pids():
+        # Whoever ends it with its tree kills all before they let us go on: what is still there they have left to us. Of
+        # one that a signal ended nothing is there any more, whoever killed it.
+        left = isinstance(error, errors.StoppedError) or (self._leaf is not None and self._leaf.pids())
+        if (stopped := self._marked()) is not None and left:
             self._below(*stopped)
 
     def _terminated(self, words: str) -> None:

@@ -203,11 +203,7 @@ class Supervisor:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
             means = dataclasses.replace(self.means(), state=state, watches=watches or {}, after=after)
             one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
-            try:
-                answer = one.go()
-            except BaseException as e:
-                one.log_failure(e)
-                raise
+            answer = one.go()
             if one.standby and answer.error is None:
                 standby_records.want(
                     self.path,

@@ -82,7 +82,7 @@ class HeldBack:
     def __enter__(self) -> Self:
         return self
 
-    def watches(self) -> Mapping[int, Callable[[], errors.StoppedError]]:
+    def watches(self, kill: Callable[[], None] = lambda: None) -> Mapping[int, Callable[[], errors.StoppedError]]:
         """A descriptor that is readable once there was one, and what the run then ends with; nothing of the kind
         outside the main thread, or where no signal would raise."""
         if threading.current_thread() is not threading.main_thread():
@@ -92,7 +92,12 @@ class HeldBack:
             return {}
         self._tell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._before = {number: signal.signal(number, self._note) for number in ours}
-        return {self._tell: lambda: errors.StoppedError("interrupted")}
+
+        def look() -> errors.StoppedError:
+            kill()  # whoever is told to end waits for no lock and no disk before the agent is dead
+            return errors.StoppedError("interrupted")
+
+        return {self._tell: look}
 
     def __exit__(self, *exc: object) -> None:
         # The way out is taken once, as in ``_end``.
@@ -105,6 +110,16 @@ class HeldBack:
         self.told = True
         assert self._tell is not None
         os.eventfd_write(self._tell, 1)
+
+
+@contextlib.contextmanager
+def masked() -> Iterator[None]:
+    """Until the block ends none of the signals that end is taken: two things that belong together are done or not."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

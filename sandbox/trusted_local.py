@@ -205,7 +205,7 @@ def run(
         channel = dataclasses.replace(
             channel,
             giving=_both(channel.giving, meter.begin),
-            watches={**channel.watches, **({} if signals is None else signals.watches())},
+            watches={**channel.watches, **({} if signals is None else signals.watches(channel.kill))},
         )
         exchange = Exchange(channel, intent, limits)
         if steering is not None:

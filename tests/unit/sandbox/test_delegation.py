@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import control, delegation
+from sandbox import control, delegation, registry
 from tests.unit.sandbox.test_revocation import live
 
 
@@ -89,3 +90,27 @@ def test_all_below_is_asked_once_and_whoever_cannot_be_stopped_is_ended(
         "stuck": [stand, end],
         "full": [stand],
     }
+
+
+@pytest.mark.parametrize("fate", ["terminate", "wind-down", "adopt"])
+def test_a_run_starts_nothing_while_it_stands_or_is_ended_or_winds_down(tmp_path: Path, fate: str) -> None:
+    alive, ours = os.pipe2(os.O_CLOEXEC)
+    try:
+        for state, kind in (("Running", None), ("Suspended", errors.WrongStateError)):
+            (tmp_path / registry.STATE).write_text(state)
+            assert _kind(delegation._ending(tmp_path, alive, fate)) == kind
+        (tmp_path / registry.STATE).write_text("Terminated")
+        assert _kind(delegation._ending(tmp_path, None, fate)) == errors.ParentEndedError
+        (tmp_path / registry.STATE).write_text("Running")
+    finally:
+        os.close(ours)
+    try:
+        # Its own parent is gone now.
+        found = _kind(delegation._ending(tmp_path, alive, fate))
+        assert found == (None if fate == "adopt" else errors.ParentEndedError)
+    finally:
+        os.close(alive)
+
+
+def _kind(error: errors.CovenantError | None) -> type[errors.CovenantError] | None:
+    return None if error is None else type(error)

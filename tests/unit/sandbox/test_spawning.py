@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from policy import errors
 from policy.grants.effective import Effective
 from policy.grants.paths import Filesystem, PathSet
 from sandbox import spawning
@@ -90,3 +91,38 @@ def test_only_takes_and_never_gives() -> None:
         assert (met.read, met.write) == (left.read, left.write)
         assert only.resources.meet(wishes.resources).memory_mb == 5
     assert PathSet.top().paths == ("/",)
+
+
+class Asked:
+    """A call of an agent's, and what it was told."""
+
+    def __init__(self) -> None:
+        self.fields, self.told = GOOD, list[tuple[str, str]]()
+
+    def refuse(self, code: str, message: str) -> None:
+        self.told.append((code, ""))
+
+    def failed(self, error: errors.CovenantError) -> None:
+        self.told.append((error.code, error.hint))
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (errors.WrongStateError("it is suspended", hint="ask again"), ("wrong_state", "ask again")),
+        (errors.ParentEndedError("it is being ended"), ("no_task", "")),
+        (None, ("no_task", "")),  # it has no task yet
+    ],
+)
+def test_who_is_suspended_is_told_that_it_may_ask_again(
+    monkeypatch: pytest.MonkeyPatch, ending: errors.CovenantError | None, told: tuple[str, str]
+) -> None:
+    """Whatever it asked for before is read while it stands."""
+    nothing = cast("Any", None)
+    spawner = spawning.Spawner(
+        nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, ending=lambda: ending
+    )
+    monkeypatch.setattr(spawner, "_check", lambda: None)
+    call = Asked()
+    spawner.spawn(cast("Any", call))
+    assert call.told == [told]

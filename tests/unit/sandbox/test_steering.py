@@ -194,6 +194,17 @@ def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with
     assert one.log.said[1:] == ["kill"]  # what stands cannot be asked to end
 
 
+def test_what_a_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None:
+    """It is killed before its end is written down, so that nothing in it says who killed it."""
+    for marked in (True, False):
+        one = World()
+        if marked:
+            bundle.mark_stopped(one.directory, "uid7@local", "enough")
+        one.freezer.there = []
+        one.channel.ending(errors.StoppedError("interrupted"))
+        assert one.below == ([("uid7@local", "enough")] if marked else [])
+
+
 def test_what_is_marked_does_not_go_on() -> None:
     one = World()
     one.ask("suspend")

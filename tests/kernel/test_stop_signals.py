@@ -1,0 +1,171 @@
+"""Signals at the moments at which most is to be lost: a start, an end, an agent that must be dead, a child's use."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy import errors
+from sandbox import archive, keeper, oversight, package, registry, standby_records
+from sandbox.kernel import cgroupfs
+from sandbox.ledger import Ledger
+from sandbox.rows import Rows
+from sandbox.supervisor import Request, Supervisor
+from tests.kernel.conftest import leftovers
+from tests.kernel.families import BIG, SMALL, member, spawn
+from tests.kernel.live_runs import until
+from tests.kernel.world import HEAD, TAIL, World
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKER = oversight.Asker("operator@local", root=True)
+
+
+def _of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [row["kind"] for row in rows if row["kind"]["type"] == kind]
+
+
+def test_a_start_that_is_durable_has_its_end_however_early_the_signal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
+    assert world.run(path).error is None
+    real = Ledger.append_all
+
+    def told(ledger: Ledger, records: Any, **more: Any) -> Any:
+        done = real(ledger, records, **more)
+        if any(one.kind == "run_started" for one in records):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+    monkeypatch.setattr(Ledger, "append_all", told)
+    before = len(world.rows())
+    with pytest.raises(KeyboardInterrupt):
+        world.run(path)
+    rows = world.rows()[before:]
+    assert len(_of(rows, "run_started")) == 1
+    assert [one["code"] for one in _of(rows, "run_ended")] == ["interrupted"]
+
+
+@pytest.mark.parametrize("where", ["run_ended", "store"])
+def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
+    world: World, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
+    assert world.run(path).error is None
+
+    def fails(_: cgroupfs.Leaf) -> int:
+        raise errors.KernelError("it cannot be read")
+
+    owner: Any = Rows if where == "run_ended" else archive
+    real = getattr(owner, where)
+
+    def told(*args: Any, **fields: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **fields)
+
+    monkeypatch.setattr(cgroupfs.Leaf, "pids_refused", fails)
+    monkeypatch.setattr(owner, where, told)
+    before = len(world.rows())
+    with pytest.raises((KeyboardInterrupt, errors.KernelError)):
+        world.run(path)
+    rows = world.rows()[before:]
+    (run,) = {one["run_id"] for one in _of(rows, "run_started")}
+    assert [one["code"] for one in _of(rows, "run_ended")] == [errors.KernelError.code]
+    record = archive.read(world.state, run)
+    assert record is not None
+
+
+def test_a_child_that_is_interrupted_is_billed(world: World) -> None:
+    burns = """
+import time
+end = time.process_time() + 3.0
+while time.process_time() < end: pass
+print("BURNT", file=sys.stderr, flush=True)
+time.sleep(60)
+answer = 1
+"""
+    member(world, "burns", burns, **{**SMALL, "resources": "pids_max = 16\ncpu_millis = 1000\n"})
+    elder = member(world, "elder", 'answer = child("burns")', more=spawn(2, 4), **BIG)
+
+    def end() -> None:
+        def burnt() -> registry.Entry | None:
+            for one in registry.live(world.state / "runs"):
+                if one.agent_id == "burns" and "BURNT" in oversight.logs(world.state, ASKER, one.run_id)["text"]:
+                    return one
+            return None
+
+        os.kill(until(burnt).keeper, signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    answer = world.run(elder)
+    thread.join()
+    ends = {one["agent_id"]: one for one in _of(world.rows(), "run_ended")}
+    assert ends["burns"]["code"] == "interrupted"
+    assert ends["burns"]["cpu_ms"] >= 3000, "its own row has it"
+    assert answer.error is None
+    assert (answer.usage.cpu_ms or 0) >= ends["burns"]["cpu_ms"]
+
+
+def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> None:
+    """Also where somebody has the log just then."""
+    path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
+        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: any(one["state"] == "Running" for one in _of(world.rows(), "run_state")))
+    (run,) = registry.agents(registry.live(world.state / "runs"))
+    places = list(run.cgroups.values())
+
+    def lives() -> bool:
+        return any((place / "cgroup.procs").exists() and (place / "cgroup.procs").read_text() for place in places)
+
+    with open(world.state / "audit" / "events.jsonl", "rb") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        while lives() and time.monotonic() - began < 30:
+            time.sleep(0.01)
+        took = time.monotonic() - began
+    out, _ = process.communicate(timeout=40)
+    assert json.loads(out)["code"] == "interrupted"
+    assert [one["code"] for one in _of(world.rows(), "run_ended")] == ["interrupted"]
+    assert leftovers(world) == []
+    assert took < 2
+
+
+def test_an_instance_that_is_interrupted_is_archived(world: World) -> None:
+    """As one that ends by itself before its intent (in a keeper of its own: a holder's threads have no signals)."""
+    code = HEAD + "answer = 1" + TAIL
+    path = world.sign(world.package({"main.py": code}, more="standby = 1"))
+    (alive, ours), (told, tell) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    with Supervisor(world.state, never_granted=(str(world.home),)) as supervisor:
+        supervisor.keeps_standby = True
+        request = Request(package.read(path), "hi", world.issuer, package_name=str(path))
+        assert supervisor.run(request).error is None
+        (wanted, *_) = standby_records.wanted(world.state)
+        seen = len(world.rows())
+        work = lambda: supervisor.stand_by(wanted, alive=alive, told=told, tell=lambda word: None)  # noqa: E731
+        child = keeper.fork(work, keep=(2, alive, told))
+        until(lambda: list((world.state / "runs").glob("*/standby-*")), seconds=25)
+        child.signal(signal.SIGTERM)
+        child.reap()
+        child.close()
+    for fd in (alive, ours, told, tell):
+        os.close(fd)
+    states = [one["state"] for one in _of(world.rows()[seen:], "run_state")]
+    assert states[-2:] == ["Terminated", "Archived"], states
