@@ -318,7 +318,8 @@ class Run(Terms):
             message=None if error is None else error.message,
             stderr=stderr,
         )
-        self.used_ms = finished.usage.with_below(sum(self._below_ms)).cpu_ms or 0
+        usage = finished.usage.with_below(sum(self._below_ms))
+        self.used_ms = usage.cpu_ms or 0
         if error is not None and self._signals.told:
             raise KeyboardInterrupt
         if self._rows.unarchived:
@@ -341,7 +342,7 @@ class Run(Terms):
             unknown_sections=manifest.unknown_sections,
             denials=self._denials.totals,
             timings={**self._timings, **timings},
-            usage=finished.usage.with_below(sum(self._below_ms)),
+            usage=usage,
         )
 
     def _lap(self, name: str) -> None:

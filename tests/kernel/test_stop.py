@@ -24,6 +24,17 @@ from tests.kernel.world import HEAD, TAIL, World
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def begun(world: World, path: Path) -> subprocess.Popen[str]:
+    """`covenant run` of a package, as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
+        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def _runs(world: World) -> bool:
     """Whether its agent was given the intent."""
     return any(row["kind"]["type"] == "run_state" and row["kind"]["state"] == "Running" for row in world.rows())
@@ -48,13 +59,7 @@ def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
 ) -> None:
     code = {"main.py": HEAD + BURNS + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
-        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begun(world, path)
     until(lambda: _runs(world))
     (run,) = registry.agents(registry.live(world.state / "runs"))
     until(lambda: "BURNT" in oversight.logs(world.state, ASKER, run.run_id)["text"])

@@ -6,11 +6,8 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +21,8 @@ from sandbox.supervisor import Request, Supervisor
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until
+from tests.kernel.test_stop import ASKER, begun
 from tests.kernel.world import HEAD, TAIL, World
-
-ROOT = Path(__file__).resolve().parents[2]
-ASKER = oversight.Asker("operator@local", root=True)
 
 
 def _of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -120,13 +115,7 @@ answer = 1
 def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> None:
     """Also where somebody has the log just then."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "covenant", "run", str(path), "hi", "--json"],
-        env={**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begun(world, path)
     until(lambda: any(one["state"] == "Running" for one in _of(world.rows(), "run_state")))
     (run,) = registry.agents(registry.live(world.state / "runs"))
     places = list(run.cgroups.values())
