@@ -176,7 +176,7 @@ class Rows:
         """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
         self.expect_start()
         self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
-        with surroundings.masked():
+        with surroundings.put_off():
             self._append(
                 "run_started",
                 agent_id=manifest.agent.id,

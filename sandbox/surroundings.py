@@ -113,13 +113,26 @@ class HeldBack:
 
 
 @contextlib.contextmanager
-def masked() -> Iterator[None]:
-    """Until the block ends none of the signals that end is taken: two things that belong together are done or not."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+def put_off() -> Iterator[None]:
+    """Until the block ends no signal raises KeyboardInterrupt (``own``): two things that belong together are done or
+    not. One that came meanwhile raises then.
+
+    A mask would not do: whatever other thread there is takes the signal then, and Python runs its handler in the main
+    thread all the same.
+    """
+    came: list[int] = []
+    ours: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        ours += [number for number in _ENDING if signal.getsignal(number) is _end]
+    for number in ours:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in ours:
+            signal.signal(number, _end)
+        if came:
+            _end(came[0], None)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

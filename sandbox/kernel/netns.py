@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -64,6 +65,8 @@ def aside(call: Callable[[], T]) -> Callable[[], T]:
     out: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
+        # What the main thread holds off (process.spawn) must not come to it by way of this one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             out.append((call(), None))
         except BaseException as e:  # it is raised again in the thread that asked

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -70,6 +71,46 @@ def test_nobodys_signals_but_ours_are_held_back() -> None:
         thread.start()
         thread.join()
     assert found == [{}]
+
+
+@pytest.mark.usefixtures("own")
+def test_what_belongs_together_is_done_before_it_raises() -> None:
+    """Whichever thread took the signal: Python runs the handler in the main thread all the same."""
+    done = []
+
+    def both() -> None:
+        with surroundings.put_off():
+            thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
+            thread.start()
+            thread.join()
+            time.sleep(0.01)  # here it would
+            done.append("both")
+
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert done == ["both"]
+
+
+@pytest.mark.usefixtures("own")
+def test_what_is_held_back_is_not_put_off() -> None:
+    with surroundings.HeldBack() as signals:
+        signals.watches()
+        with surroundings.put_off():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.told
+
+
+@pytest.mark.usefixtures("own")
+def test_nothing_is_put_off_where_nothing_raises() -> None:
+    with surroundings.put_off():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with surroundings.put_off():  # on the way out
+        os.kill(os.getpid(), signal.SIGTERM)
+    thread = threading.Thread(target=surroundings.put_off().__enter__)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.usefixtures("own")
