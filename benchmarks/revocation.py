@@ -158,7 +158,8 @@ def tree(world: NetworkedWorld, where: Path, count: int, sink: World) -> Iterato
             assert process.poll() is None
             assert time.monotonic() < until, f"{sending} of {count} send"
             time.sleep(0.1)
-        while any(one.state != State.RUNNING for one in registry.live(world.state / "runs")):
+        # What the tree before sent and was read only now counted above, so that the runs are counted as well.
+        while [one.state for one in registry.live(world.state / "runs")] != [State.RUNNING] * count:
             assert time.monotonic() < until, "some have no intent yet"
             time.sleep(0.1)
         time.sleep(SETTLE_SECONDS)
