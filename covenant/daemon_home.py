@@ -19,6 +19,7 @@ from sandbox.serve import notify
 
 LOCK: Final = "daemon.lock"
 _BACKLOG: Final = 512
+_UNHEARD: Final = f".{client.SOCKET}"
 _PROBE_SECONDS: Final = 2.0
 
 
@@ -66,17 +67,11 @@ def listening(directory: int, home: Path) -> Iterator[socket.socket]:
         with given:
             yield given
         return
-    address = client.address(directory)
     where = str(home / client.SOCKET)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
-            _remove_stale(directory, address, where)
-            before = os.umask(0o177)
-            try:
-                sock.bind(address)
-            finally:
-                os.umask(before)
-            sock.listen(_BACKLOG)
+            _remove_stale(directory, client.address(directory), where)
+            _listen(sock, directory)
             own = os.stat(client.SOCKET, dir_fd=directory, follow_symlinks=False)
         except OSError as e:
             raise errors.HomeError(f"the socket `{where}` cannot be made: {e.strerror}", where=where) from e
@@ -87,6 +82,23 @@ def listening(directory: int, home: Path) -> Iterator[socket.socket]:
                 now = os.stat(client.SOCKET, dir_fd=directory, follow_symlinks=False)
                 if (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino):
                     os.unlink(client.SOCKET, dir_fd=directory)
+
+
+def _listen(sock: socket.socket, directory: int) -> None:
+    # Under another name until somebody listens: whoever sees the socket can connect to it. A link is made only where
+    # nothing is.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_UNHEARD, dir_fd=directory)
+    before = os.umask(0o177)
+    try:
+        sock.bind(client.address(directory, _UNHEARD))
+    finally:
+        os.umask(before)
+    try:
+        sock.listen(_BACKLOG)
+        os.link(_UNHEARD, client.SOCKET, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.unlink(_UNHEARD, dir_fd=directory)
 
 
 def _remove_stale(directory: int, address: str, where: str) -> None:

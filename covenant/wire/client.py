@@ -115,9 +115,9 @@ def opened(home: Path, *, answer_seconds: float | None = None) -> Iterator[Clien
         yield Client(sock)
 
 
-def address(directory: int) -> str:
+def address(directory: int, name: str = SOCKET) -> str:
     """The daemon's socket by its home, open as ``directory``: a path may be longer than an address (unix(7))."""
-    return f"/proc/self/fd/{directory}/{SOCKET}"
+    return f"/proc/self/fd/{directory}/{name}"
 
 
 def silent(home: Path, error: OSError) -> errors.DaemonSilentError:

@@ -182,15 +182,11 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
     _revoked(sleeping.wait())
 
 
-def test_nobody_lets_go_on_what_is_being_revoked(
-    world: World, sleeping: live_runs.Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the freezer and the kill somebody resumes it."""
+def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the freezer and the kill somebody resumes it, whose keeper has not found the mark by itself yet."""
     operator = oversight.Asker("operator@local", root=True)
-    run = sleeping.directory.name
-    until(lambda: (sleeping.directory / registry.STATE).read_text().strip() == "Running")
-    oversight.act(world.state, operator, "suspend", run)
-    leaf, kill, said = _leaf(sleeping), ending.kill, list[bool]()
+    kill, look, said = ending.kill, revocation.Watch.look, list[bool]()
+    monkeypatch.setattr(revocation.Watch, "look", lambda watch: look(watch) if said else None)
 
     def resume_then_kill(leaves: Any, **more: Any) -> None:
         monkeypatch.setattr(ending, "kill", kill)
@@ -199,12 +195,16 @@ def test_nobody_lets_go_on_what_is_being_revoked(
         said.append(leaf.frozen())
         kill(leaves, **more)
 
-    monkeypatch.setattr(ending, "kill", resume_then_kill)
-    one = Revoking(world, _digest(sleeping))
-    one.run()
-    assert one.enforced.failed == ()
-    assert said == [True]
-    _revoked(sleeping.wait())
+    with live_runs.live(world, SLEEPS) as sleeping:
+        run, leaf = sleeping.directory.name, _leaf(sleeping)
+        until(lambda: (sleeping.directory / registry.STATE).read_text().strip() == "Running")
+        oversight.act(world.state, operator, "suspend", run)
+        monkeypatch.setattr(ending, "kill", resume_then_kill)
+        one = Revoking(world, _digest(sleeping))
+        one.run()
+        assert one.enforced.failed == ()
+        assert said == [True]
+        _revoked(sleeping.wait())
     assert [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"][-4:] == [
         "Running", "Suspended", "Terminated", "Archived",
     ]  # fmt: skip
