@@ -98,6 +98,7 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
     own = closure(job.config, artefacts.json("effective.json")["arch"])
     held = Skeletons(job.config.state / "rootfs").hold([*closures, own], points)
     with surroundings.HeldBack() as signals, held as rootfs:
+        signals.hold()
         throw_away = dataclasses.replace(
             job,
             run_id=str(uuid.uuid4()),
@@ -118,9 +119,12 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             later=None,
             signals=signals,
         )
-        finished = gvisor.run(throw_away, runs=runs, uids=uids)
-    if signals.told:
-        raise KeyboardInterrupt
+        try:
+            finished = gvisor.run(throw_away, runs=runs, uids=uids)
+        finally:
+            # One that is interrupted has not failed: the next run tries it again.
+            if signals.told:
+                raise KeyboardInterrupt
     if drift:
         return tuple(f"{layer.name}: {layer.found}" for layer in drift)
     if finished.error is not None:

@@ -71,12 +71,12 @@ def _run(
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
         leaf = cgroupfs.Leaf(hierarchies, job.run_id)
+        job = _interruptible(job, leaf)
         gates = _gates(job, leaf)
         directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_leaf.noted(gates))})
         stack.enter_context(leaf)
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
-        if (revoked := bundle.verdict(directory.path)) is not None:
-            raise revoked
+        _goes_on(job, directory)
         broker = stack.enter_context(_broker(job))
         limits = _limits(job, leaf.hierarchies.version)
         leaf.apply(limits)
@@ -93,8 +93,7 @@ def _run(
             **(sentry_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
         }
         # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
-        if (revoked := bundle.verdict(directory.path)) is not None:
-            raise revoked
+        _goes_on(job, directory)
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
@@ -126,7 +125,6 @@ def _run(
             channel,
             giving=_both(channel.giving, meter.begin),
             ending=_after_others(directory.path, channel.ending),
-            watches={**channel.watches, **({} if job.signals is None else job.signals.watches(channel.kill))},
         )
         held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
         later = None if job.later is None else job.later(held_for)
@@ -136,6 +134,8 @@ def _run(
         exchange.run()
         revocation.give_way(directory.path)
         status = child.reap()
+        if job.signals is not None:
+            exchange.error = job.signals.outcome(exchange.error, status)
         leaf.kill()
         if refused := leaf.pids_refused():
             job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
@@ -144,6 +144,25 @@ def _run(
         if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
             raise fault
         return directory, _finish(exchange, status, leaf, revoked, meter, gate)
+
+
+def _interruptible(job: Job, leaf: cgroupfs.Leaf) -> Job:
+    """From here on a signal kills what is in the leaf, and ends whatever waits for the run's descriptors."""
+    held = {} if job.signals is None else job.signals.watches(leaf.kill)
+    return dataclasses.replace(job, watches={**job.watches, **held})
+
+
+def _goes_on(job: Job, directory: RunDirectory) -> None:
+    """Look where nothing that waits does.
+
+    Raises:
+        errors.RunRevokedError, errors.KilledError: it is marked.
+        errors.StoppedError: this process was told to end.
+    """
+    if (revoked := bundle.verdict(directory.path)) is not None:
+        raise revoked
+    if job.signals is not None:
+        job.signals.check()
 
 
 def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:

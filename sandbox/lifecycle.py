@@ -66,7 +66,7 @@ class Run(Terms):
         self._rows.to(life.State.PROVISIONED, "a package and an intent were received", waits=True)
         self._timings: dict[str, float] = {}
         self._clock = time.perf_counter()
-        self._signals = surroundings.HeldBack()
+        self.signals = surroundings.HeldBack()
 
     def go(self) -> Answer:
         """(1) to (6).
@@ -75,13 +75,26 @@ class Run(Terms):
             errors.CovenantError: refused before anything started, or the machine failed the run.
             KeyboardInterrupt: it was interrupted.
         """
-        with self._signals:
+        with self.signals:
             try:
-                return self._go()
+                answer = self._held()
             except BaseException as e:
-                self._signals.watches()  # its last rows are not cut short either
+                self.used_ms = self.used_ms or sum(self._below_ms)
                 self._failed(e)
+                if self.signals.told:
+                    raise KeyboardInterrupt from e
                 raise
+            if answer.error is not None and self.signals.told:
+                raise KeyboardInterrupt
+        # One that has answered has: it is for whoever would go on with another to end.
+        return dataclasses.replace(answer, interrupted=True) if self.signals.told else answer
+
+    def _held(self) -> Answer:
+        try:
+            return self._go()
+        except BaseException:
+            self.signals.hold()  # its last rows are not cut short either
+            raise
 
     def _failed(self, error: BaseException) -> None:
         """The last rows of one that did not come to its end by itself."""
@@ -160,7 +173,7 @@ class Run(Terms):
             advisory = (*advisory, *self._stands_by(decision))
             self._begin(trusted, manifest, deadline, policy_digest=decision.policy_digest, not_enforced=advisory)
             steering = self._steering(decision.effective.lifetime)
-            job = dataclasses.replace(job, steering=steering, after=means.after, signals=self._signals)
+            job = dataclasses.replace(job, steering=steering, after=means.after, signals=self.signals)
             finished = gvisor.run(job, runs=means.path / "runs", uids=self._uids())
         self._lap("run")
         return self._finish(manifest, finished, decision.policy_digest, (*advisory, *finished.reported))
@@ -215,7 +228,7 @@ class Run(Terms):
                 watches=means.watches,
                 steering=steering,
                 directory=directory,
-                signals=self._signals,
+                signals=self.signals,
             )
         if directory.ended is not None:  # as gvisor.run
             finished = dataclasses.replace(finished, error=directory.ended)
@@ -238,6 +251,7 @@ class Run(Terms):
             self._means.state.accept(signed, now_ms=self._now_ms)
         if self._rows.state is not life.State.ISOLATED:  # as one is that was started ahead of its intent
             self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
+        self.signals.hold()  # a start that is written down has its end
         self._rows.run_started(
             manifest,
             deadline,
@@ -290,11 +304,9 @@ class Run(Terms):
     def _finish(
         self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
     ) -> Answer:
-        """(6) The result, or the error that the run ended with; its rows.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted, and that is written down.
-        """
+        """(6) The result, or the error that the run ended with; its rows."""
+        usage = finished.usage.with_below(sum(self._below_ms))
+        self.used_ms = usage.cpu_ms or 0
         result: contract.AgentResult | None = None
         error: errors.CovenantError | None = finished.error
         if error is None:
@@ -318,10 +330,6 @@ class Run(Terms):
             message=None if error is None else error.message,
             stderr=stderr,
         )
-        usage = finished.usage.with_below(sum(self._below_ms))
-        self.used_ms = usage.cpu_ms or 0
-        if error is not None and self._signals.told:
-            raise KeyboardInterrupt
         if self._rows.unarchived:
             not_enforced = (*not_enforced, self._rows.unarchived)
         self._lap("log the end")

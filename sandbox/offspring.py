@@ -51,17 +51,19 @@ def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
             _rejected(means, errand, found.package, issuer, e)
             say(refusal(e))
             return
-        try:
-            answer = one.go()
-        except BaseException as e:
-            if one.used_ms:
-                say({"used": one.used_ms})
-            say(refusal(e if isinstance(e, errors.CovenantError) else errors.StoppedError("it was stopped")))
-            if not isinstance(e, errors.CovenantError):
-                raise
-            return
-    say({"used": answer.usage.cpu_ms or 0})
-    say(_outcome(answer))
+        # Until its parent has heard: a signal after its end would have it billed nothing, and named as cut off.
+        with one.signals:
+            try:
+                outcome = _outcome(one.go())
+            except BaseException as e:
+                outcome = refusal(e if isinstance(e, errors.CovenantError) else errors.StoppedError("it was stopped"))
+                if not isinstance(e, errors.CovenantError):
+                    raise
+            finally:
+                stack.close()
+                if one.used_ms:
+                    say({"used": one.used_ms})
+                say(outcome)
 
 
 def refusal(error: errors.CovenantError) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from policy import base58, errors
 from policy.lifecycle import State
@@ -21,6 +21,7 @@ from sandbox.ledger import Ledger
 from sandbox.registry import Entry
 
 Operation = Literal["suspend", "resume", "kill"]
+T = TypeVar("T")
 # How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
 _PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
 # When whoever waits comes back whose place another took.
@@ -118,7 +119,13 @@ def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]
 
     Raises:
         errors.NoRunError: there is no such run, and no record of one.
+        errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
+        errors.KeeperError: its keeper does not answer, or is still writing its end.
     """
+    return _once_begun(lambda: _logs(state, asker, run, offset))
+
+
+def _logs(state: Path, asker: Asker, run: str, offset: int) -> dict[str, Any]:
     entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
     if len(entries) == 1:
         try:
@@ -145,7 +152,12 @@ def ended(state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lam
     Raises:
         errors.NoRunError: there is no such run, and no record of one.
         errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
+        errors.KeeperError: its keeper does not answer, or is still writing its end.
     """
+    return _once_begun(lambda: _ended(state, asker, run, left))
+
+
+def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> archive.Record | None:
     entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
     if len(entries) != 1:
         return _record(state, asker, run)
@@ -401,11 +413,31 @@ def _await_record(state: Path, run_id: str, until: float) -> archive.Record:
         owed = unended.owed(state, run_id)
         if (record := archive.read(state, run_id)) is not None:
             return record
-        if not owed or time.monotonic() > until:
+        if not owed:
             raise errors.CutOffError(
                 f"run `{run_id}` ended without a record: its keeper was killed", hint="the next start writes it down"
             )
+        # The log is owed an end before the run can be seen.
+        if registry.under_way(state / "runs" / run_id):
+            raise _BegunError
+        if time.monotonic() > until:
+            raise errors.KeeperError(f"run `{run_id}` is still being begun, or its end written", hint="ask again")
         time.sleep(_AGAIN_SECONDS)
+
+
+class _BegunError(Exception):
+    """What had no record had not ended: it had not begun, and has now."""
+
+
+def _once_begun(ask: Callable[[], T]) -> T:
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except _BegunError:
+            if time.monotonic() > until:
+                raise errors.KeeperError("the run's keeper does not answer", hint="ask again") from None
+            time.sleep(_AGAIN_SECONDS)
 
 
 def _until_gone(state: Path, run_ids: Sequence[str]) -> None:

@@ -55,7 +55,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a run that was started: ``error`` is None exactly when ``result`` is not. Times in seconds."""
+    """What came of a run that was started: ``error`` is None exactly when ``result`` is not. Times in seconds.
+    ``interrupted``: this process was told to end when the answer was there already."""
 
     run_id: str
     intent_id: str
@@ -69,6 +70,7 @@ class Answer:
     denials: tuple[denials.Row, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
     usage: contract.Usage = contract.NOTHING_USED
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

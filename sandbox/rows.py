@@ -18,7 +18,7 @@ from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.prove import live
 from policy.signing import trust
-from sandbox import archive, registry, surroundings, unended
+from sandbox import archive, registry, unended
 from sandbox.channel import Finished
 from sandbox.ledger import Ledger, Record
 
@@ -176,24 +176,23 @@ class Rows:
         """Durable before the agent starts; from then on the log is owed an end (sandbox.unended)."""
         self.expect_start()
         self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
-        with surroundings.put_off():
-            self._append(
-                "run_started",
-                agent_id=manifest.agent.id,
-                intent_id=intent_id,
-                package=package,
-                policy_digest=policy_digest,
-                payload_digest=payload_digest,
-                backend=manifest.sandbox.backend,
-                signers=[s.name for s in self.signers],
-                not_enforced=list(not_enforced),
-                deadline_ms=deadline.milliseconds,
-                deadline_clock=deadline.clock,
-                parent=parent,
-                behalf_display=None if behalf is None else behalf["display"],
-                behalf_pubkey=None if behalf is None else behalf["pubkey"],
-            )
-            self.started = True
+        self._append(
+            "run_started",
+            agent_id=manifest.agent.id,
+            intent_id=intent_id,
+            package=package,
+            policy_digest=policy_digest,
+            payload_digest=payload_digest,
+            backend=manifest.sandbox.backend,
+            signers=[s.name for s in self.signers],
+            not_enforced=list(not_enforced),
+            deadline_ms=deadline.milliseconds,
+            deadline_clock=deadline.clock,
+            parent=parent,
+            behalf_display=None if behalf is None else behalf["display"],
+            behalf_pubkey=None if behalf is None else behalf["pubkey"],
+        )
+        self.started = True
 
     def leave(self) -> None:
         """Nothing more comes from here. An end that could not be written is for whoever looks next, as it would be if
@@ -256,20 +255,22 @@ class Rows:
         exit_status = finished.exit_status if finished else None
         # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
         by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
-        self._append(
-            "run_ended",
-            agent_id=self.agent_id,
-            status=status,
-            code=code,
-            exit_status=None if by_signal else exit_status,
-            exit_signal=exit_status - 128 if exit_status is not None and by_signal else None,
-            duration_ms=int(finished.total_seconds * 1000) if finished else 0,
-            oom=finished is not None and finished.oom_kills > 0,
-            stdout_bytes=len(finished.stdout) if finished else 0,
-            stderr_bytes=finished.stderr_total if finished else 0,
-            result_hash_hex=digest,
-            **_used(finished.usage if finished else usage),
-        )
+        usage = finished.usage if finished else usage
+        with self._counted(usage):
+            self._append(
+                "run_ended",
+                agent_id=self.agent_id,
+                status=status,
+                code=code,
+                exit_status=None if by_signal else exit_status,
+                exit_signal=exit_status - 128 if exit_status is not None and by_signal else None,
+                duration_ms=int(finished.total_seconds * 1000) if finished else 0,
+                oom=finished is not None and finished.oom_kills > 0,
+                stdout_bytes=len(finished.stdout) if finished else 0,
+                stderr_bytes=finished.stderr_total if finished else 0,
+                result_hash_hex=digest,
+                **_used(usage),
+            )
         self.started = False
         record = archive.Record(
             run_id=self._run_id,
@@ -295,6 +296,17 @@ class Rows:
             self._mark.clear()
             self._mark = None
 
+    @contextlib.contextmanager
+    def _counted(self, usage: contract.Usage | None) -> Iterator[None]:
+        """Where the last row cannot be written, whoever writes it next has what was used."""
+        try:
+            yield
+        except errors.CovenantError:
+            if usage is not None:
+                with contextlib.suppress(errors.CovenantError, OSError):
+                    unended.note_used(self._ledger.place.parent, self._run_id, usage)
+            raise
+
     def runs_revoked(self, fields: Mapping[str, Any]) -> None:
         """What a new trust root takes back among the live runs, when this run's keeper is the first to find it."""
         fields = {"operator": self.operator, **fields}
@@ -314,6 +326,7 @@ class Rows:
 
     def failure(self, error: BaseException, *, package_digest: str) -> None:
         """The row of a refusal, or of a run that was started and that the machine failed."""
+        self._place = None  # nobody looks there any more, and it may be gone
         error = errors.exhausted(error) or error
         fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
         code = error.code if isinstance(error, errors.CovenantError) else fault.code

@@ -391,8 +391,6 @@ class Instance(lifecycle.Run):
             if self._rows.state is not State.TERMINATED:
                 self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)
             self._rows.to(State.ARCHIVED, "nothing was asked of it")
-            if self._signals.told:
-                raise KeyboardInterrupt(str(finished.error))
             raise UnusedError from finished.error
         return super()._finish(manifest, finished, policy_digest, not_enforced)
 
@@ -473,6 +471,11 @@ def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], 
         errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
     """
     one = Instance(means, request, alive=alive, tell=tell)
+    with one.signals:  # until its last row is written
+        _kept(one, tell)
+
+
+def _kept(one: Instance, tell: Callable[[bytes], None]) -> None:
     try:
         one.answer({"answer": standby_wire.answer_document(one.go())})
     except UnusedError as e:

@@ -421,6 +421,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def answer_document(answer: Answer) -> dict[str, Any]:
     """An answer as a message has it; ``answer_of`` reads it."""
     fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+    del fields["interrupted"]  # of this process, and not of whoever asked
     return {
         **fields,
         "result": None if answer.result is None else dataclasses.asdict(answer.result),

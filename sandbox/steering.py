@@ -74,9 +74,9 @@ class Steering:
         """From here on the run can be found and asked; it answers when the exchange runs."""
         self._directory = directory
         with control.Server(directory, self.table) as server:
-            self._rows.show_state(directory)
-            self._watches = server.watches
             try:
+                self._rows.show_state(directory)
+                self._watches = server.watches
                 yield
             finally:
                 self._rows.show_state(None)
@@ -119,16 +119,17 @@ class Steering:
 
     def _ending(self, error: errors.RunError) -> None:
         if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
-            self._terminated(f"{error.code}: {error.message}")
+            # Of one that a signal ended the agent is dead already, and nothing waits for a log that another has.
+            self._terminated(f"{error.code}: {error.message}", waits=isinstance(error, errors.StoppedError))
         # Whoever ends it with its tree kills all before they let us go on: what is still there they have left to us. Of
         # one that a signal ended nothing is there any more, whoever killed it.
         left = isinstance(error, errors.StoppedError) or (self._leaf is not None and self._leaf.pids())
         if (stopped := self._marked()) is not None and left:
             self._below(*stopped)
 
-    def _terminated(self, words: str) -> None:
+    def _terminated(self, words: str, *, waits: bool = False) -> None:
         self._stood = self._rows.state is State.SUSPENDED or self._marked() is not None
-        self._rows.to(State.TERMINATED, words)
+        self._rows.to(State.TERMINATED, words, waits=waits)
 
     def _marked(self) -> tuple[str, str] | None:
         return None if self._directory is None else bundle.stopped_of(self._directory)

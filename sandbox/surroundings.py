@@ -68,71 +68,82 @@ def told_to_end() -> Iterator[int]:
 
 class HeldBack:
     """While a run is held and cleared away: signals that would raise KeyboardInterrupt (``own``) end it in order, and
-    never in the middle of what takes it away.
+    never in the middle of what takes it away or writes it down.
 
-    They raise as ever until ``watches`` was called. ``told`` says whether there was one since; the first counts, as
-    everywhere, and whoever acquired the run raises KeyboardInterrupt once its end is written down.
+    They raise as ever until ``hold`` was called. ``told`` says whether there was one since; the first counts, as
+    everywhere, and whoever acquired the run raises KeyboardInterrupt once its end is written down. May be entered again
+    within itself: the outermost block is the one that lasts.
     """
 
     def __init__(self) -> None:
         self.told = False
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._tell: int | None = None
+        self._kill: Callable[[], None] = _nobody
+        self._depth = 0
 
     def __enter__(self) -> Self:
+        self._depth += 1
         return self
 
+    def hold(self) -> None:
+        """From here on none raises; nothing outside the main thread, or where none would."""
+        if self._tell is not None or threading.current_thread() is not threading.main_thread():
+            return
+        if ours := [number for number in _ENDING if signal.getsignal(number) is _end]:
+            self._tell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._before = {number: signal.signal(number, self._note) for number in ours}
+
     def watches(self, kill: Callable[[], None] = lambda: None) -> Mapping[int, Callable[[], errors.StoppedError]]:
-        """A descriptor that is readable once there was one, and what the run then ends with; nothing of the kind
-        outside the main thread, or where no signal would raise."""
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        ours = [number for number in _ENDING if signal.getsignal(number) is _end]
-        if not ours or self._tell is not None:
-            return {}
-        self._tell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._before = {number: signal.signal(number, self._note) for number in ours}
+        """``hold``; a descriptor that is readable once there was one, and what the run then ends with. Its agent is
+        dead by then: ``kill`` waits for nobody who has the log, or whatever else the run is just about."""
+        self.hold()
+        self._kill = kill
 
         def look() -> errors.StoppedError:
-            kill()  # whoever is told to end waits for no lock and no disk before the agent is dead
+            self._kill()
             return errors.StoppedError("interrupted")
 
-        return {self._tell: look}
+        return {} if self._tell is None else {self._tell: look}
 
-    def __exit__(self, *exc: object) -> None:
-        # The way out is taken once, as in ``_end``.
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_IGN if self.told else handler)
+    def check(self) -> None:
+        """Where a step begins that looks at no descriptor.
+
+        Raises:
+            errors.StoppedError: there was one.
+        """
+        if self.told:
+            raise errors.StoppedError("interrupted")
+
+    def outcome(self, error: errors.RunError | None, status: int) -> errors.RunError | None:
+        """Why a run has ended that ended with ``status``, its exit having been seen before the signal was."""
+        return errors.StoppedError("interrupted") if error is None and status != 0 and self.told else error
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        self._kill = _nobody
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            # The way out is taken once, as in ``_end``; whoever goes on can be told again.
+            signal.signal(number, signal.SIG_IGN if self.told and kind is not None else handler)
         if self._tell is not None:
             os.close(self._tell)
+            self._tell = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.told = True
-        assert self._tell is not None
-        os.eventfd_write(self._tell, 1)
+        if not self.told:
+            self.told = True
+            # What cannot be killed from here is killed by whoever looks, and said there.
+            with contextlib.suppress(Exception):
+                self._kill()
+        if self._tell is not None:
+            os.eventfd_write(self._tell, 1)
 
 
-@contextlib.contextmanager
-def put_off() -> Iterator[None]:
-    """Until the block ends no signal raises KeyboardInterrupt (``own``): two things that belong together are done or
-    not. One that came meanwhile raises then.
-
-    A mask would not do: whatever other thread there is takes the signal then, and Python runs its handler in the main
-    thread all the same.
-    """
-    came: list[int] = []
-    ours: list[int] = []
-    if threading.current_thread() is threading.main_thread():
-        ours += [number for number in _ENDING if signal.getsignal(number) is _end]
-    for number in ours:
-        signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, _end)
-        if came:
-            _end(came[0], None)
+def _nobody() -> None:
+    pass
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

@@ -173,6 +173,10 @@ def run(
         mount = _package_mount(copy, executable=bool(executable), stack=stack)
         confinement = _confinement(plan, (str(state), *hidden), filter_)
         leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
+        watches = dict(watches or {})
+        if signals is not None:
+            watches |= signals.watches((lambda: None) if leaf is None else leaf.kill)
+            signals.check()
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
         if directory is not None and (revoked := bundle.verdict(directory.path)) is not None:
             raise revoked
@@ -188,7 +192,7 @@ def run(
         asked = {} if steering is None else steering.before()
         patience = process.Patience(
             seconds=limits.start_seconds,
-            watches={**(watches or {}), **asked},
+            watches={**watches, **asked},
             look=lambda: None if directory is None else bundle.verdict(directory.path),
             kill=(lambda: None) if leaf is None else leaf.kill,
         )
@@ -198,20 +202,24 @@ def run(
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
         started = os.eventfd(1, os.EFD_CLOEXEC)
         stack.callback(os.close, started)
-        channel = _channel(child, leaf, started, rounds, watches or {})
+        channel = _channel(child, leaf, started, rounds, watches)
+        if signals is not None:
+            signals.watches(channel.kill)
+            stack.callback(signals.watches)  # the descriptor by which it kills is closed after this
         if steering is not None:
             channel = steering.joined(channel, None)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
         channel = dataclasses.replace(
             channel,
             giving=_both(channel.giving, meter.begin),
-            watches={**channel.watches, **({} if signals is None else signals.watches(channel.kill))},
         )
         exchange = Exchange(channel, intent, limits)
         if steering is not None:
             steering.converses(exchange)
         exchange.run()
         status = child.reap()
+        if signals is not None:
+            exchange.error = signals.outcome(exchange.error, status)
         # Whoever revoked it has killed it, which looks like a failure of its own.
         ended = exchange.error if directory is None else bundle.verdict(directory.path) or exchange.error
         return _finished(plan, exchange, ended, status, meter)

@@ -150,6 +150,8 @@ class _Bench:
             answer = supervisor.run(request)
             if answer.error is not None:
                 raise answer.error
+            if answer.interrupted:
+                raise KeyboardInterrupt
             return time.perf_counter() - begin
 
         return run

@@ -182,8 +182,47 @@ def test_root_waits_for_what_the_log_does_not_show(
 ) -> None:
     monkeypatch.setattr(oversight, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(unended, "start_of", lambda state, run_id: None)
-    with pytest.raises(errors.CutOffError):
+    with pytest.raises(errors.KeeperError, match="is still being begun, or its end written"):
         oversight.logs(state, ROOT, just_ended)
+
+
+def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keeper is alive and well: it makes the run's directory after the mark."""
+    place, real, seen = state / "runs" / just_ended, oversight._seen, list[int]()
+
+    def comes(where: Path, asker: oversight.Asker) -> list[Any]:
+        seen.append(len(seen))
+        return [SimpleNamespace(run_id=just_ended, path=place)] if len(seen) > 1 else real(where, asker)
+
+    monkeypatch.setattr(oversight, "_seen", comes)
+    monkeypatch.setattr(registry, "under_way", lambda path: path == place and len(seen) > 0 and waited())
+    monkeypatch.setattr(control, "ask", lambda path, operation, **fields: {"text": "it lives"})
+    looks: list[int] = []
+
+    def waited() -> bool:
+        looks.append(1)
+        return len(looks) > 2
+
+    assert oversight.logs(state, ROOT, just_ended) == {"run_id": just_ended, "live": True, "text": "it lives"}
+    assert seen == [0, 1]
+
+
+def test_whoever_stays_unseen_is_not_waited_for_for_good(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oversight, "_PATIENCE_SECONDS", 0.1)
+    looks: list[int] = []
+
+    def comes_and_goes(path: Path) -> bool:
+        looks.append(1)
+        return len(looks) % 2 == 0
+
+    monkeypatch.setattr(registry, "under_way", comes_and_goes)
+    with pytest.raises(errors.KeeperError, match="does not answer"):
+        oversight.logs(state, ROOT, just_ended)
+    assert len(looks) > 2
 
 
 def test_nothing_is_asked_of_what_is_not_live(state: Path) -> None:

@@ -32,8 +32,6 @@ def test_it_is_told_over_a_descriptor_and_raises_nothing(number: signal.Signals)
         assert select.select([fd], [], [], 5)[0]
         assert isinstance(act(), errors.StoppedError)
     assert signals.told
-    # The way out is taken once, and whoever is on it is not interrupted again.
-    os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
 
@@ -74,43 +72,87 @@ def test_nobodys_signals_but_ours_are_held_back() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_what_belongs_together_is_done_before_it_raises() -> None:
-    """Whichever thread took the signal: Python runs the handler in the main thread all the same."""
-    done = []
-
-    def both() -> None:
-        with surroundings.put_off():
-            thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
-            thread.start()
-            thread.join()
-            time.sleep(0.01)  # here it would
-            done.append("both")
-
-    with pytest.raises(KeyboardInterrupt):
-        both()
-    assert done == ["both"]
-
-
-@pytest.mark.usefixtures("own")
-def test_what_is_held_back_is_not_put_off() -> None:
+def test_it_is_held_back_whichever_thread_takes_it() -> None:
+    """Python runs the handler in the main thread all the same, where a mask would not be asked."""
     with surroundings.HeldBack() as signals:
-        signals.watches()
-        with surroundings.put_off():
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert signals.told
+        signals.hold()
+        thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
+        thread.start()
+        thread.join()
+        time.sleep(0.01)  # here it would raise
+        assert signals.told
+        with pytest.raises(errors.StoppedError):
+            signals.check()
 
 
 @pytest.mark.usefixtures("own")
-def test_nothing_is_put_off_where_nothing_raises() -> None:
-    with surroundings.put_off():
-        pass
+def test_whoever_must_be_dead_is_killed_before_anybody_looks() -> None:
+    killed: list[str] = []
+
+    def fails() -> None:
+        killed.append("tried")
+        raise errors.KernelError("it survives")
+
+    with surroundings.HeldBack() as signals:
+        ((_, look),) = signals.watches(lambda: killed.append("first")).items()
+        assert signals.watches(fails).keys() == signals.watches(fails).keys()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert killed == ["tried"]
+        with pytest.raises(errors.KernelError, match="it survives"):  # whoever looks says it
+            look()
+    assert killed == ["tried", "tried"]
+
+
+@pytest.mark.usefixtures("own")
+def test_nobody_is_killed_once_it_is_over() -> None:
+    """A descriptor or a number may be another's by then."""
+    killed: list[str] = []
+    with surroundings.HeldBack() as signals:
+        signals.watches(lambda: killed.append("alive"))
+        signals.watches()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert killed == []
+
+
+@pytest.mark.usefixtures("own")
+def test_the_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with surroundings.HeldBack() as signals:
+        with signals:
+            signals.hold()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.told
+    assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
-    with surroundings.put_off():  # on the way out
+
+
+@pytest.mark.usefixtures("own")
+def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
+    signals = surroundings.HeldBack()
+
+    def out() -> None:
+        with signals:
+            signals.hold()
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        out()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_run_that_was_told_ended_for_that_unless_it_had_answered() -> None:
+    other = errors.DeadlineError("late")
+    with surroundings.HeldBack() as signals:
+        signals.hold()
+        assert signals.outcome(None, 137) is None
         os.kill(os.getpid(), signal.SIGTERM)
-    thread = threading.Thread(target=surroundings.put_off().__enter__)
-    thread.start()
-    thread.join()
+        assert isinstance(signals.outcome(None, 137), errors.StoppedError)
+        assert signals.outcome(None, 0) is None
+        assert signals.outcome(other, 137) is other
 
 
 @pytest.mark.usefixtures("own")
