@@ -70,6 +70,12 @@ mount --bind "$S/passwd" /etc/passwd
 mount --bind "$S/group" /etc/group
 mount --bind "$S/machine-id" /etc/machine-id
 mount --bind /proc/sys /proc/sys
+# What PrivateTmp= makes in the machine's own would stay there: nobody stops the units in the end.
+mkdir /run/units
+mount --bind "$S/units" /run/units
+export SYSTEMD_UNIT_PATH=/run/units
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+mount -t tmpfs -o mode=1777 tmpfs /var/tmp
 exec "$SYSTEMD" --system --log-target=journal --show-status=no --unit=test.target </dev/null
 """
 
