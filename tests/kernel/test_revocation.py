@@ -78,6 +78,13 @@ def _device(run_id: str) -> str:
     return f"cv-{run_id[:8]}"
 
 
+def _is_read(sink: Sink, run_id: str) -> bool:
+    """Whether what came before its link was gone has been read: an agent that still sends does so each 10 ms."""
+    seen = sink.total[run_id]
+    time.sleep(0.3)
+    return sink.total[run_id] == seen
+
+
 def _place(net: Internet, run_id: str) -> str:
     """The addresses of a run as the host routes them."""
     return net.run("host", "ip", "-o", "route", "show", "dev", _device(run_id)).split()[0]
@@ -106,6 +113,7 @@ def test_a_tree_that_is_killed_loses_its_network_also_while_its_keeper_does_noth
         assert _device(run_id) not in links
         assert other in remembered
         assert _device(beside) in links
+        until(lambda: _is_read(sink, run_id))
         seen = dict(sink.total)
         until(lambda: sink.total[beside] > seen[beside] + 640)
         assert sink.total[run_id] == seen[run_id]

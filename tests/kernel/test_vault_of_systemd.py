@@ -68,7 +68,7 @@ def _encrypt(booted: BootedServices, name: str = "covenant-vault") -> None:
 
 def _vault(booted: BootedServices, words: str, secret: str = "") -> dict[str, Any]:
     """``covenant vault`` in a unit of its own, which is given the same credential."""
-    vault = f"COVENANT_STATE=/var/lib/covenant /opt/covenant/bin/covenant vault {words} --json"
+    vault = f"HOME=/tmp COVENANT_STATE=/var/lib/covenant /opt/covenant/bin/covenant vault {words} --json"
     booted.inside("run/operates").write_text(f"printf %s '{secret}' | {vault} >/run/said 2>/run/why\n")
     done = booted.run("systemctl", "start", "operates.service")
     assert done.returncode == 0, (done.stderr, *(booted.inside("run", name).read_text() for name in ("said", "why")))
@@ -99,7 +99,7 @@ def test_a_key_that_the_host_encrypts_opens_the_vault_in_the_unit_and_nowhere_el
     clear = booted.inside(os.fsdecode(directory.partition(b"=")[2]).lstrip("/"), "covenant-vault")
     assert (clear.stat().st_size, clear.stat().st_uid, clear.stat().st_mode & 0o077) == (32, 0, 0)
     # Outside the unit there is no key, and it is said where one comes from.
-    done = booted.run("sh", "-c", "COVENANT_STATE=/var/lib/covenant /opt/covenant/bin/covenant vault list")
+    done = booted.run("sh", "-c", "HOME=/tmp COVENANT_STATE=/var/lib/covenant /opt/covenant/bin/covenant vault list")
     assert done.returncode != 0
     assert "needs a service of systemd" in done.stderr
 
