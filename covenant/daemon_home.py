@@ -96,7 +96,7 @@ def _listen(sock: socket.socket, directory: int) -> None:
         os.umask(before)
     try:
         sock.listen(_BACKLOG)
-        os.link(_UNHEARD, client.SOCKET, src_dir_fd=directory, dst_dir_fd=directory)
+        os.link(_UNHEARD, client.SOCKET, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
     finally:
         os.unlink(_UNHEARD, dir_fd=directory)
 

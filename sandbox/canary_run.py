@@ -125,6 +125,8 @@ def attempt(job: gvisor.Job, closures: Sequence[Closure], *, runs: Path, uids: U
             # One that is interrupted has not failed: the next run tries it again.
             if signals.told:
                 raise KeyboardInterrupt
+    if signals.told:
+        raise KeyboardInterrupt
     if drift:
         return tuple(f"{layer.name}: {layer.found}" for layer in drift)
     if finished.error is not None:

@@ -97,6 +97,9 @@ def _run(
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
         child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
+        if job.signals is not None:
+            stack.callback(job.signals.watches, leaf.kill)  # its descriptor is closed after this
+            job.signals.watches(leaf.kill, child.has_ended)
         held = None
         if _raises(job):
             held = stack.enter_context(contextlib.closing(Raising(child.stdout, directory.runsc_root, job.run_id)))
@@ -134,8 +137,8 @@ def _run(
         exchange.run()
         revocation.give_way(directory.path)
         status = child.reap()
-        if job.signals is not None:
-            exchange.error = job.signals.outcome(exchange.error, status)
+        if job.signals is not None and (told := job.signals.outcome(status)) is not None:
+            exchange.ended_by(told)
         leaf.kill()
         if refused := leaf.pids_refused():
             job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)

@@ -257,6 +257,7 @@ def _version(path: Path) -> str:
             timeout=_VERSION_SECONDS,
             check=False,
             cwd="/",
+            start_new_session=True,  # Ctrl-C is ours to hear, and no fault of the machine
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.HostError(f"`{path} --version` does not answer", where=str(path)) from e

@@ -75,25 +75,32 @@ class Run(Terms):
             errors.CovenantError: refused before anything started, or the machine failed the run.
             KeyboardInterrupt: it was interrupted.
         """
-        with self.signals:
-            try:
-                answer = self._held()
-            except BaseException as e:
-                self.used_ms = self.used_ms or sum(self._below_ms)
-                self._failed(e)
-                if self.signals.told:
-                    raise KeyboardInterrupt from e
-                raise
-            if answer.error is not None and self.signals.told:
-                raise KeyboardInterrupt
+        try:
+            with self.signals:
+                answer = self._written_down()
+                self._raise_told(answer)
+        except BaseException as e:
+            if self.signals.told and not isinstance(e, KeyboardInterrupt):
+                raise KeyboardInterrupt from e
+            raise
+        self._raise_told(answer)
         # One that has answered has: it is for whoever would go on with another to end.
         return dataclasses.replace(answer, interrupted=True) if self.signals.told else answer
 
-    def _held(self) -> Answer:
+    def _raise_told(self, answer: Answer) -> None:
+        if answer.error is not None and self.signals.told:
+            raise KeyboardInterrupt
+
+    def _written_down(self) -> Answer:
         try:
-            return self._go()
-        except BaseException:
-            self.signals.hold()  # its last rows are not cut short either
+            try:
+                return self._go()
+            except BaseException:
+                self.signals.hold()  # its last rows are not cut short either
+                raise
+        except BaseException as e:
+            self.used_ms = self.used_ms or sum(self._below_ms)
+            self._failed(e)
             raise
 
     def _failed(self, error: BaseException) -> None:
@@ -251,6 +258,7 @@ class Run(Terms):
             self._means.state.accept(signed, now_ms=self._now_ms)
         if self._rows.state is not life.State.ISOLATED:  # as one is that was started ahead of its intent
             self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
+        self._rows.expect_start()  # which may have to wait
         self.signals.hold()  # a start that is written down has its end
         self._rows.run_started(
             manifest,

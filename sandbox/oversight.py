@@ -175,6 +175,7 @@ def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> arc
         except errors.NoRunError:
             if not registry.under_way(entry.path) or not control.until_there(entry.path, 1.0):
                 return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+            time.sleep(_AGAIN_SECONDS)
         except errors.KeeperError:
             time.sleep(_AGAIN_SECONDS)
     return None
@@ -331,7 +332,7 @@ def _record(state: Path, asker: Asker, run: str) -> archive.Record:
     if ending is not None and gone and asker.may(_started_by(state, ending)):
         # It lives no more and has no record yet: whoever keeps it has still to write its end, or was killed.
         try:
-            found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS).run_id]
+            found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS, unseen=True).run_id]
         except errors.CutOffError:
             if asker.root:
                 raise
@@ -407,8 +408,9 @@ def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
             time.sleep(_AGAIN_SECONDS)
 
 
-def _await_record(state: Path, run_id: str, until: float) -> archive.Record:
-    """The record of a run that has just ended: it is written a moment after, by whoever owes the log its end."""
+def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = False) -> archive.Record:
+    """The record of a run that has just ended: it is written a moment after, by whoever owes the log its end. One that
+    is ``unseen`` may also be about to begin."""
     while True:
         owed = unended.owed(state, run_id)
         if (record := archive.read(state, run_id)) is not None:
@@ -418,7 +420,7 @@ def _await_record(state: Path, run_id: str, until: float) -> archive.Record:
                 f"run `{run_id}` ended without a record: its keeper was killed", hint="the next start writes it down"
             )
         # The log is owed an end before the run can be seen.
-        if registry.under_way(state / "runs" / run_id):
+        if unseen and registry.under_way(state / "runs" / run_id):
             raise _BegunError
         if time.monotonic() > until:
             raise errors.KeeperError(f"run `{run_id}` is still being begun, or its end written", hint="ask again")

@@ -37,6 +37,7 @@ class Rows:
         self._waiting: list[Record] = []
         self._together = False
         self._about: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
         self._refused = 0
         # Why its record is not in the archive, when it is not: what ended is answered for all the same.
         self.unarchived = ""
@@ -256,6 +257,7 @@ class Rows:
         # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
         by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
         usage = finished.usage if finished else usage
+        self._known = {"finished": finished, "stderr": stderr, "usage": usage}
         with self._counted(usage):
             self._append(
                 "run_ended",
@@ -332,7 +334,8 @@ class Rows:
         code = error.code if isinstance(error, errors.CovenantError) else fault.code
         if self.started:
             self.over(code)
-            self.run_ended(status="failed", code=code, message=str(error) or None)
+            # What is known of it where the first try could not be written.
+            self.run_ended(status="failed", code=code, message=str(error) or None, **self._known)
         elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
             fields = events.rejection(error, agent_id=self.agent_id, package_digest=package_digest)
             if self.state in (State.PROVISIONED, State.VALIDATED):

@@ -122,6 +122,12 @@ class Exchange:
         """How many bytes stderr had in all."""
         return self._stderr.total
 
+    def ended_by(self, error: errors.RunError) -> None:
+        """It was ended for a reason that nothing in the conversation has seen."""
+        if self.error is None:
+            self.error = error
+            self.channel.ending(error)
+
     def _turn(self) -> None:
         now = time.monotonic()
         until = self._kill_at if self._kill_at is not None else self._deadline
@@ -183,9 +189,7 @@ class Exchange:
 
     def _end(self, error: errors.RunError, *, gently: bool) -> None:
         """Stop the child for a reason of ours; the first reason is the one that is reported."""
-        if self.error is None:
-            self.error = error
-            self.channel.ending(error)
+        self.ended_by(error)
         self.killed = True
         self._forget(self.channel.stdin)
         if gently and self._kill_at is None:

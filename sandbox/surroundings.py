@@ -80,6 +80,8 @@ class HeldBack:
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._tell: int | None = None
         self._kill: Callable[[], None] = _nobody
+        self._over: Callable[[], bool] = _never
+        self._late = False
         self._depth = 0
 
     def __enter__(self) -> Self:
@@ -94,11 +96,14 @@ class HeldBack:
             self._tell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._before = {number: signal.signal(number, self._note) for number in ours}
 
-    def watches(self, kill: Callable[[], None] = lambda: None) -> Mapping[int, Callable[[], errors.StoppedError]]:
+    def watches(
+        self, kill: Callable[[], None] = lambda: None, over: Callable[[], bool] = lambda: False
+    ) -> Mapping[int, Callable[[], errors.StoppedError]]:
         """``hold``; a descriptor that is readable once there was one, and what the run then ends with. Its agent is
-        dead by then: ``kill`` waits for nobody who has the log, or whatever else the run is just about."""
+        dead by then: ``kill`` waits for nobody who has the log, or whatever else the run is just about. ``over`` says
+        whether it had ended by itself before that."""
         self.hold()
-        self._kill = kill
+        self._kill, self._over = kill, over
 
         def look() -> errors.StoppedError:
             self._kill()
@@ -115,15 +120,15 @@ class HeldBack:
         if self.told:
             raise errors.StoppedError("interrupted")
 
-    def outcome(self, error: errors.RunError | None, status: int) -> errors.RunError | None:
-        """Why a run has ended that ended with ``status``, its exit having been seen before the signal was."""
-        return errors.StoppedError("interrupted") if error is None and status != 0 and self.told else error
+    def outcome(self, status: int) -> errors.StoppedError | None:
+        """Why a run has ended with ``status`` whose exit was seen before the signal was; None where it was not that."""
+        return errors.StoppedError("interrupted") if self.told and not self._late and status != 0 else None
 
     def __exit__(self, kind: object, *exc: object) -> None:
         self._depth -= 1
         if self._depth:
             return
-        self._kill = _nobody
+        self._kill, self._over = _nobody, _never
         before, self._before = self._before, {}
         for number, handler in before.items():
             # The way out is taken once, as in ``_end``; whoever goes on can be told again.
@@ -137,6 +142,7 @@ class HeldBack:
             self.told = True
             # What cannot be killed from here is killed by whoever looks, and said there.
             with contextlib.suppress(Exception):
+                self._late = self._over()
                 self._kill()
         if self._tell is not None:
             os.eventfd_write(self._tell, 1)
@@ -144,6 +150,10 @@ class HeldBack:
 
 def _nobody() -> None:
     pass
+
+
+def _never() -> bool:
+    return False
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

@@ -204,8 +204,8 @@ def run(
         stack.callback(os.close, started)
         channel = _channel(child, leaf, started, rounds, watches)
         if signals is not None:
-            signals.watches(channel.kill)
             stack.callback(signals.watches)  # the descriptor by which it kills is closed after this
+            signals.watches(channel.kill, child.has_ended)
         if steering is not None:
             channel = steering.joined(channel, None)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
@@ -218,8 +218,8 @@ def run(
             steering.converses(exchange)
         exchange.run()
         status = child.reap()
-        if signals is not None:
-            exchange.error = signals.outcome(exchange.error, status)
+        if signals is not None and (told := signals.outcome(status)) is not None:
+            exchange.ended_by(told)
         # Whoever revoked it has killed it, which looks like a failure of its own.
         ended = exchange.error if directory is None else bundle.verdict(directory.path) or exchange.error
         return _finished(plan, exchange, ended, status, meter)

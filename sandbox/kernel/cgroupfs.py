@@ -307,7 +307,8 @@ class Leaf:
         *,
         going_on: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """Stop every thread in the leaf, the sentry's too; returns when the kernel says that all of them stand.
+        """Stop every thread in the leaf, the sentry's too; returns when the kernel says that all of them stand, or that
+        nobody is left: whoever killed them let them go.
 
         ``going_on`` is around the thaw of one that did not stop, and raises when it is to stand all the same.
 
@@ -359,6 +360,8 @@ class Leaf:
             raise errors.KernelError(f"cgroup `{self.name}` cannot be {wanted}: {e.strerror}") from e
         # Most stand at the first look (0.1 ms); a thread in the middle of a disk's answer takes as long as the disk.
         while self._freezer_says() is not frozen:
+            if frozen and self._left() == ([], ""):
+                return
             if time.monotonic() > until:
                 raise errors.KernelError(f"cgroup `{self.name}` is not {wanted} after {deadline_seconds:g} s")
             time.sleep(0.0005)

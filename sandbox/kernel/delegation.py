@@ -105,7 +105,13 @@ def _ask_for_scope() -> None:
     ]
     try:
         done = subprocess.run(
-            command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_SECONDS, check=False
+            command,
+            env={},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DEADLINE_SECONDS,
+            check=False,
+            start_new_session=True,  # Ctrl-C is ours to hear
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.NotEnforceableError(f"systemd cannot be asked for a cgroup: {e}", hint=_HINT) from e

@@ -138,6 +138,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
+    def has_ended(self) -> bool:
+        """Whether it has exited, reaped or not."""
+        return self.status is not None or _readable(self.pidfd, 0)
+
     def reap(self) -> int:
         """The exit status: 0 to 255, or 128 + signal. Blocks until the child has exited."""
         if self.status is None:

@@ -76,6 +76,7 @@ def kill(binary: str, *, root: Path, container: str, signal_name: str, timeout_s
             stderr=subprocess.DEVNULL,
             timeout=timeout_seconds,
             check=False,
+            start_new_session=True,  # Ctrl-C is for whoever ends the run
         )
     except subprocess.TimeoutExpired:
         return False

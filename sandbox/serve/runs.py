@@ -15,7 +15,7 @@ from policy import contract, errors, ledger
 from policy.package import MANIFEST_NAME, Package
 from policy.signing import trust
 from sandbox import package as packages
-from sandbox import standby_wire, unended
+from sandbox import standby_wire, surroundings, unended
 from sandbox.lifecycle import Answer, Request
 from sandbox.retelling import Retelling
 from sandbox.serve import bounds, protocol
@@ -32,14 +32,19 @@ def run(talk: Conversation, asked: protocol.Run) -> None:
     if asked.user is not None and talk.caller.uid != 0:
         raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
     directory = talk.directory(0)
-    with contextlib.ExitStack() as after:
-        with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
-            retelling = Retelling(own.ledger)
-            if asked.rows:
-                stack.push(functools.partial(_retell, talk, own, retelling))
-            answer = _run(talk, asked, own, directory, retelling, reached, after)
-        talk.answer(document(answer))
+    with surroundings.HeldBack() as signals, contextlib.ExitStack() as after:
+        try:
+            with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
+                retelling = Retelling(own.ledger)
+                if asked.rows:
+                    stack.push(functools.partial(_retell, talk, own, retelling))
+                answer = _run(talk, asked, own, directory, retelling, reached, after)
+            talk.answer(document(answer))
+        finally:
+            signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
         talk.again = _taken_away(after) and _is_plain(asked, answer)
+    if signals.told:
+        raise KeyboardInterrupt
 
 
 def _taken_away(after: contextlib.ExitStack) -> bool:

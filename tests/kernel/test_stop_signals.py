@@ -10,6 +10,7 @@ import pathlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +19,19 @@ from policy import errors
 from sandbox import (
     archive,
     bundle,
+    delegation,
     durable,
     keeper,
     lifecycle,
     offspring,
     oversight,
     package,
+    pipes,
     registry,
+    rootfs,
+    runner,
     standby_records,
+    surroundings,
 )
 from sandbox.kernel import cgroupfs, process
 from sandbox.ledger import Ledger
@@ -341,3 +347,118 @@ def test_a_canary_that_the_machine_fails_while_it_is_interrupted_has_not_failed(
     assert not [one for one in _of(world.rows(), "self_test") if not one["passed"]]
     assert leftovers(world) == []
     assert world.run(path).error is None
+
+
+def test_a_canary_that_is_over_swallows_no_signal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.configure(self_test=True)
+    path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
+    hold = rootfs.Skeletons.hold
+
+    @contextlib.contextmanager
+    def told(self: Any, *args: Any, **more: Any) -> Iterator[Any]:
+        with hold(self, *args, **more) as held:
+            yield held
+            if signal.getsignal(signal.SIGTERM) not in (surroundings._end, signal.SIG_IGN):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rootfs.Skeletons, "hold", told)
+        with pytest.raises(KeyboardInterrupt):
+            world.run(path)
+    assert _of(world.rows(), "run_started") == []
+    assert world.run(path).error is None
+
+
+@pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
+def test_what_had_ended_by_itself_did(world: World, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """A signal while the last of its output is read does not say why."""
+    code = {"main.py": HEAD + "sys.exit(3)" + TAIL}
+    path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
+    drain = runner.Exchange._drain
+
+    def told(exchange: runner.Exchange) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        drain(exchange)
+
+    monkeypatch.setattr(runner.Exchange, "_drain", told)
+    with pytest.raises(KeyboardInterrupt):
+        world.run(path)
+    (end,) = _of(world.rows(), "run_ended")
+    assert (end["code"], end["exit_status"]) == (errors.AgentFailedError.code, 3)
+
+
+@pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
+def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """It is marked with its tree, told to end, and its exit is seen before the signal is."""
+    code = {"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}
+    path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
+    below, give = list[tuple[Any, ...]](), runner.Exchange._give
+
+    def told(exchange: runner.Exchange) -> None:
+        give(exchange)
+        (run,) = registry.agents(registry.live(world.state / "runs"))
+        bundle.mark_stopped(run.path, "operator@local", "enough")
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: pipes.readable(exchange.channel.pidfd, 0))
+        exchange._on_exit()
+
+    monkeypatch.setattr(runner.Exchange, "_give", told)
+    monkeypatch.setattr(delegation, "end_below", lambda *what: below.append(what[-2:]))
+    with pytest.raises(KeyboardInterrupt):
+        world.run(path)
+    assert below == [("operator@local", "enough")]
+
+
+def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
+    says, once = cgroupfs.Leaf._freezer_says, [1]
+
+    def told(leaf: cgroupfs.Leaf) -> Any:
+        if once and threading.current_thread() is threading.main_thread():
+            once.pop()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return says(leaf)
+
+    def suspend() -> None:
+        (run,) = until(lambda: [one for one in registry.live(world.state / "runs") if one.state == "Running"])
+        monkeypatch.setattr(cgroupfs.Leaf, "_freezer_says", told)
+        with contextlib.suppress(errors.CovenantError):
+            oversight.act(world.state, ASKER, "suspend", run.run_id)
+
+    asks = threading.Thread(target=suspend)
+    asks.start()
+    with pytest.raises(KeyboardInterrupt):
+        world.run(path)
+    asks.join()
+    assert once == []
+    states = [one["state"] for one in _of(world.rows(), "run_state")]
+    assert states[-4:] == ["Running", "Suspended", "Terminated", "Archived"]
+    assert [one["code"] for one in _of(world.rows(), "run_ended")] == ["interrupted"]
+
+
+def test_a_last_row_that_is_written_at_the_second_try_says_as_much(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import time\nwhile time.process_time() < 0.5: pass\nprint('SAID', file=sys.stderr)\nanswer = 1"
+    path = world.sign(world.package({"main.py": HEAD + code + TAIL}))
+    append, once = Rows._append, [1]
+
+    def fails(rows: Rows, kind: str, **more: Any) -> None:
+        if kind == "run_ended" and once:
+            once.pop()
+            raise errors.LedgerError("another has the log")
+        append(rows, kind, **more)
+
+    monkeypatch.setattr(Rows, "_append", fails)
+    with pytest.raises(errors.LedgerError):
+        world.run(path)
+    (end,) = _of(world.rows(), "run_ended")
+    assert (end["code"], end["exit_status"], end["stderr_bytes"]) == (errors.LedgerError.code, 0, len("SAID\n"))
+    assert end["cpu_ms"] > 100
+    record = archive.read(world.state, end["run_id"])
+    assert record is not None
+    assert record.stderr == "SAID\n"

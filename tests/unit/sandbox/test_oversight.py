@@ -161,7 +161,7 @@ def test_only_who_may_see_it_waits_for_what_is_still_to_be_written(
 ) -> None:
     waited: list[str] = []
 
-    def record(where: Path, run_id: str, until: float) -> archive.Record:
+    def record(where: Path, run_id: str, until: float, *, unseen: bool = False) -> archive.Record:
         waited.append(run_id)
         ended(state, 7)
         found = archive.read(where, run_id)
@@ -207,6 +207,17 @@ def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
 
     assert oversight.logs(state, ROOT, just_ended) == {"run_id": just_ended, "live": True, "text": "it lives"}
     assert seen == [0, 1]
+
+
+def test_one_that_was_seen_and_ends_is_not_taken_for_one_that_begins(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its label stands a moment longer than it can be asked, and whoever waited may have waited for hours."""
+    monkeypatch.setattr(registry, "under_way", lambda path: True)
+    with pytest.raises(errors.KeeperError, match="its end written"):
+        oversight._await_record(state, just_ended, time.monotonic() + 0.1)
+    ended(state, 7)
+    assert oversight._await_record(state, just_ended, time.monotonic()).run_id == just_ended
 
 
 def test_whoever_stays_unseen_is_not_waited_for_for_good(

@@ -144,15 +144,16 @@ def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_a_run_that_was_told_ended_for_that_unless_it_had_answered() -> None:
-    other = errors.DeadlineError("late")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: bool) -> None:
+    over = [late]
     with surroundings.HeldBack() as signals:
-        signals.hold()
-        assert signals.outcome(None, 137) is None
+        signals.watches(over.clear, over=lambda: over[0])
+        assert signals.outcome(137) is None
         os.kill(os.getpid(), signal.SIGTERM)
-        assert isinstance(signals.outcome(None, 137), errors.StoppedError)
-        assert signals.outcome(None, 0) is None
-        assert signals.outcome(other, 137) is other
+        assert over == [], "it is looked before it is killed"
+        assert isinstance(signals.outcome(137), errors.StoppedError) is not late
+        assert signals.outcome(0) is None
 
 
 @pytest.mark.usefixtures("own")

@@ -1,0 +1,71 @@
+"""Ctrl-C is for who holds the terminal's process: whoever works for it is in a session of its own and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandbox import surroundings
+from sandbox.kernel import nft, runsc
+from sandbox.serve import runs
+
+SAYS = "#!/bin/sh\ncut -d' ' -f6 /proc/self/stat > {out}\n"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program"
+    path.write_text(SAYS.format(out=tmp_path / "session"))
+    path.chmod(0o755)
+    return path
+
+
+def test_who_takes_rules_away_and_who_is_asked_to_end_a_container_are_in_sessions_of_their_own(
+    program: Path, tmp_path: Path
+) -> None:
+    nft._run(program, [])
+    first = (tmp_path / "session").read_text()
+    assert runsc.kill(str(program), root=tmp_path, container="a", signal_name="TERM", timeout_seconds=10)
+    assert len({first, (tmp_path / "session").read_text(), f"{os.getsid(0)}\n"}) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """By a keeper that is told to end meanwhile, whether it has answered or not."""
+    gone: list[str] = []
+
+    def taken() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        gone.append("all of it")
+
+    class Nothing:
+        def __enter__(self) -> Any:
+            return SimpleNamespace(ledger=None)
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+    def run(*what: Any) -> str:
+        what[-1].callback(taken)
+        if fails:
+            raise RuntimeError("it is over")
+        return "answer"
+
+    said: list[str] = []
+    talk: Any = SimpleNamespace(
+        caller=SimpleNamespace(uid=0), directory=lambda _: 0, opened=Nothing, answer=said.append, again=None
+    )
+    monkeypatch.setattr(runs, "_reached", lambda *_: Nothing())
+    monkeypatch.setattr(runs, "Retelling", lambda _: None)
+    monkeypatch.setattr(runs, "_run", run)
+    monkeypatch.setattr(runs, "document", lambda answer: answer)
+    monkeypatch.setattr(runs, "_is_plain", lambda *_: True)
+    asked: Any = SimpleNamespace(user=None, rows=False)
+    with surroundings.own(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
+        runs.run(talk, asked)
+    assert (gone, said) == (["all of it"], [] if fails else ["answer"])
