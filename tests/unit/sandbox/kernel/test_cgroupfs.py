@@ -126,9 +126,18 @@ def test_a_leaf_that_does_not_freeze_in_time_is_thawed_again_and_said(
 ) -> None:
     leaf = _v1_leaf(tmp_path, state="THAWED\n")
     monkeypatch.setattr(leaf, "_freezer_says", lambda: None)
+    monkeypatch.setattr(leaf, "pids", lambda: [4242])
     with pytest.raises(errors.KernelError, match=r"not frozen after 0\.01 s"):
         leaf.freeze(0.01)
     assert (leaf.paths["freezer"] / "freezer.state").read_text() == "THAWED"
+
+
+def test_a_leaf_in_which_nobody_is_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever killed them while they were stopped has thawed it."""
+    leaf = _v1_leaf(tmp_path, state="THAWED\n")
+    monkeypatch.setattr(leaf, "_freezer_says", lambda: False)
+    monkeypatch.setattr(leaf, "pids", list)
+    leaf.freeze(deadline_seconds=60)
 
 
 def test_one_that_is_to_stand_all_the_same_is_not_thawed_where_it_did_not_freeze_in_time(
@@ -139,6 +148,7 @@ def test_one_that_is_to_stand_all_the_same_is_not_thawed_where_it_did_not_freeze
 
     leaf = _v1_leaf(tmp_path, state="THAWED\n")
     monkeypatch.setattr(leaf, "_freezer_says", lambda: None)
+    monkeypatch.setattr(leaf, "pids", lambda: [4242])
     with pytest.raises(errors.RunRevokedError, match="it leaks"):
         leaf.freeze(0.01, going_on=stands)
     assert (leaf.paths["freezer"] / "freezer.state").read_text() == "FROZEN"
