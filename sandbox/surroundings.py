@@ -98,16 +98,16 @@ class HeldBack:
 
     def watches(
         self, kill: Callable[[], None] = lambda: None, over: Callable[[], bool] = lambda: False
-    ) -> Mapping[int, Callable[[], errors.StoppedError]]:
+    ) -> Mapping[int, Callable[[], errors.StoppedError | None]]:
         """``hold``; a descriptor that is readable once there was one, and what the run then ends with. Its agent is
         dead by then: ``kill`` waits for nobody who has the log, or whatever else the run is just about. ``over`` says
-        whether it had ended by itself before that."""
+        whether it had ended by itself before that, and then ends with what it did."""
         self.hold()
         self._kill, self._over = kill, over
 
-        def look() -> errors.StoppedError:
+        def look() -> errors.StoppedError | None:
             self._kill()
-            return errors.StoppedError("interrupted")
+            return None if self._late else errors.StoppedError("interrupted")
 
         return {} if self._tell is None else {self._tell: look}
 

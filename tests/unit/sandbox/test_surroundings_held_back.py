@@ -148,11 +148,12 @@ def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
 def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: bool) -> None:
     over = [late]
     with surroundings.HeldBack() as signals:
-        signals.watches(over.clear, over=lambda: over[0])
+        (look,) = signals.watches(over.clear, over=lambda: over[0]).values()
         assert signals.outcome(137) is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert over == [], "it is looked before it is killed"
         assert isinstance(signals.outcome(137), errors.StoppedError) is not late
+        assert isinstance(look(), errors.StoppedError) is not late
         assert signals.outcome(0) is None
 
 
