@@ -57,7 +57,8 @@ class Made:
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
     file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
     ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
-    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent.
+    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent. ``nice`` is what its runner
+    was begun with.
     """
 
     run_id: str
@@ -77,6 +78,7 @@ class Made:
     raises_log: bool = False
     traced: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    nice: int = 0
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
@@ -208,7 +210,7 @@ def _beside(
     # Listed before a process is asked for its threads: who is born meanwhile is in no list, and is asked itself.
     expected = replace(expected, threads=_threads(made))
     yield attest_processes.judge(found, expected, members)
-    yield _filters(found, known, readout, state / "closures" / FILTERS)
+    yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
     yield _identities(made, found, mounts)
     yield _package(made, artefacts, known)
 
@@ -328,7 +330,7 @@ def _digest(pid: int, known: Known, state: Path) -> str:
     return known.digests[binary]
 
 
-def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Iterator[Layer]:
+def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
     """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded.
 
     Beneath them lie those of whoever called it, which every child has and none can take off: the supervisor's own, and
@@ -336,7 +338,9 @@ def _filters(found: Family, known: Known, readout: Readout, path: Path) -> Itera
     """
     # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount and its log.
     before_it = len(readout.mounts) + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
-    made_for = ["own", readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
+    made_for: list[object] = ["own", readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
+    if nice:
+        made_for.append(nice)  # the number that setpriority(2) may be called with is one more
     key = hashlib.sha256(json.dumps(made_for).encode())
     remembered: dict[str, Any] = memo.read(path) or {}
     before = remembered.get(key.hexdigest())

@@ -336,6 +336,7 @@ def _attestor(
         tells_calls=job.config.tell_calls or job.tries is not None,
         raises_log=_raises(job),
         traced=_traced(job),
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)

@@ -310,6 +310,26 @@ def test_the_filters_of_a_run_under_a_supervisor_are_held_to_those_before(world:
         assert "filter is not as it was made" in answer.error.message
 
 
+def test_who_is_nice_is_held_to_what_the_nice_are_under(world: World) -> None:
+    """runsc's filter names its niceness; what was seen at another says nothing of it."""
+    package = world.sign(world.copy("hello"))
+    path = world.state / "closures" / attest.FILTERS
+    path.unlink(missing_ok=True)
+    environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "covenant", "run", str(package), "hi", "--json"]
+    seen = []
+    for nice in (0, 7, 0, 7):
+        done = subprocess.run(["nice", "-n", str(nice), *command], env=environment, capture_output=True, check=False)
+        assert done.returncode == 0, (nice, done.stdout, done.stderr)
+        seen.append(len(json.loads(path.read_text())))
+    assert seen == [1, 2, 2, 2], "each is remembered, and compared"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps({key: {**one, "runsc-sandbox": [f"1:{OTHERS}"]} for key, one in held.items()}))
+    done = subprocess.run(["nice", "-n", "7", *command], env=environment, capture_output=True, check=False)
+    assert json.loads(done.stdout)["code"] == "drift"
+    path.unlink()  # its file is every test's
+
+
 def test_a_supervisor_that_cannot_read_any_more_says_so_and_ends(world: World) -> None:
     package = world.sign(world.copy("hello"))
     with Served(world) as served:

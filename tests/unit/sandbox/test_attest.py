@@ -125,7 +125,7 @@ def test_filters_read_under_a_number_that_is_anothers_by_now_are_not_its(
         monkeypatch.setattr(readback, "name", by_pid.get)
         known = attest.Known()
         with pytest.raises(ProcessLookupError):
-            list(attest._filters(FAMILY, known, readout, path))
+            list(attest._filters(FAMILY, known, readout, 0, path))
         assert Name(reused, reused) not in known.filters
         assert not path.exists()
 
@@ -139,7 +139,7 @@ def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkey
     path = tmp_path / "filters.json"
 
     def told() -> list[str]:
-        return [layer.name for layer in attest._filters(found, attest.Known(), readout, path)]
+        return [layer.name for layer in attest._filters(found, attest.Known(), readout, 0, path)]
 
     assert told() == []
     assert not path.exists()
@@ -162,7 +162,7 @@ def test_a_look_before_a_sandbox_has_loaded_its_own_is_not_its_filters_for_good(
     path = tmp_path / "filters.json"
 
     def told(known: attest.Known) -> list[str]:
-        return [layer.name for layer in attest._filters(found, known, readout, path)]
+        return [layer.name for layer in attest._filters(found, known, readout, 0, path)]
 
     assert told(known) == []
     loaded[12] = ("beneath", "sandbox's")
@@ -184,7 +184,7 @@ def test_filters_of_whom_somebody_traces_by_now_are_read_anew(tmp_path: Path, mo
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     traced, known = replace(FAMILY, sandbox=replace(FAMILY.sandbox, tracer=77)), attest.Known()
     for found in (FAMILY, FAMILY, traced):
-        assert list(attest._filters(found, known, readout, tmp_path / "filters.json")) == []
+        assert list(attest._filters(found, known, readout, 0, tmp_path / "filters.json")) == []
     assert asked == [11, 12, 12]
 
 
@@ -198,7 +198,7 @@ def test_filters_that_could_not_be_read_are_asked_for_at_the_next_look(
     path, known = tmp_path / "filters.json", attest.Known()
 
     def told(known: attest.Known) -> list[str]:
-        return [layer.name for layer in attest._filters(FAMILY, known, readout, path)]
+        return [layer.name for layer in attest._filters(FAMILY, known, readout, 0, path)]
 
     assert told(attest.Known()) == []
     loaded[12] = None
