@@ -5,7 +5,7 @@
 (3) a runsc that starts a sandbox
 (4) the user that trusted-local agents run as
 (5) the virtual environment, from the lock with its hashes
-(6) what is compiled here: the starter of sandboxes, and sample agents
+(6) what is made here: the starter of sandboxes, compiled sample agents, and modules that sample agents share
 (7) the sample agents, signed with a key made here
 """
 
@@ -18,7 +18,7 @@ import pwd
 import sys
 from collections.abc import Callable
 
-from scripts.machine import apt, console, environment, gvisor
+from scripts.machine import apt, console, environment, gvisor, shared_modules
 from scripts.machine.console import SetupError
 from scripts.machine.where import PYTHON, Machine
 
@@ -154,6 +154,9 @@ def _compiled(machine: Machine) -> None:
         if not (machine.clone / compiled).exists():
             console.change(f"compile {compiled}")
             machine.record.add("paths", compiled)
+    for copy in shared_modules.copies():
+        if not (machine.clone / copy).exists():
+            machine.record.add("paths", copy)
     for script in ("build_starter", "build_agents"):
         sys.stdout.write(console.run([str(machine.clone / "scripts" / script)]))
 

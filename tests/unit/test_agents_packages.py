@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import tomllib
@@ -21,6 +22,7 @@ from policy import errors
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.manifest.permissions import NetworkEntry
+from scripts.machine import shared_modules
 from tests.kernel import hostile_table as table
 from tests.unit import agent_modules
 
@@ -158,6 +160,37 @@ def test_hello_keeps_the_contract() -> None:
 )
 def test_wordcount_counts(text: str, expected: str) -> None:
     assert _run(["/usr/bin/node", "main.js"], {"text": text}, AGENTS / "wordcount")["text"] == expected
+
+
+# --- the hostile packages: the modules that they share
+
+
+def test_copies_of_shared_modules_are_equal() -> None:
+    copies = shared_modules.copies()
+    assert {Path(copy).parent.name for copy in copies} == {path.name for path in PYTHON_PACKAGES}
+    for copy, source in copies.items():
+        assert (AGENTS.parent / copy).read_bytes() == (AGENTS.parent / source).read_bytes(), copy
+
+
+def test_copy_replaces_a_stale_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(HOSTILE / "common", tmp_path / shared_modules.COMMON)
+    for copy in shared_modules.copies():
+        (tmp_path / copy).parent.mkdir(exist_ok=True)
+    stale = tmp_path / "agents/hostile/exec/gate.py"
+    stale.write_text("stale")
+    shared_modules.copy(tmp_path)
+    assert stale.read_bytes() == (HOSTILE / "common/gate.py").read_bytes()
+    assert len(capsys.readouterr().out.splitlines()) == len(shared_modules.copies())
+    shared_modules.copy(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+def test_git_has_one_source_of_each_module() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "agents/hostile"], cwd=AGENTS.parent, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not set(shared_modules.copies()) & set(listed)
+    assert set(shared_modules.copies().values()) <= set(listed)
 
 
 # --- the hostile packages: the gate
