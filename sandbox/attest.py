@@ -1,6 +1,7 @@
 """Attestation: what confines a running agent now, read out of the kernel and shown to lie within its manifest.
 
     (1) whose processes they are, which rights they have, where they live       sandbox.attest_processes
+        who traces one of their threads                                         sandbox.attest_tracers
     (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.filter_reader
     (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
     (4) limits, flags, bundle and rules, put in the place of the artefacts      policy.prove.live
@@ -28,7 +29,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox import attest_network, attest_processes, memo, package
+from sandbox import attest_network, attest_processes, attest_tracers, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
@@ -211,6 +212,7 @@ def _beside(
     expected = replace(expected, threads=_threads(made))
     yield attest_processes.judge(found, expected, members)
     yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
+    yield attest_tracers.judge(found, () if made.network is None else made.network.bounded)
     yield _identities(made, found, mounts)
     yield _package(made, artefacts, known)
 

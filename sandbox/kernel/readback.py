@@ -7,6 +7,7 @@ it. What ends while it is read is gone (None), which is no finding by itself: wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import stat
@@ -150,6 +151,43 @@ def tracer(pid: int) -> int:
         FileNotFoundError, ProcessLookupError: it is gone.
     """
     return int(_status(pid)["TracerPid"])
+
+
+def tracers(pid: int) -> dict[int, int]:
+    """The traced threads of a process, each with the thread that traces it; none when the process is gone.
+
+    Raises:
+        OSError: the kernel does not say who traces a thread.
+    """
+    found: dict[int, int] = {}
+    try:
+        tasks = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    try:
+        for task in os.listdir(tasks):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if tracer := _tracer(tasks, task):
+                    found[int(task)] = tracer
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    finally:
+        os.close(tasks)
+    return found
+
+
+def _tracer(tasks: int, task: str) -> int:
+    # A run has some 60 threads: by three calls each, relative to their directory, they cost about a millisecond.
+    fd = os.open(f"{task}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=tasks)
+    try:
+        # The line is the eighth. The name before it has at most 64 characters, and its newlines are escaped.
+        head = os.read(fd, 1024)
+    finally:
+        os.close(fd)
+    _, line, rest = head.partition(b"\nTracerPid:\t")
+    if not line:
+        raise OSError(errno.EPROTO, f"/proc does not say who traces thread {task}")
+    return int(rest.partition(b"\n")[0])
 
 
 def _status(pid: int) -> dict[str, str]:
