@@ -4,6 +4,7 @@
         who traces one of their threads                                         sandbox.attest_tracers
     (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.filter_reader
     (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
+        that no mount of the host covers what is granted                        sandbox.covered
     (4) limits, flags, bundle and rules, put in the place of the artefacts      policy.prove.live
     (5) the package's copy and the runsc binary, by digest
     (6) links, addresses, routes and members of the run's network namespaces    sandbox.attest_network
@@ -29,11 +30,11 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox import attest_network, attest_processes, attest_tracers, memo, package
+from sandbox import attest_network, attest_processes, attest_tracers, covered, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs, files, filter_reader, libc, netns, readback, sentry_log
+from sandbox.kernel import cgroupfs, files, filesystems, filter_reader, libc, netns, readback, sentry_log
 from sandbox.kernel.readback import Binary, Name
 
 RECORD = "attest.json"
@@ -57,6 +58,7 @@ class Made:
 
     ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
     file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
+    ``granted`` maps each granted path to the number of the host's mount on which it was opened;
     ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
     that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent. ``nice`` is what its runner
     was begun with.
@@ -80,6 +82,7 @@ class Made:
     traced: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     nice: int = 0
+    granted: Mapping[str, int] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Leave it where ``read`` looks for it."""
@@ -214,6 +217,7 @@ def _beside(
     yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
     yield attest_tracers.judge(found, () if made.network is None else made.network.bounded)
     yield _identities(made, found, mounts)
+    yield _covered(made, artefacts)
     yield _package(made, artefacts, known)
 
 
@@ -303,6 +307,15 @@ def _identities(made: Made, found: Family, mounts: tuple[readback.Mount, ...]) -
                 yield Layer("mounts", Standing.WIDER, f"at {place} what was opened for it", "another file or directory")
     finally:
         os.close(root)
+
+
+def _covered(made: Made, artefacts: Artefacts) -> Iterator[Layer]:
+    """(3) The agent sees what the host shows at the granted paths, by the mount table of the run's shim."""
+    if made.granted:
+        table = files.text(f"/proc/{readback.parent(made.runner.pid)}/mountinfo")
+        plan = artefacts.json("mounts.json")["mounts"]
+        for path, point in covered.found(plan, made.granted, [*filesystems.mounts(table)]):
+            yield Layer("mounts", Standing.WIDER, f"on the host no mount over or in {path}", f"one at {point}")
 
 
 def _identity(root: int, place: str) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from policy import errors
 from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
 from policy.rules import never as rule
-from sandbox import room
+from sandbox import covered, room
 from sandbox.kernel import filesystems
 
 _NO_TABLE = NeverGrantable(0, {}, {})
@@ -35,11 +35,13 @@ def open_granted(
     never: Mapping[str, str] | None = None,
     where: str = "",
     writing: bool = False,
+    beside: Collection[str] = (),
 ) -> tuple[int, GrantedPath]:
     """An O_PATH descriptor of a granted file or directory, and the fact; the descriptor is the caller's.
 
     ``owners`` are uids trusted besides 0; ``never`` maps a path to the reason why it, what lies in it and what
     contains it is never granted; ``where`` stands in errors. For ``writing`` the fact says how much can be written.
+    ``beside`` are paths that are granted for writing, where another mount may lie in a path for reading.
 
     Raises:
         errors.GrantedPathError: the path cannot be granted on this host.
@@ -63,6 +65,7 @@ def open_granted(
         filesystem = _filesystem_of(info.st_dev)
         if filesystem in KERNEL_FILESYSTEMS:
             raise errors.GrantedPathError(f"path `{path}` lies on `{filesystem}` and is never granted", where=where)
+        covered.check(fd, path, beside=beside, where=where)
         bound = room.of(fd, path) if writing else room.Room()
         kind: Literal["dir", "file"] = "dir" if stat.S_ISDIR(info.st_mode) else "file"
         return os.dup(fd), GrantedPath(path, kind, bound.mb, bound.lacking)
@@ -77,9 +80,10 @@ def look_up(
     never: Mapping[str, str] | None = None,
     where: str = "",
     writing: bool = False,
+    beside: Collection[str] = (),
 ) -> GrantedPath:
     """As ``open_granted``, for the fact alone."""
-    fd, fact = open_granted(path, owners=owners, never=never, where=where, writing=writing)
+    fd, fact = open_granted(path, owners=owners, never=never, where=where, writing=writing, beside=beside)
     os.close(fd)
     return fact
 

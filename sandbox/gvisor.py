@@ -15,7 +15,7 @@ from typing import Any
 
 from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
-from sandbox import attest, attest_network, bundle, host, mounting, prelude, revocation
+from sandbox import attest, attest_network, bundle, covered, host, mounting, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Round
@@ -337,6 +337,7 @@ def _attestor(
         raises_log=_raises(job),
         traced=_traced(job),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
+        granted=covered.numbers(job.artefacts.json("mounts.json")["mounts"], job.sources),
     )
     directory.write_policy(job.artefacts)
     made.write(directory.path)

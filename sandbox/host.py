@@ -83,6 +83,7 @@ def for_manifest(
     never = never_granted(config, extra_never)
     permissions = manifest.permissions
     found: dict[str, GrantedPath] = {}
+    written = (permissions if effective is None else effective).filesystem.write
     for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
         asked = {path: f"[{i}]" for i, path in enumerate(getattr(permissions.filesystem, table))}
         if effective is not None:
@@ -90,7 +91,12 @@ def for_manifest(
         for path, index in asked.items():
             where = manifest.where(f"permissions.filesystem.{table}{index}")
             found[path] = granted.look_up(
-                path, owners=config.path_owners, never=trees, where=where, writing=table == "write"
+                path,
+                owners=config.path_owners,
+                never=trees,
+                where=where,
+                writing=table == "write",
+                beside=() if table == "write" else tuple(written),
             )
     programs: dict[str, Closure] = {}
     for i, entry in enumerate(permissions.executables.allow):

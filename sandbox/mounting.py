@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandbox import covered
 from sandbox.bundle import RunDirectory
 from sandbox.job import CREDENTIALS, Job
 from sandbox.kernel import idmap as idmapped
@@ -54,6 +55,8 @@ def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid
                 out.append(process.Attach(fd, str(target)))
                 continue
             out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
+    # After the copies: what covers a path now may have done so when it was copied, and what came later is drift.
+    covered.check_all(plan, job.sources)
     return out
 
 

@@ -200,4 +200,5 @@ def _open(name: str, path: str, directory: int, flags: int) -> int:
 
 def _refused(path: str, error: OSError) -> errors.PackageError:
     reason = _REASONS.get(error.errno or 0, error.strerror)
-    return errors.PackageError(f"`{path}` cannot be read: {reason}", where=path)
+    hint = "umount it, or copy the package and sign the copy" if error.errno == errno.EXDEV else ""
+    return errors.PackageError(f"`{path}` cannot be read: {reason}", hint=hint, where=path)

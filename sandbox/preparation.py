@@ -119,8 +119,9 @@ def _source(
         return os.open(_resolver(state), os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     # The descriptor that is mounted is the one that is checked here, not a second look at the name.
     room_mb = rooms.get(mount["destination"])
+    writing = room_mb is not None
     fd, fact = granted.open_granted(
-        mount["source"], owners=config.path_owners, never=never, writing=room_mb is not None
+        mount["source"], owners=config.path_owners, never=never, writing=writing, beside=() if writing else tuple(rooms)
     )
     if fact.room_mb != (room_mb or 0):
         os.close(fd)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from policy import decide
 from policy.host import HostFacts
-from sandbox import gvisor
+from sandbox import covered, gvisor
 from sandbox import state as states
 from sandbox.config import SYSTEM_FILE, Config
-from sandbox.kernel import cgroupfs
+from sandbox.kernel import cgroupfs, filesystems
 
 _RESOLVERS = "/etc/resolv.conf"
 # As much as the kernel gives of a file of a cgroup in one read.
@@ -58,26 +59,31 @@ class Files:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sources:
-    """Granted paths of the host, each with what was opened there: what is mounted stays mounted when the name moves."""
+    """Granted paths of the host, each with what was opened there and on which mount: what is mounted stays mounted when
+    the name moves, and when another mount covers it. ``plan`` are the mounts of the agent's root."""
 
     opened: Mapping[str, tuple[int, int]]
+    mounts: Mapping[str, int]
+    plan: Sequence[Mapping[str, Any]]
 
     @classmethod
     def of(cls, decision: decide.Decision, sources: Mapping[str, int]) -> Sources:
         """Those of a decision that were just opened."""
-        opened = {}
-        for mount in decision.artefacts.json("mounts.json")["mounts"]:
-            if mount["type"] == "bind" and mount["source"] not in ("package", "resolver", gvisor.CREDENTIALS):
-                info = os.fstat(sources[mount["destination"]])
-                opened[mount["source"]] = (info.st_dev, info.st_ino)
-        return cls(opened)
+        opened, plan = {}, covered.granted(decision.artefacts.json("mounts.json")["mounts"])
+        for mount in plan:
+            info = os.fstat(sources[mount["destination"]])
+            opened[mount["source"]] = (info.st_dev, info.st_ino)
+        return cls(opened, covered.numbers(plan, sources), plan)
 
     def changed(self) -> str | None:
-        """The first under whose name lies another now."""
+        """The first under whose name lies another now, or what a mount covers."""
         for name, was in self.opened.items():
             found = _identity(name)
             if found is None or found[:2] != was:
                 return name
+        if self.plan:
+            for path, _ in covered.found(self.plan, self.mounts, [*filesystems.mounts()]):
+                return path
         return None
 
 

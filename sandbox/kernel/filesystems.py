@@ -21,10 +21,12 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo. ``device`` is ``major:minor``; ``root`` the part of the file system that is mounted;
-    ``options`` those of the mount itself, such as ``nosuid``."""
+    """One line of mountinfo. ``parent`` is the number of the mount that it is attached to; ``device`` is
+    ``major:minor``; ``root`` the part of the file system that is mounted; ``options`` those of the mount itself, such
+    as ``nosuid``."""
 
     number: int
+    parent: int
     device: str
     root: str
     point: str
@@ -48,9 +50,9 @@ def mounts(mountinfo: str | None = None) -> Iterator[Mount]:
     """The caller's mounts; ``mountinfo`` overrides the table in tests."""
     for line in lines(mountinfo):
         left, _, right = line.partition(" - ")
-        number, _, device, root, point, options, *_ = left.split(" ")
+        number, parent, device, root, point, options, *_ = left.split(" ")
         kind = right.split(" ", 1)[0]
-        yield Mount(int(number), device, _plain(root), _plain(point), frozenset(options.split(",")), kind)
+        yield Mount(int(number), int(parent), device, _plain(root), _plain(point), frozenset(options.split(",")), kind)
 
 
 def _plain(text: str) -> str:
@@ -64,10 +66,22 @@ def mount_of(fd: int) -> Mount:
     Raises:
         errors.KernelError: the kernel does not say, or it is not a mount of this namespace.
     """
+    number = number_of(fd)
+    for mount in mounts():
+        if mount.number == number:
+            return mount
+    raise errors.KernelError(f"the mount of descriptor {fd} cannot be found")
+
+
+def number_of(fd: int) -> int:
+    """The number of the mount that an open descriptor lies on (proc_pid_fdinfo(5), ``mnt_id``).
+
+    Raises:
+        errors.KernelError: the kernel does not say.
+    """
     try:
-        info = Path(f"/proc/self/fdinfo/{fd}").read_text()
-        number = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("mnt_id:"))
-        return next(mount for mount in mounts() if mount.number == number)
+        info = files.text(f"/proc/self/fdinfo/{fd}")
+        return next(int(line.split()[1]) for line in info.splitlines() if line.startswith("mnt_id:"))
     except (OSError, StopIteration, ValueError) as e:
         raise errors.KernelError(f"the mount of descriptor {fd} cannot be found") from e
 

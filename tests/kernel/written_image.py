@@ -67,9 +67,9 @@ answer = time.monotonic() - begin
 """
 
 
-def image(base: Path, name: str, options: str, *, mb: int = ROOM_MB) -> Path:
-    """An ext4 of its own, mounted at ``PLACE/name`` through a loop device that goes with the mount."""
-    file, place = base / f"{name}.img", PLACE / name
+def image(base: Path, name: str, options: str, *, mb: int = ROOM_MB, parent: Path = PLACE) -> Path:
+    """An ext4 of its own, mounted at ``parent/name`` through a loop device that goes with the mount."""
+    file, place = base / f"{name}.img", parent / name
     with file.open("wb") as made:
         made.truncate(mb << 20)
     place.mkdir(mode=0o755)

@@ -62,7 +62,7 @@ def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
     others = f"90 22 0:60 / /home/eve/{name} rw,nosuid,nodev - fuse {name} rw,user_id=1000"
     text = f"{others}\n{TABLE}\n"
     table = {mount.number: mount for mount in filesystems.mounts(text)}
-    assert table[90] == Mount(90, "0:60", "/", f"/home/eve/{name}", frozenset({"rw", "nosuid", "nodev"}), "fuse")
+    assert table[90] == Mount(90, 22, "0:60", "/", f"/home/eve/{name}", frozenset({"rw", "nosuid", "nodev"}), "fuse")
     assert len(table) == len(TABLE.splitlines()) + 1
     assert [mount.place for mount in readback.parse_mounts(text)] == [mount.point for mount in table.values()]
     file = tmp_path / "mountinfo"
@@ -76,7 +76,7 @@ def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
 
 def test_a_mount_table_is_read_with_its_escapes() -> None:
     table = {mount.number: mount for mount in filesystems.mounts(TABLE)}
-    assert table[31] == Mount(31, "7:1", "/", "/srv/a b\\", frozenset({"rw", "nosuid", "nodev"}), "xfs")
+    assert table[31] == Mount(31, 22, "7:1", "/", "/srv/a b\\", frozenset({"rw", "nosuid", "nodev"}), "xfs")
     assert table[33].root == "/srv/part"
 
 
