@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any, Final, NoReturn
 
-from policy import errors
+from policy import errors, json_bounds
 from policy.signing import strict_json
 
 # Far below what Python's reader and pydantic's refuse by themselves (some 1,000 and 200 levels).
@@ -29,7 +29,7 @@ def read(raw: bytes, most: int = MAX_VALUES) -> Any:
     Raises:
         errors.MalformedRequestError: it is not that.
     """
-    if _too_many(raw, most):
+    if json_bounds.exceeds(raw, most):
         raise errors.MalformedRequestError(
             f"more than {most} values in one document", hint="send it in parts, or as one text"
         )
@@ -49,22 +49,6 @@ def read(raw: bytes, most: int = MAX_VALUES) -> Any:
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and isinstance(value, dict | list):
         _check_depth(value)
     return value
-
-
-def _too_many(raw: bytes, most: int) -> bool:
-    """Before any of it is read: a value follows a comma or an opening bracket, or is the only one."""
-    if _values(raw) <= most:
-        return False
-    # Some of these may stand in texts. Backslashes come in pairs or escape what follows, and stand in texts alone.
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # A value is one text at most, with its key two: more quotes are too many, and less make few parts below.
-    if plain.count(b'"') > 4 * most:
-        return True
-    return _values(b"".join(plain.split(b'"')[::2])) > most
-
-
-def _values(raw: bytes) -> int:
-    return raw.count(b",") + raw.count(b"[") + raw.count(b"{") + 1
 
 
 def _check_depth(value: Any) -> None:

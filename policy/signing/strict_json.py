@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeVar
 
 import pydantic
 
+from policy import json_bounds
+
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
@@ -19,14 +21,18 @@ class MalformedError(ValueError):
     """The bytes are not one acceptable JSON document; the text says why, in one lower-case line."""
 
 
-def loads(raw: bytes, *, max_bytes: int) -> Any:
+def loads(raw: bytes, *, max_bytes: int, max_values: int = json_bounds.DOCUMENT_VALUES) -> Any:
     """The value of one UTF-8 JSON document, without duplicate keys, floats, NaN or a byte order mark.
+
+    ``max_values`` is counted before anything is parsed (``policy.json_bounds``).
 
     Raises:
         MalformedError: anything else.
     """
     if len(raw) > max_bytes:
         raise MalformedError(f"larger than {max_bytes} bytes")
+    if json_bounds.exceeds(raw, max_values):
+        raise MalformedError(f"made of more than {max_values} values")
     try:
         return _DECODER.decode(raw.decode("utf-8"))
     except MalformedError:

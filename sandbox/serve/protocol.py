@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import pydantic
 
-from policy import base58, errors
+from policy import base58, errors, json_bounds
 from policy.signing import strict_json
 from sandbox.serve import frames
 
@@ -162,7 +162,7 @@ def parse(raw: bytes) -> Request:
         errors.RequestError: it is none.
     """
     try:
-        value = strict_json.loads(raw, max_bytes=frames.REQUEST_BYTES)
+        value = strict_json.loads(raw, max_bytes=frames.REQUEST_BYTES, max_values=json_bounds.REQUEST_VALUES)
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise strict_json.MalformedError("no object with a `kind`")
         model = KINDS.get(value["kind"])

@@ -24,6 +24,8 @@ from sandbox.vault import sealing
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_RECORDS = 10_000
+# A record has some 14 values, its two ciphertexts included; the rest is for the locks.
+_MAX_VALUES = 16 * MAX_RECORDS + 1024
 HEAD_BYTES = 4096
 
 _Hex32 = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
@@ -158,6 +160,6 @@ def parse(model: type[_Model], raw: bytes, *, max_bytes: int, where: str) -> _Mo
         errors.VaultError: they are none; an empty vault is never made up.
     """
     try:
-        return strict_json.validate(model, strict_json.loads(raw, max_bytes=max_bytes))
+        return strict_json.validate(model, strict_json.loads(raw, max_bytes=max_bytes, max_values=_MAX_VALUES))
     except strict_json.MalformedError as e:
         raise errors.VaultError(f"the vault is damaged: {e}", hint="restore it from a backup", where=where) from None

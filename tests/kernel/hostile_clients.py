@@ -92,6 +92,8 @@ def frames() -> Any:
         "no object": sent(framed(b"[]")),
         "deep": sent(framed(DEEP)),
         "millions of objects": sent(framed(b'{"kind": "run", "x": [' + b"{}," * 1_300_000 + b"{}]}")),
+        "300,000 keys": sent(framed(b'{"kind": "ps", ' + b",".join(b'"%d":0' % n for n in range(300_000)) + b"}")),
+        "texts of four bytes": sent(framed(b'{"kind": "ps", "x": [' + b'"\xf0\x9f\x98\x80",' * 500_000 + b"0]}")),
         "deep in a field": sent(framed(b'{"kind": "run", "text": ' + DEEP + b"]" * len(DEEP) + b"}")),
         "a key twice": sent(framed(b'{"kind": "ps", "kind": "run", "text": "hi"}')),
         "an unknown kind": sent(framed(b'{"kind": "run\\u001b[31m"}')),

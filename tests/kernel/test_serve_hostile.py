@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from policy import errors
-from sandbox.serve import client
+from policy import errors, json_bounds
+from sandbox.serve import client, frames
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, STRANGER, Served
@@ -97,6 +97,36 @@ def test_what_is_no_request_is_refused_by_name(served: Served) -> None:
     assert all(said[1].isprintable() and len(said[1]) < 300 for said in heard.values())
     # What is no request leaves nothing in the log: it would be for anybody to fill.
     assert len(served.world.rows()) <= rows + 2
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_request_of_too_many_values_is_answered(served: Served) -> None:
+    """The process of a request ended by SIGABRT, without an answer (RLIMIT_DATA, sandbox.serve.bounds)."""
+
+    def answer(raw: bytes) -> Any:
+        with served.connected() as sock:
+            sock.settimeout(60)
+            sock.sendall(frames.LENGTH.pack(len(raw)) + raw)
+            said = frames.receive(sock, max_bytes=frames.ANSWER_BYTES, until=None)
+        assert said is not None, "no answer"
+        return json.loads(said)
+
+    def keys(count: int) -> bytes:
+        return b'{"kind":"ps",' + b",".join(b'"%d":0' % n for n in range(count)) + b"}"
+
+    most = json_bounds.REQUEST_VALUES
+    for raw in (keys(300_000), keys(most - 1), b'{"kind":"ps","x":[' + b"[]," * 1_000_000 + b"0]}"):
+        told = answer(raw)
+        assert (told["code"], told["message"]) == (
+            "bad_request", f"the request is refused: made of more than {most} values",
+        )  # fmt: skip
+    # The control: one value less is read, and refused for what it says.
+    assert answer(keys(most - 2))["message"] == "the request is refused: `0`: extra inputs are not permitted"
+    # What is counted may be in a text, as much of it as there may be.
+    text = ',[{"' * 100_000
+    done = served.run(served.world.sign(served.world.copy("hello")), text)
+    assert done.error is None
+    assert done.result is not None
 
 
 @pytest.mark.usefixtures("unharmed")

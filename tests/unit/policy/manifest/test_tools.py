@@ -100,7 +100,8 @@ def test_all_findings_in_the_order_of_the_file() -> None:
         (b'{"a": 1,}', "is not JSON", "tools.json:1:9"),
         (b"{'a': 1}", "is not JSON", "tools.json:1:2"),
         (b'{"a":' * 40 + b"1" + b"}" * 40, "nested more than 32 deep", "tools.json"),
-        (b"[" * 100_000, "nested too deeply", "tools.json"),
+        (b"[" * 60_000, "nested too deeply", "tools.json"),
+        (b"[" * 100_000, "made of more than 65536 values", "tools.json"),
         (b" " * (1024 * 1024 + 1), "larger than 1048576 bytes", "tools.json"),
     ],
 )

@@ -30,7 +30,9 @@ REFUSED = [
     (b'{"a":NaN}', "not an integer"),
     (b'{"a":-Infinity}', "not an integer"),
     (b"9" * 5000, "too long"),
-    (b"[" * 100_000, "nested too deeply"),
+    (b"[" * 60_000, "nested too deeply"),
+    (b"[" * 100_000, "made of more than 65536 values"),
+    (b"{" + b",".join(b'"%d":0' % n for n in range(70_000)) + b"}", "made of more than 65536 values"),
     (b'{"a":' * 50_000, "nested too deeply"),
     (b'"' + b"x" * 200_000 + b'"', "larger than"),
 ]
