@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from sandbox import covered
+from sandbox import covered, standby_files
 from sandbox.kernel import filesystems
 from sandbox.kernel.filesystems import Mount
 
@@ -87,3 +89,15 @@ def test_only_paths_of_the_host_are_granted() -> None:
     line = "40 22 0:9 / /srv/docs/x rw - tmpfs none rw"
     assert [*covered.found(plan, {"/srv/docs": ROOT}, table(line))] == [("/srv/docs", "/srv/docs/x")]
     assert [*covered.found(plan, {}, table(line))] == [], "it was opened before this was written down"
+
+
+def test_a_covered_source_of_an_instance_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path)
+    plan = [{"type": "bind", "source": path, "destination": path, "options": ["ro"]}]
+    info = tmp_path.stat()
+    sources = standby_files.Sources({path: (info.st_dev, info.st_ino)}, {path: ROOT}, plan)
+    shown = table()
+    monkeypatch.setattr(filesystems, "mounts", lambda: iter(shown))
+    assert sources.changed() is None, "control"
+    shown = table(f"40 22 0:9 / {path}/x rw - tmpfs none rw")
+    assert sources.changed() == path
