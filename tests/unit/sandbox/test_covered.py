@@ -96,8 +96,8 @@ def test_a_covered_source_of_an_instance_is_changed(tmp_path: Path, monkeypatch:
     plan = [{"type": "bind", "source": path, "destination": path, "options": ["ro"]}]
     info = tmp_path.stat()
     sources = standby_files.Sources({path: (info.st_dev, info.st_ino)}, {path: ROOT}, plan)
-    shown = table()
-    monkeypatch.setattr(filesystems, "mounts", lambda: iter(shown))
+    before, after = table(), table(f"40 22 0:9 / {path}/x rw - tmpfs none rw")
+    monkeypatch.setattr(filesystems, "mounts", lambda: iter(before))
     assert sources.changed() is None, "control"
-    shown = table(f"40 22 0:9 / {path}/x rw - tmpfs none rw")
+    monkeypatch.setattr(filesystems, "mounts", lambda: iter(after))
     assert sources.changed() == path
