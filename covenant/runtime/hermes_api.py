@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from policy import contract, errors
+from policy import contract, errors, json_bounds
 
 REQUEST_SECONDS: Final = 30.0
 # The API keeps a stream awake more often than this; one that says nothing for longer is gone.
@@ -178,6 +178,9 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
+    # Parsing lets nothing else run in the daemon, and takes long by values and not by bytes.
+    if json_bounds.exceeds(raw, json_bounds.DOCUMENT_VALUES):
+        raise errors.HermesError(f"the Hermes API answered with more than {json_bounds.DOCUMENT_VALUES} values")
     try:
         value = json.loads(raw)
         # A lone surrogate survives as an escape, and could be encoded nowhere later.
