@@ -8,7 +8,8 @@ tag, every number and every value of the arguments, with what manifest and data 
 (2) The permanent deny list, the manifest's own, and what holds memory beyond every limit of a process are refused.
 (3) clone3 does not exist, since its flags cannot be looked at (docs/adr/0006-what-the-filter-answers.md).
 (4) Of the calls with a rule for the host (policy/data/arguments.toml) exactly what the rule says is refused.
-(5) With network off, sockets are made of the unix family alone.
+(5) With network off, sockets are made of the unix family alone; else of the families, of their types and of the
+    protocols that the table of argument rules names. Pairs are always of the unix family.
 (6) Every other call passes. trusted-local denies by list; a filter that refuses more breaks agents in ways that no
     message explains.
 """
@@ -58,8 +59,9 @@ def demanded(manifest: Manifest) -> Demand:
     """What the filter of this manifest has to refuse under trusted-local: (2) to (5)."""
     rules = data.arguments()
     only = {name: _condition(rules.rules[name].allow) for name in rules.rest_on_host}
-    if manifest.wrote("resources.network") and manifest.resources.network == "off":
-        only |= dict.fromkeys(_SOCKETS, conditions.any_of([[(0, _ALL_BITS, _AF_UNIX)]]))
+    only |= dict.fromkeys(_SOCKETS, conditions.any_of([[(0, _ALL_BITS, _AF_UNIX)]]))
+    if not (manifest.wrote("resources.network") and manifest.resources.network == "off"):
+        only["socket"] = _sockets(rules.rules["socket"].allow)
     denied = data.deny().names | _UNBOUNDED | frozenset(manifest.permissions.syscalls.deny)
     refused = {name: _condition(rows) for name, rows in rules.refused_on_host.items() if name not in denied}
     return Demand({**only, **dict.fromkeys(denied - _MISSING, NEVER)}, refused, _MISSING)
@@ -67,6 +69,14 @@ def demanded(manifest: Manifest) -> Demand:
 
 def _condition(alternatives: Iterable[data.Alternative]) -> Condition:
     return conditions.any_of([(c.argument, c.mask, c.value) for c in each.conditions] for each in alternatives)
+
+
+def _sockets(allowed: Iterable[data.Alternative]) -> Condition:
+    """Each type with the family that the table gives it, and each protocol of the table with any of these."""
+    rows = [{c.argument: c for c in alternative.conditions} for alternative in allowed]
+    protocols = {(2, row[2].mask, row[2].value) for row in rows if 2 in row}
+    kinds = {((0, _ALL_BITS, row[0].value), (1, row[1].mask, row[1].value)) for row in rows}
+    return conditions.any_of([*kind, protocol] for kind in sorted(kinds) for protocol in sorted(protocols))
 
 
 def prove(program: bytes, demand: Demand, *, arch: str) -> None:
@@ -116,7 +126,7 @@ def _hold(name: str, rest: answers.Rest, demand: Demand) -> None:
     if name in demand.only:
         passes = demand.only[name]
         gap = conditions.beyond(ALWAYS, conditions.either(passes, rest.when))
-        common = conditions.beyond(conditions.both(passes, rest.when), NEVER)
+        common = _common(passes, rest.when)
     else:
         gap = conditions.beyond(demand.refused[name], rest.when)
         common = conditions.beyond(rest.when, demand.refused[name])
@@ -124,6 +134,14 @@ def _hold(name: str, rest: answers.Rest, demand: Demand) -> None:
         raise errors.ProofError(f"the filter does not refuse `{name}`{_shown(gap)}")
     if common is not None:
         raise errors.ProofError(f"the filter does not let `{name}`{_shown(common)} pass")
+
+
+def _common(passes: Condition, refused: Condition) -> tuple[int, ...] | None:
+    """Arguments that lie in both; one cube after the other, since the sockets of both are too many at once."""
+    for cube in passes:
+        if (found := conditions.beyond(conditions.both((cube,), refused), NEVER)) is not None:
+            return found
+    return None
 
 
 def _shown(arguments: tuple[int, ...]) -> str:

@@ -226,12 +226,16 @@ class ArgumentCheck:
 
 @dataclass(frozen=True, slots=True)
 class DenyRule:
-    """Refuse a call with `error`, always or when `check` holds. Rules of one name are ORed."""
+    """Refuse a call with `error`, always or when `check` holds. Rules of one name are ORed.
+
+    With `also`, a check of another argument, both have to hold.
+    """
 
     name: str
     number: int
     error: int
     check: ArgumentCheck | None = None
+    also: ArgumentCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +250,13 @@ class DenyFilter:
     absent: tuple[str, ...]
 
 
-def compile_denylist(
-    denied: Collection[str], *, arch: str, deny_socket_families_except: Collection[int] | None
-) -> DenyFilter:
-    """The filter of a process on the host's own kernel: all of `denied`, what arguments.toml refuses there, families.
+def compile_denylist(denied: Collection[str], *, arch: str, network: bool) -> DenyFilter:
+    """The filter of a process on the host's own kernel: `denied`, what arguments.toml refuses there, and sockets.
 
     Args:
         denied: names of the deny list. Names that no supported architecture has are recorded as absent: the list
             also names calls of 32-bit kernels.
-        deny_socket_families_except: families that socket and socketpair may still have; None leaves them free.
+        network: allow TCP and UDP sockets beside unix sockets (docs/adr/0063-sockets-of-trusted-local.md).
 
     Raises:
         errors.HostError: there is no table for `arch`.
@@ -268,33 +270,62 @@ def compile_denylist(
     ]
     named = {rule.name for rule in rules}
     rules += [
-        DenyRule(name, numbers[name], errno.EPERM, check)
-        for name, checks in _denied_arguments(deny_socket_families_except)
+        DenyRule(name, numbers[name], errno.EPERM, *checks)
+        for name, rows in [*_denied_arguments(), *_denied_sockets(network)]
         if name in numbers and name not in named
-        for check in checks
+        for checks in rows
     ]
     return DenyFilter(arch, tuple(rules), tuple(sorted(set(denied) - set(numbers))))
 
 
-def _denied_arguments(families: Collection[int] | None) -> list[tuple[str, list[ArgumentCheck | None]]]:
+# One row is one rule: its checks are on different arguments, and all hold.
+_Rows = list[tuple[ArgumentCheck, ...]]
+
+
+def _denied_arguments() -> list[tuple[str, _Rows]]:
     rules = data.arguments()
-    refused: list[tuple[str, list[ArgumentCheck | None]]] = []
+    refused: list[tuple[str, _Rows]] = []
     for call, alternatives in rules.refused_on_host.items():
         conditions = (condition for alternative in alternatives for condition in alternative.conditions)
-        refused.append((call, [_masked(c.argument, c.value, c.mask) for c in conditions]))
+        refused.append((call, [(_masked(c.argument, c.value, c.mask),) for c in conditions]))
     for call in rules.rest_on_host:
         allowed = [condition for alternative in rules.rules[call].allow for condition in alternative.conditions]
-        refused.append((call, _all_but(allowed)))
-    if families is not None:
-        refused += [("socket", _families_except(families)), ("socketpair", _families_except(families))]
+        refused.append((call, [(check,) for check in _all_but(allowed)]))
     return refused
+
+
+def _denied_sockets(network: bool) -> list[tuple[str, _Rows]]:
+    """Refuse sockets that the table of argument rules never allows; pairs of the unix family alone.
+
+    Without a network the family decides. With one, a family, a type, a protocol, and a type of a family are each
+    refused where no alternative of the table has them.
+    """
+    unix = data.arguments().rules["socket"].under(network=False)
+    unix_family = {alternative.conditions[0].value for alternative in unix}
+    pairs: _Rows = [(check,) for check in _families_except(unix_family)]
+    if not network:
+        return [("socket", pairs), ("socketpair", pairs)]
+    allowed = [alternative.conditions for alternative in data.arguments().rules["socket"].under(network=True)]
+    families = {family.value for family, *_ in allowed}
+    types = {kind for _, kind, *_ in allowed}
+    protocols = {protocol for _, _, *rest in allowed for protocol in rest}
+    typed = {(family.value, kind) for family, kind, *_ in allowed}
+    rows: _Rows = [(check,) for check in _families_except(families)]
+    rows += [(check,) for named in (types, protocols) for check in _all_but(sorted(named, key=lambda c: c.value))]
+    rows += [
+        (ArgumentCheck(0, "==", family), _masked(kind.argument, kind.value, kind.mask))
+        for family in sorted(families)
+        for kind in sorted(types, key=lambda c: c.value)
+        if (family, kind) not in typed
+    ]
+    return [("socket", rows), ("socketpair", pairs)]
 
 
 def _masked(argument: int, value: int, mask: int) -> ArgumentCheck:
     return ArgumentCheck(argument, "masked ==", value, mask=mask)
 
 
-def _all_but(allowed: Sequence[data.Condition]) -> list[ArgumentCheck | None]:
+def _all_but(allowed: Sequence[data.Condition]) -> list[ArgumentCheck]:
     """Checks of which one holds exactly when no condition of `allowed` does.
 
     The conditions are one, or several values of the same argument and mask (policy.data.argument_table sees to it).
@@ -303,7 +334,7 @@ def _all_but(allowed: Sequence[data.Condition]) -> list[ArgumentCheck | None]:
     """
     argument, mask = allowed[0].argument, allowed[0].mask
     bits = [1 << at for at in reversed(range(64)) if mask >> at & 1]
-    checks: list[ArgumentCheck | None] = []
+    checks: list[ArgumentCheck] = []
     above = 0
     for bit in bits:
         seen = above | bit
@@ -313,12 +344,8 @@ def _all_but(allowed: Sequence[data.Condition]) -> list[ArgumentCheck | None]:
     return checks
 
 
-def _families_except(families: Collection[int]) -> list[ArgumentCheck | None]:
+def _families_except(families: Collection[int]) -> list[ArgumentCheck]:
     """Every family but these. The last check is open upwards, so set upper bits of the argument are refused too."""
-    if not families:
-        return [None]
     top = max(families) + 1
-    checks: list[ArgumentCheck | None] = [
-        ArgumentCheck(0, "==", family) for family in range(top) if family not in families
-    ]
+    checks = [ArgumentCheck(0, "==", family) for family in range(top) if family not in families]
     return [*checks, ArgumentCheck(0, ">=", top)]

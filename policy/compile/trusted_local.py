@@ -16,7 +16,6 @@ from policy.manifest.agent import Manifest
 
 HINT = 'set [sandbox] backend = "linux-gvisor"'
 MIB = 1024 * 1024
-AF_UNIX = 1
 
 # Written, these are demands that only cgroups or a sandbox hold; as defaults they are ceilings that the
 # agent did not ask for, and are named as not enforced.
@@ -39,6 +38,7 @@ _UNHELD_RESOURCES = frozenset(
 _UNBOUNDED = frozenset({"msgget", "semget", "shmget"})
 # Without these no program starts, so a filter that denies one is a run that cannot begin.
 _NEEDED_TO_START = frozenset({"execve", "exit_group"})
+_UNIX_SOCKETS = "resources.network: unix sockets that the user may open can be reached, those of /run included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,7 @@ def compile(manifest: Manifest, *, arch: str, signed: bool) -> LocalPolicy:
         scratch_bytes=resources.disk_mb * MIB if scratch else 0,
         own_network=off,
         hide_run=off,
-        filter=seccomp.compile_denylist(
-            _denied(manifest), arch=arch, deny_socket_families_except=(AF_UNIX,) if off else None
-        ),
+        filter=seccomp.compile_denylist(_denied(manifest), arch=arch, network=not off),
         not_enforced=tuple(_not_enforced(manifest)),
     )
 
@@ -159,8 +157,10 @@ def _not_enforced(manifest: Manifest) -> Iterator[str]:
     resources = manifest.resources
     if not manifest.wrote("resources.network"):
         yield "resources.network: not written, so the whole network can be reached"
+        yield _UNIX_SOCKETS
     elif resources.network == "full":
         yield "resources.network: `full` reaches private and loopback addresses too"
+        yield _UNIX_SOCKETS
     else:
         yield "resources.network: unix sockets outside /run that the user may open can be reached"
     yield "sandbox.filesystem: host files that every user may read can be read"

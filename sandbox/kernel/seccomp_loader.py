@@ -45,7 +45,7 @@ def prepare(description: seccomp.DenyFilter) -> Any:
         result.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.ERRNO(errno.EPERM))
         for rule in description.rules:
             _check_number(rule, pyseccomp.resolve_syscall(arch, rule.name))
-            checks = [_argument(pyseccomp, rule.check)] if rule.check else []
+            checks = [_argument(pyseccomp, check) for check in (rule.check, rule.also) if check is not None]
             result.add_rule_exactly(pyseccomp.ERRNO(rule.error), rule.number, *checks)
     except OSError as error:
         raise errors.HostError(f"libseccomp refused a rule: {error.strerror}") from error

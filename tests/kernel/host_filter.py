@@ -44,7 +44,7 @@ def load_denylist():
     from policy.compile import seccomp
     from sandbox.kernel import seccomp_loader
     seccomp_loader.load(seccomp.compile_denylist(data.deny().names, arch=os.uname().machine,
-                                                 deny_socket_families_except={socket.AF_UNIX}))
+                                                 network=False))
 
 def attempt(act):
     try:

@@ -95,8 +95,8 @@ def test_the_deny_list_loads_and_holds() -> None:
 # --- what is exported is what is loaded -----------------------------------------------------------------
 
 DENIED = {
-    "network off": seccomp.compile_denylist(data.deny().names, arch=ARCH, deny_socket_families_except={1}),
-    "network free": seccomp.compile_denylist(data.deny().names, arch=ARCH, deny_socket_families_except=None),
+    "network off": seccomp.compile_denylist(data.deny().names, arch=ARCH, network=False),
+    "network free": seccomp.compile_denylist(data.deny().names, arch=ARCH, network=True),
 }
 
 

@@ -451,20 +451,97 @@ def test_the_manifests_own_deny_list_is_loaded(state: Path) -> None:
     assert value(run(state, code, extra=deny)) == [["EPERM", None], ["ok", None]]
 
 
+# Numbers, because not every libc names them all: netlink, packet, RDS, TIPC, bluetooth, ALG, vsock, KCM, SMC, XDP,
+# and 45, of which no kernel knows anything (linux/socket.h).
+FOREIGN = (16, 17, 21, 30, 31, 38, 40, 41, 43, 44, 45)
+FAMILIES = f"""
+    def opened(*given): return tried(lambda: socket.socket(*given).close())[0]
+    def devices(): return sorted(l.split(":")[0].strip() for l in open("/proc/net/dev") if ":" in l)
+    foreign = [opened(family, kind) for family in {FOREIGN} for kind in (1, 2, 3, 5)]
+    answer([[opened(f, k) for f in (1, 2, 10) for k in (1, 2)], sorted(set(foreign)),
+            tried(lambda: [s.close() for s in socket.socketpair()])[0], devices(),
+            tried(lambda: os.listdir("/run"))[0]])
+"""
+
+
+def without_sockets(raw: bytes) -> trusted_local.Plan:
+    """The plan of `raw`, whose filter lacks the rules of socket and socketpair."""
+    honest = plan_of(raw)
+    rules = tuple(rule for rule in honest.policy.filter.rules if rule.name not in ("socket", "socketpair"))
+    demand = dataclasses.replace(
+        honest.demand, only={n: c for n, c in honest.demand.only.items() if n not in ("socket", "socketpair")}
+    )
+    policy = dataclasses.replace(honest.policy, filter=dataclasses.replace(honest.policy.filter, rules=rules))
+    return dataclasses.replace(honest, policy=policy, demand=demand)
+
+
 def test_network_off_leaves_unix_sockets_and_nothing_else(state: Path) -> None:
+    off = value(run(state, FAMILIES))
+    assert off == [["ok"] * 2 + ["EPERM"] * 4, ["EPERM"], "ok", ["lo"], "EACCES"]
+
+
+def test_network_full_leaves_tcp_udp_and_unix(state: Path) -> None:
+    full = value(run(state, FAMILIES, network="full"))
+    devices = sorted(line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+    assert full == [["ok"] * 6, ["EPERM"], "ok", devices, "ok"]
+    # Without the rules the same probe reaches the kernel's own answers.
+    free = value(run(state, FAMILIES, network="full", plan=without_sockets))
+    assert free[0] == ["ok"] * 6
+    assert "ok" in free[1]
+    assert "EAFNOSUPPORT" in free[1]
+
+
+def test_network_full_refuses_other_protocols(state: Path) -> None:
     code = """
-        def devices(): return sorted(l.split(":")[0].strip() for l in open("/proc/net/dev") if ":" in l)
-        families = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET, 40, 45)
-        answer([[tried(lambda f=f: socket.socket(f, socket.SOCK_DGRAM).close())[0] for f in families],
-                tried(lambda: [s.close() for s in socket.socketpair()])[0], devices(),
-                tried(lambda: os.listdir("/run"))[0]])
+        def opened(*given): return tried(lambda: socket.socket(*given).close())[0]
+        answer([[opened(2, 1, 6), opened(10, 2, 17)],
+                [opened(2, *given) for given in ((2, 1), (3, 1), (1, 132), (5, 0), (1, 262), (2, 136))]])
     """
-    full = value(run(state, code, network="full"))
-    assert full[0][:4] == ["ok"] * 4
-    assert full[2] == sorted(line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:])
-    assert full[3] == "ok"
-    off = value(run(state, code))
-    assert off == [["ok"] + ["EPERM"] * 6, "ok", ["lo"], "EACCES"]
+    assert value(run(state, code, network="full")) == [["ok", "ok"], ["EPERM"] * 6]
+    free = value(run(state, code, network="full", plan=without_sockets))
+    assert free[0] == ["ok", "ok"]
+    assert free[1][5] == "ok"  # UDP-Lite is in every kernel with IPv4 and asks for no capability
+
+
+def test_network_full_resolves_and_connects(state: Path) -> None:
+    """glibc asks netlink which families have addresses; refused, it takes all."""
+    code = """
+        import asyncio
+        def looked(flags): return len(socket.getaddrinfo("localhost", 80, type=socket.SOCK_STREAM, flags=flags)) > 0
+        async def told():
+            async def serve(reader, writer):
+                writer.write(await reader.readline()); await writer.drain(); writer.close()
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            reader, writer = await asyncio.open_connection("localhost", server.sockets[0].getsockname()[1])
+            writer.write(b"hello\\n")
+            line = await reader.readline()
+            writer.close(); server.close()
+            return line.decode()
+        answer([looked(0), looked(socket.AI_ADDRCONFIG), asyncio.run(told()), tried(socket.if_nameindex)[0]])
+    """
+    assert value(run(state, code, network="full")) == [True, True, "hello\n", "EPERM"]
+    assert value(run(state, code, network="full", plan=without_sockets))[3] == "ok"
+
+
+def test_network_full_lets_node_resolve_and_connect(state: Path) -> None:
+    script = b"""
+        const net = require("net"), dns = require("dns"), os = require("os");
+        const interfaces = () => {
+            try { os.networkInterfaces(); return "ok"; } catch (e) { return e.info.message; }
+        };
+        process.stdin.once("data", () => dns.lookup("localhost", {hints: dns.ADDRCONFIG}, (error, address) => {
+            const server = net.createServer(s => s.end("hello")).listen(0, "127.0.0.1", () =>
+                net.connect(server.address().port, "localhost").on("data", d => {
+                    console.log(JSON.stringify({text: [String(error), d, interfaces()].join(" ")}));
+                    server.close();
+                }));
+        }));
+    """
+    given: dict[str, Any] = {"runtime": "node", "entry": "main.js", "memory_mb": 4096, "network": "full"}
+    for plan, interfaces in ((plan_of, "Unknown system error 1"), (without_sockets, "ok")):
+        finished = run(state, "", files={"main.js": script}, plan=plan, **given)
+        assert finished.error is None, (finished.error, finished.stderr)
+        assert contract.parse_result(finished.stdout).text == f"null hello {interfaces}"
 
 
 # --- limits -----------------------------------------------------------------------------------------------------

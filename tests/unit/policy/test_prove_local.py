@@ -38,6 +38,24 @@ filesystem = "ephemeral"
 OFF, FULL = 'network = "off"', 'network = "full"'
 
 
+# Family, type, protocol (linux/socket.h, linux/net.h, linux/in.h), and what each one is.
+TCP_AND_UDP = ((1, 1, 0), (1, 2, 0), (1, 5, 0), (2, 1, 0), (2, 1, 6), (2, 0x80802, 17), (10, 1, 6), (10, 2, 0))
+SOCKETS = (
+    *TCP_AND_UDP,
+    *(
+        (family, 2, 0) for family in (0, *range(3, 10), *range(11, 64), 1 << 32 | 2, 2**64 - 1)
+    ),  # netlink is 16, vsock 40
+    (2, 3, 1),  # raw
+    (2, 2, 1),  # ping
+    (2, 5, 0),  # SCTP
+    (2, 1, 132),  # SCTP
+    (2, 1, 262),  # MPTCP
+    (2, 6, 33),  # DCCP
+    (10, 2, 136),  # UDP-Lite
+    (10, 5, 6),
+)
+
+
 def manifest(network: str = OFF, *, deny: tuple[str, ...] = ()) -> Manifest:
     more = f"[permissions.syscalls]\ndeny = {list(deny)}" if deny else ""
     return parse.parse(TOML.format(network=network, more=more).encode())
@@ -80,7 +98,9 @@ def test_what_is_demanded_is_in_the_data() -> None:
     assert conditions.holds(demand.refused["ioctl"], [0, 0x5412])
     assert not conditions.holds(demand.refused["ioctl"], [0, 0x5401])
     for network in (FULL, ""):
-        assert not {"socket", "socketpair"} & prove_local.demanded(manifest(network)).only.keys()
+        free = prove_local.demanded(manifest(network)).only
+        assert free["socketpair"] == demand.only["socketpair"]
+        assert [one for one in SOCKETS if conditions.holds(free["socket"], one)] == list(TCP_AND_UDP)
     assert "ioctl" not in prove_local.demanded(manifest(deny=("ioctl",))).refused
 
 
@@ -145,6 +165,7 @@ def added(name: str) -> Callable[[seccomp.DenyFilter], seccomp.DenyFilter]:
         (changed("clone3", error=errno.EPERM), "does not answer `clone3` with ENOSYS"),
         (changed("bpf", error=errno.ENOSYS), "`bpf` with neither yes nor EPERM"),
         (changed("bpf", error=0), "`bpf` with neither yes nor EPERM"),
+        (dropped("socketpair"), "does not refuse `socketpair` with arguments"),
         (changed("ioctl", argument=2), "`ioctl` with arguments"),
         (changed("ioctl", mask=2**64 - 1), "does not refuse `ioctl` with arguments"),
         (changed("ioctl", mask=0xFFFF), "does not let `ioctl` with arguments"),
@@ -161,10 +182,21 @@ def test_a_fault_of_the_list_is_named(fault: Callable[..., seccomp.DenyFilter], 
         proved(program(fault(described(found))), found)
 
 
+def test_each_dropped_socket_rule_is_named() -> None:
+    whole = described(manifest(FULL))
+    rules = sum(rule.name == "socket" for rule in whole.rules)
+    proved(program(whole), manifest(FULL))
+    for at in range(rules):
+        with pytest.raises(errors.ProofError, match="does not refuse `socket` with arguments"):
+            proved(program(dropped("socket", at)(whole)), manifest(FULL))
+    with pytest.raises(errors.ProofError, match="does not let `socket` with arguments"):
+        proved(program(added("socket")(whole)), manifest(FULL))
+
+
 def test_the_wrong_manifests_filter_is_named() -> None:
     for made, asked, message in [
         (FULL, OFF, "does not refuse `socket"),
-        (OFF, FULL, "does not let `socket"),
+        (OFF, FULL, "does not refuse `socket` with arguments"),  # a unix socket of any protocol
     ]:
         with pytest.raises(errors.ProofError, match=message):
             proved(program(described(manifest(made))), manifest(asked))

@@ -359,11 +359,11 @@ def test_an_architecture_without_a_table_is_refused() -> None:
     with pytest.raises(errors.HostError, match="`riscv64`"):
         seccomp.compile(["read"], arch="riscv64")
     with pytest.raises(errors.HostError, match="`riscv64`"):
-        seccomp.compile_denylist(["bpf"], arch="riscv64", deny_socket_families_except=None)
+        seccomp.compile_denylist(["bpf"], arch="riscv64", network=True)
 
 
 def test_the_deny_filter_describes_itself() -> None:
-    described = seccomp.compile_denylist(["stime", "bpf", "clone3"], arch="x86_64", deny_socket_families_except={1})
+    described = seccomp.compile_denylist(["stime", "bpf", "clone3"], arch="x86_64", network=False)
     assert described.absent == ("stime",)
     assert [(r.name, r.error) for r in described.rules[:2]] == [("bpf", errno.EPERM), ("clone3", errno.ENOSYS)]
     assert {r.name for r in described.rules} == {
@@ -375,28 +375,28 @@ def test_the_deny_filter_describes_itself() -> None:
         "ioctl",
         "personality",
     }
-    shuffled = seccomp.compile_denylist({"clone3", "bpf", "stime"}, arch="x86_64", deny_socket_families_except=[1])
+    shuffled = seccomp.compile_denylist({"clone3", "bpf", "stime"}, arch="x86_64", network=False)
     assert described == shuffled
 
 
 def test_a_call_that_is_denied_whole_gets_no_second_rule() -> None:
-    described = seccomp.compile_denylist(["socket", "clone"], arch="x86_64", deny_socket_families_except={1})
+    described = seccomp.compile_denylist(["socket", "clone"], arch="x86_64", network=False)
     assert [r.check for r in described.rules if r.name in ("socket", "clone")] == [None, None]
 
 
 def test_a_rule_about_a_call_that_an_architecture_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"where": [[0, 0xFF, 7]], "reason": "x"}]
-    rules = argument_table.read(
-        1, {"arch_prctl": {"reason": "x", "allow": rows}}, {"rest": ["arch_prctl"], "refuse": {"mknod": rows}}
-    )
+    unix = [{"where": [[0, 0xFF, 1], [1, 0xFF, 1]], "reason": "x"}]
+    calls = {"arch_prctl": {"reason": "x", "allow": rows}, "socket": {"reason": "x", "allow": unix}}
+    rules = argument_table.read(1, calls, {"rest": ["arch_prctl"], "refuse": {"mknod": rows}})
     monkeypatch.setattr(data, "arguments", lambda: rules)
     for arch, names in (("x86_64", {"arch_prctl", "mknod"}), ("aarch64", set())):
-        found = seccomp.compile_denylist([], arch=arch, deny_socket_families_except=None)
-        assert {rule.name for rule in found.rules} == names
+        found = seccomp.compile_denylist([], arch=arch, network=False)
+        assert {rule.name for rule in found.rules} == names | {"socket", "socketpair"}
 
 
 def test_the_complement_of_a_masked_value_is_one_check_a_bit() -> None:
-    found = seccomp.compile_denylist([], arch="x86_64", deny_socket_families_except=None).rules
+    found = seccomp.compile_denylist([], arch="x86_64", network=True).rules
     namespaces = [rule.check for rule in found if rule.name == "clone"]
     assert len(namespaces) == 7
     for flags in (0, 17, THREAD_FLAGS, *(1 << bit for bit in range(64)), NEWUSER | THREAD_FLAGS, 2**64 - 1):

@@ -21,25 +21,33 @@ def compiled(rest: str = OFF, *, agent: str = AGENT, signed: bool = True) -> tru
     return trusted_local.compile(manifest(rest, agent), arch="x86_64", signed=signed)
 
 
-def families(policy: trusted_local.LocalPolicy) -> bool:
-    return any(rule.name == "socket" for rule in policy.filter.rules)
+def families(policy: trusted_local.LocalPolicy, call: str = "socket") -> set[int]:
+    """The address families of which no rule refuses every socket."""
+    checks = [rule.check for rule in policy.filter.rules if rule.name == call and rule.also is None]
+    family = [check for check in checks if check and check.argument == 0]
+    refused = {check.value for check in family if check.operator == "=="}
+    above = min(check.value for check in family if check.operator == ">=")
+    return {number for number in range(above) if number not in refused}
 
 
 def test_network_off_denies_families_and_takes_the_network_away() -> None:
     policy = compiled()
-    assert (policy.own_network, policy.hide_run, families(policy)) == (True, True, True)
+    assert (policy.own_network, policy.hide_run, families(policy)) == (True, True, {1})
 
 
 def test_network_full_leaves_it_and_says_what_that_reaches() -> None:
     policy = compiled('[resources]\nnetwork = "full"\n')
-    assert (policy.own_network, policy.hide_run, families(policy)) == (False, False, False)
+    assert (policy.own_network, policy.hide_run, families(policy)) == (False, False, {1, 2, 10})
+    assert families(policy, "socketpair") == {1}
     assert any("private and loopback" in item for item in policy.not_enforced)
+    assert any("those of /run included" in item for item in policy.not_enforced)
+    assert not any("those of /run included" in item for item in compiled().not_enforced)
 
 
 def test_an_absent_network_runs_unsigned_only_and_is_named() -> None:
     policy = compiled("", signed=False)
     assert not policy.own_network
-    assert not families(policy)
+    assert families(policy) == {1, 2, 10}
     assert policy.not_enforced[0] == "resources.network: not written, so the whole network can be reached"
     with pytest.raises(errors.BackendError, match="written as `off` or `full`"):
         compiled("", signed=True)
