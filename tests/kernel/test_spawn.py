@@ -406,16 +406,26 @@ def test_what_an_agent_says_of_itself_counts_for_nothing(family_world: World) ->
         answer["sent"] = False
     os.write(3, b"\\n")
     answer["line"] = hear(None)
+    sock.sendmsg([json.dumps({"id": 7001, "kind": "wait", "run": "0" * 36}).encode(), b"\\n"])
+    answer["sendmsg"] = hear(7001)
+    sock.send(json.dumps({"id": 7002, "kind": "wait", "run": "0" * 36}).encode() + b"\\n")  # which is sendto(2)
+    answer["sendto"] = hear(7002)
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        answer["inet"] = True
+    except PermissionError:
+        answer["inet"] = False
     answer["control"] = child("leaf")
     """
     said = answered(world, member(world, "liar", code, more=spawn(), **BIG))
-    codes = {name: one["error"]["code"] for name, one in said.items() if name not in ("sent", "control")}
+    codes = {name: one["error"]["code"] for name, one in said.items() if name not in ("sent", "inet", "control")}
     assert codes == {
         **dict.fromkeys(("parent", "package", "number", "time", "line"), "malformed_request"),
         **dict.fromkeys(("path", "absolute", "empty", "twin", "nobody"), "package_invalid"),
         "unsigned": "unsigned",
-        "wait": "unknown_run",
+        **dict.fromkeys(("wait", "sendmsg", "sendto"), "unknown_run"),
     }
+    assert (said["sent"], said["inet"]) == (False, False)  # gVisor sends no descriptor of its own to the host
     assert said["control"]["ok"]["text"] == "1"
     assert not (unsigned / "agent.dsse.json").exists()
 
