@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import time
@@ -44,6 +45,7 @@ def report(log: Log) -> check.Report:
         events, chain, head = pending.caught_up(events, chain, head or b"", found)
     done = check.verify(events, chain, head, key)
     wrong = [] if log.checkpoints is None else _wrong_checkpoints(log, events)
+    wrong += _missing_checkpoints(log, events)
     if log.refused is not None and done.valid:  # a tail without a line's end, too long for one of ours
         wrong.append(check.Failure("head_mismatch", "both", log.refused))
     notes = (*done.notes, *log.unacknowledged)
@@ -252,6 +254,67 @@ def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
             message = f"the first {given.size} rows do not lead to the root that was signed"
         wrong.append(check.Failure("checkpoint_mismatch", "both", message))
     return wrong
+
+
+def _missing_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
+    """Checkpoints and cosignatures that rows of the log tell of, and that `checkpoints.jsonl` lacks.
+
+    The store writes the row after the file, so a row without its checkpoint means that the file was changed. The head
+    signs the rows: who takes the file away cannot take away the row.
+    """
+    from policy import audit as check
+
+    stored = _stored_checkpoints(log)
+    missing = []
+    for index, line in enumerate(events.split(b"\n")[:-1]):
+        if b'"audit_checkpoint' not in line or (row := _checkpoint_row(line)) is None:
+            continue
+        event_id, size, kind = row
+        found = stored.get(size)
+        if found is None or (root := kind.get("root_hash_hex")) not in (None, found[0]):
+            message = f"row {index} says that a checkpoint of {size} rows was signed; `checkpoints.jsonl` has none"
+        elif root is None and not _is_cosigned(found[1], kind.get("witness")):
+            message = f"row {index} says that a witness cosigned {size} rows; `checkpoints.jsonl` lacks the cosignature"
+        else:
+            continue
+        message += ": put back a copy of the file, or keep audit and audit-head as evidence"
+        missing.append(check.Failure("checkpoint_missing", "head", message, index=index, event_id=event_id))
+    return missing
+
+
+def _stored_checkpoints(log: Log) -> dict[int, tuple[str, note.Note]]:
+    """By size: the root in hexadecimal and the note, the last line of each size. Lines that are none are left out."""
+    from policy import note
+
+    found: dict[int, tuple[str, note.Note]] = {}
+    for line in (log.checkpoints or b"").split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, errors.NoteError):
+            signed = note.Note.parse(json.loads(line)["note"].encode())
+            given = note.Checkpoint.parse(signed.text)
+            found[given.size] = given.root.hex(), signed
+    return found
+
+
+def _checkpoint_row(line: bytes) -> tuple[str | None, int, dict[str, Any]] | None:
+    """The id, the size and the fields of a row about a checkpoint; None of any other row."""
+    try:
+        row = json.loads(line)
+        kind = row["kind"]
+        if kind["type"] not in ("audit_checkpoint", "audit_checkpoint_cosigned"):
+            return None
+        return row.get("event_id"), kind["tree_size"], kind
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None  # `policy.audit` names a line that is no event
+
+
+def _is_cosigned(signed: note.Note, witness: object) -> bool:
+    """Whether the note has a signature of this witness, by the key that the row names, that verifies."""
+    from policy import note
+
+    try:
+        return bool(signed.verified([note.Verifier.parse(str(witness))]))
+    except errors.NoteError:
+        return False
 
 
 def _log_key(folder: Path | None = None) -> note.Verifier:

@@ -208,6 +208,9 @@ class DurableAudit:
             await asyncio.shield(self._taking)
         done = await self._turns.submit(_Cut(before_ms))
         assert isinstance(done, interface.Purged)
+        if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
+            # The cut may have taken the row that tells of it; without a row nobody sees that the checkpoint is missing.
+            await self.append("audit_checkpoint", shared.checkpoint_fields(newest[0]))
         return done
 
     async def prove(self, event_id: str) -> interface.Proof | None:

@@ -103,6 +103,12 @@ class InMemoryAudit:
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
+        done = self._purge(before_ms)
+        if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
+            await self.append("audit_checkpoint", shared.checkpoint_fields(newest[0]))
+        return done
+
+    def _purge(self, before_ms: int) -> interface.Purged:
         root = self._head.chain_hash_hex
         begun = rebase.frontier(self._lines[0], self._key.public_key()) if self._lines else None
         begun = begun or merkle.Frontier()

@@ -185,6 +185,74 @@ def test_verify_holds_the_rows_against_every_checkpoint(home: Path) -> None:
     assert "checkpoint_invalid" in call("verify", "--json").stdout
 
 
+def failures() -> list[str]:
+    """The kinds of failures of ``covenant audit verify``, whose exit status fits them."""
+    result = call("verify", "--json")
+    found = [one["kind"] for one in json.loads(result.stdout)["report"]["failures"]]
+    assert result.exit_code == (3 if found else 0)
+    return found
+
+
+def test_removed_checkpoints_are_named(home: Path) -> None:
+    fill(home, 3)
+    fill(home, 2)
+    file = home / "audit" / "checkpoints.jsonl"
+    whole = file.read_bytes()
+    first, second = whole.splitlines(keepends=True)
+    for left, missing in ((None, 2), (b"", 2), (first, 1), (second, 1), (first + second[:-1], 1), (whole[:40], 2)):
+        file.unlink(missing_ok=True)
+        if left is not None:
+            file.write_bytes(left)
+        assert failures() == ["checkpoint_missing"] * missing, left
+        message = call("verify").stdout
+        assert "`checkpoints.jsonl` has none: put back a copy of the file" in message
+    # What the message says to do.
+    file.write_bytes(whole)
+    assert failures() == []
+
+
+def test_removed_checkpoints_stay_named_after_a_start(home: Path) -> None:
+    fill(home, 3)
+    file = home / "audit" / "checkpoints.jsonl"
+    file.unlink()
+    fill(home, 1)  # a start, and a checkpoint of its own
+    assert failures() == ["checkpoint_missing"]
+
+
+def test_a_home_without_a_checkpoint_lacks_none(home: Path) -> None:
+    fill(home, 3, signed=False)
+    (home / "audit" / "checkpoints.jsonl").unlink(missing_ok=True)
+    assert failures() == []
+
+
+def test_a_removed_cosignature_is_named(home: Path, tmp_path: Path) -> None:
+    fill(home, 3)
+    file = home / "audit" / "checkpoints.jsonl"
+    plain = file.read_bytes()
+    vkey = str(home / "audit-head" / "checkpoint.vkey")
+    be = ["cosign", "--key", str(tmp_path / "key"), "--name", "w", "--log", vkey]
+    made = call(*be, stdin=works("checkpoint", "--old", "0"))
+    witness = made.stderr.removeprefix("witness key: ").strip()
+    works("cosigned", "--witness", witness, stdin=made.stdout)
+    cosigned = file.read_bytes()
+    assert failures() == []
+    file.write_bytes(plain)
+    assert failures() == ["checkpoint_missing"]
+    assert "a witness cosigned 3 rows" in call("verify").stdout
+    file.unlink()
+    assert failures() == ["checkpoint_missing"] * 2
+    file.write_bytes(cosigned)
+    assert failures() == []
+
+
+def test_a_cut_leaves_a_row_of_the_newest_checkpoint(daemon: Path) -> None:
+    fill(daemon, 3)
+    assert json.loads(works("purge", "--before-ms", str(server_kit.NOW_MS + 1), "--json"))["purged"] > 3
+    assert failures() == []
+    (daemon / "audit" / "checkpoints.jsonl").unlink()
+    assert failures() == ["checkpoint_missing"]
+
+
 def test_the_newest_checkpoint_is_printed_without_a_daemon(home: Path) -> None:
     fill(home, 3)
     printed = note.Note.parse(works("checkpoint").encode())

@@ -32,9 +32,11 @@ def kept() -> Kept:
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    made = logging.Logger("tests.bounded")
+    made = logging.getLogger("tests.bounded")
+    made.propagate = False
     yield made
-    for handler in made.handlers:
+    for handler in made.handlers[:]:
+        made.removeHandler(handler)
         handler.close()
 
 
