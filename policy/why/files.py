@@ -25,6 +25,11 @@ _OWN_WRITABLE = re.compile(
     r"/dev/(full|fuse|null|ptmx|random|std(in|out|err)|tty|urandom|zero|(fd|pts)/[0-9]+)"
     r"|/proc/(self|thread-self|[0-9]+)/(task/[0-9]+/)?(comm|oom_score_adj|[ug]id_map|fd/[0-9]+)"
 )
+# Of these, what is a file by its name: nothing lies below one. What fd/N leads to may be a directory.
+_OWN_FILE = re.compile(
+    r"/dev/(full|fuse|kmsg|null|ptmx|random|tty|urandom|zero|pts/[0-9]+)"
+    r"|/proc/(self|thread-self|[0-9]+)/(task/[0-9]+/)?(comm|environ|oom_score_adj|[ug]id_map)"
+)
 _COVERED = ("/dev/net", "/dev/shm", "/sys")  # noqa: S108 - of the agent's own root
 _LINKS = 40  # MAXSYMLINKS of linux/namei.h
 
@@ -56,10 +61,7 @@ class Open:
         """Each mount that holds the path: its place, whether the path can be opened so, and why."""
         grants, read = sight.found.grants.filesystem, not self.write
         yield "/", *self._in_root(sight)
-        for place, what in _OWN.items():
-            if _within(self.path, place):
-                held = read or _OWN_WRITABLE.fullmatch(self.path) is not None
-                yield place, held, f"{place} shows {what}, and nothing of the host" + ("" if held else ", read-only")
+        yield from self._in_own(read=read)
         for place in _COVERED:
             if _within(self.path, place):
                 # The mount itself is there to be opened, and nothing is in it.
@@ -74,10 +76,25 @@ class Open:
             yield RESOLVER, read, "it names the gateway as the one to ask for names, read-only"
         for place in grants.read:
             if _within(self.path, place):
-                yield place, read, f"{text.visible(place)} is mounted read-only"
+                yield self._granted(sight, place, read, f"{text.visible(place)} is mounted read-only")
         for place in grants.write:
             if _within(self.path, place):
-                yield place, True, f"{text.visible(place)} is mounted to read and write"
+                yield self._granted(sight, place, True, f"{text.visible(place)} is mounted to read and write")
+
+    def _granted(self, sight: Sight, place: str, held: bool, because: str) -> tuple[str, bool, str]:
+        if self.path != place and sight.found.seen.granted.get(place) == "file":
+            return place, False, _no_directory(place)
+        return place, held, because
+
+    def _in_own(self, *, read: bool) -> Iterator[tuple[str, bool, str]]:
+        for place, what in _OWN.items():
+            if not _within(self.path, place):
+                continue
+            if file := next((above for above in _above(self.path) if _OWN_FILE.fullmatch(above)), None):
+                yield place, False, _no_directory(file)
+                continue
+            held = read or _OWN_WRITABLE.fullmatch(self.path) is not None
+            yield place, held, f"{place} shows {what}, and nothing of the host" + ("" if held else ", read-only")
 
     def _in_root(self, sight: Sight) -> tuple[bool, str]:
         read = not self.write
@@ -112,9 +129,12 @@ class Open:
         return (*change, "[permissions.filesystem]", f"write = [{toml(self.path)}]")
 
     def never(self, sight: Sight) -> str:
-        """The data file's trees, those of this host, and what is the agent's own place."""
+        """The data file's trees, those of this host, what is the agent's own place, and what no tree has."""
         if _within(self.path, WORKSPACE):
             return "a package is what was signed: nothing writes to it" if self.write else ""
+        granted = sight.found.seen.granted
+        if file := next((above for above in _above(self.path) if granted.get(above) == "file"), None):
+            return _no_directory(file)
         refusal = never.refusal(self.path, data.never_grantable(), sight.never or {}, write=self.write)
         return "" if refusal is None else refusal.message
 
@@ -189,6 +209,16 @@ def _normalised(*pieces: str) -> str:
         elif part not in ("", "."):
             kept.append(part)
     return "/" + "/".join(kept)
+
+
+def _above(path: str) -> Iterator[str]:
+    """The directories that the path lies in, by its name, without ``/``; the innermost first."""
+    while (path := path.rpartition("/")[0]) != "":
+        yield path
+
+
+def _no_directory(file: str) -> str:
+    return f"{text.visible(file)} is a file, and nothing lies below a file (ENOTDIR)"
 
 
 def _within(path: str, directory: str) -> bool:

@@ -88,6 +88,8 @@ def test_each_question_is_answered_and_a_no_is_status_three(world: World, grante
         ("--connect a.org:99999", "usage"),
         ("--connect *.a.org:1", "usage"),
         ("--open a/../b", "usage"),
+        ("--open /usr/share/doc/../man", "usage"),
+        ("--open /usr/share/doc/", "usage"),
         ("--syscall opneat", "unknown_syscall"),
     ],
 )

@@ -12,7 +12,7 @@ from tests.kernel.test_command_line import call
 from tests.kernel.test_executables import GRANT, START
 from tests.kernel.world import World
 
-MORE = GRANT["more"] + '[permissions.filesystem]\nread = ["/usr/share/doc"]\n'
+MORE = GRANT["more"] + '[permissions.filesystem]\nread = ["/usr/share/doc", "/usr/share/common-licenses/GPL-3"]\n'
 PATHS = [
     *("/", "/usr", "/usr/share", "/usr/share/doc", "/etc", "/etc/passwd", "/proc", "/dev", "/sys", "/sys/kernel"),
     *("/dev/shm", "/dev/net", "/dev/net/tun", "/tmp", "/tmp/lines", "/workspace", "/workspace/main.py"),
@@ -21,6 +21,10 @@ PATHS = [
     *("/dev/mem", "/dev/stdin", "/dev/stdout", "/dev/fd/1", "/proc/self/comm", "/proc/self/oom_score_adj"),
     *("/proc/self/uid_map", "/proc/self/mem", "/proc/self/fd/0", "/proc/self/environ"),
     *("/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory"),
+    # A granted file, what would lie below it, and a link to it that is not granted; the same of other files.
+    *("/usr/share/common-licenses/GPL-3", "/usr/share/common-licenses/GPL-3/x", "/usr/share/common-licenses/GPL-3/x/y"),
+    *("/usr/share/common-licenses", "/usr/share/common-licenses/GPL", "/usr/share/common-licenses/GPL/x"),
+    *("/workspace/main.py/x", "/dev/null/x", "/proc/self/comm/x", "/proc/self/environ/x", "/bin/sort/x"),
 ]
 PROGRAMS = ["/usr/bin/sort", "/bin/sort", "/usr/bin/python3", "/bin/python3", "/usr/bin/perl", "/bin/sh", "/tmp/lines"]
 

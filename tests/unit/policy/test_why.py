@@ -106,6 +106,57 @@ def test_the_artefacts_answer(question: ask.Question, yes: bool, because: str) -
     assert (answer.allowed, because in answer.because) == (yes, True), answer
 
 
+FILE = "/srv/list"
+
+
+def beside_a_file(table: str = "read") -> ask.Sight:
+    """A granted file beside a granted directory."""
+    facts = sample.host(room_mb=5)
+    granted = {**facts.granted, FILE: GrantedPath(FILE, "file", 5)}
+    lists = f'read = ["/srv/data", "{FILE}"]' if table == "read" else f'read = ["/srv/data"]\nwrite = ["{FILE}"]'
+    more = f"[permissions.filesystem]\n{lists}\n"
+    found = sample.manifest(more=more, filesystem="host" if table == "write" else "ephemeral")
+    compiled = sample.compiled(found, replace(facts, granted=granted))
+    return ask.Sight(read.read(compiled.files), ("main.py",), (CLOSURE,))
+
+
+@pytest.mark.parametrize("table", ["read", "write"])
+@pytest.mark.parametrize("write", [False, True])
+def test_nothing_lies_below_a_granted_file(table: str, write: bool) -> None:
+    seen = beside_a_file(table)
+    assert ask.ask(files.Open(FILE, write), seen).allowed == (not write or table == "write")
+    for path in (f"{FILE}/x", f"{FILE}/x/y"):
+        answer = ask.ask(files.Open(path, write), seen)
+        assert not answer.allowed
+        assert "is a file, and nothing lies below a file (ENOTDIR)" in answer.because
+        # No line of a manifest can change that.
+        assert (answer.add, answer.never) == ((), answer.because)
+    # In the directory; and where a name only begins as the file's does, another reason.
+    assert ask.ask(files.Open("/srv/data/list/x"), seen).allowed
+    assert "ENOTDIR" not in ask.ask(files.Open(f"{FILE}2/x"), seen).because
+    assert ask.ask(files.Execute(f"{FILE}/x"), seen).add == ()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/workspace/main.py/x", "/usr/lib/python3.11/os.py/x", "/lib/os.py/x", "/dev/null/x", "/dev/pts/0/x"),
+        *("/proc/self/comm/x", "/proc/1/task/1/environ/x"),
+    ],
+)
+def test_nothing_lies_below_any_known_file(path: str) -> None:
+    assert ask.ask(files.Open(path.removesuffix("/x")), MUCH).allowed
+    assert not ask.ask(files.Open(path), MUCH).allowed
+
+
+@pytest.mark.parametrize("path", ["/srv/data/../x", "/srv/list/", "/srv//data", "/srv/./data", "srv", ""])
+def test_a_path_that_is_not_normal_is_refused(path: str) -> None:
+    with pytest.raises(errors.UsageError):
+        files.Open(path)
+    with pytest.raises(errors.UsageError):
+        files.Execute(path)
+
+
 @pytest.mark.parametrize(
     ("question", "never"),
     [
