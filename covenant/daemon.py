@@ -38,6 +38,7 @@ from covenant.runtime.projection import Projection
 from covenant.wire import parts
 from policy import errors
 from policy.data import price_table
+from sandbox import core_dumps
 from sandbox.serve import notify
 
 _LOG: Final = logging.getLogger("covenantd")
@@ -104,7 +105,7 @@ def _check_user(*, allow_root: bool) -> None:
 
 def _limits() -> None:
     """No core files, which would hold keys; as many descriptors as there may be, one a connection."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    core_dumps.forbid()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

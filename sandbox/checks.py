@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from policy import errors
+from policy import core_dumps, errors
 from policy.host import RunscFacts
 from sandbox import closure, host, ldso, network_checks, progress, room, runsc_probe, standby_records, standby_retries
 from sandbox.config import Config, trusted_binary
@@ -307,6 +307,23 @@ def _starter(config: Config, deadline: float) -> Finding:
     return _ok(f"{starter.PROGRAM}: no run forks Python to start runsc")
 
 
+def _core_dumps(config: Config, deadline: float) -> Finding:
+    return core_dumps_of(Path("/proc/sys/kernel/core_pattern").read_text("utf-8", "backslashreplace").strip())
+
+
+def core_dumps_of(core_pattern: str) -> Finding:
+    """What becomes of the memory of an agent, or of its sandbox, that crashes under this core_pattern."""
+    where, shown = core_dumps.destination(core_pattern), core_pattern[:200].encode("unicode_escape").decode()
+    if where == "file":
+        return _ok(f"core_pattern `{shown}` names a file: runs write none (RLIMIT_CORE is {core_dumps.LIMIT})")
+    mend = "sysctl -w kernel.core_pattern=core, or have no run under trusted-local"
+    if where == "program":
+        found = f"`{shown}` gets no dump of a run (RLIMIT_CORE is 1); an agent of trusted-local can set its own to 0"
+        return Finding(Status.DEGRADED, found, mend)
+    found = f"`{shown}` gets the memory of what crashes, whatever its limit is"
+    return Finding(Status.DEGRADED, found, "sysctl -w kernel.core_pattern=core")
+
+
 def _landlock(config: Config, deadline: float) -> Finding:
     abi = landlock.abi()
     return _ok(f"landlock ABI {abi}") if abi else Finding(Status.DEGRADED, "no landlock", "boot with lsm=landlock,...")
@@ -378,5 +395,6 @@ _TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = 
     ("self-test", False, "that what a policy forbids is refused, by trying it", _self_test),
     ("vault", False, "permissions.credentials", _vault),
     ("starter", False, "nothing: how quickly runsc is started", _starter),
+    ("core dumps", False, "that the memory of a run that crashes stays with it", _core_dumps),
     ("landlock", False, "nothing yet: for information", _landlock),
 )

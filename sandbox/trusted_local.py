@@ -22,7 +22,7 @@ from policy import errors, prove_local
 from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
-from sandbox import bundle, host
+from sandbox import bundle, core_dumps, host
 from sandbox import config as configuration
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Limits, Outcome, Round
@@ -296,7 +296,7 @@ def _confinement(plan: Plan, hidden: Sequence[str], filter_: Any) -> confine.Con
         scratch_bytes=policy.scratch_bytes,
         own_network=policy.own_network,
         limits=(
-            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_CORE, core_dumps.limit()),
             (resource.RLIMIT_FSIZE, policy.file_bytes),
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
             (resource.RLIMIT_NPROC, policy.processes),

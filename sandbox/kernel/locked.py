@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import resource
 from types import TracebackType
 from typing import Self
 
 from policy import errors
+from sandbox import core_dumps
 from sandbox.kernel import libc
 
 _guarded = False
@@ -83,7 +83,7 @@ def guard_process() -> None:
     """
     global _guarded  # noqa: PLW0603 - of the process, as what the kernel is told
     _guarded = True
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    core_dumps.forbid()
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
 
 

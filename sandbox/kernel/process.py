@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy import errors
+from sandbox import core_dumps
 from sandbox.kernel import libc, signals, starter
 
 # How often ``Patience.look`` is asked, and how long whoever was killed may take to die (seconds).
@@ -154,6 +155,8 @@ class Child:
 def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
     """Start a child and have it execute ``launch``.
 
+    Neither this process nor the child dumps core from now on.
+
     Raises:
         errors.KernelError: a step in the child failed; its name and errno are in the message. Nothing runs.
         errors.StartTimeoutError: it did not come to execve in time. Nothing runs.
@@ -161,6 +164,7 @@ def spawn(launch: Launch, patience: Patience = PATIENCE) -> Child:
     """
     # A signal between fork and _child would run the caller's handlers in the child, and what those raise would
     # unwind the caller's clean-up there: a second hand on the same run.
+    core_dumps.lower()
     steps = starter.Steps(launch) if launch.prepare is None and starter.there() else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.ExitStack() as stack:

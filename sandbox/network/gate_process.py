@@ -24,7 +24,7 @@ from typing import Any
 
 from policy import denials, errors
 from policy.compile import bpf, seccomp
-from sandbox import pipes
+from sandbox import core_dumps, pipes
 from sandbox.kernel import process
 from sandbox.network import gate_begun, gate_main
 from sandbox.network.tokens import Tokens
@@ -242,7 +242,7 @@ def _limits(gate: Gate) -> list[tuple[int, int]]:
         (resource.RLIMIT_NPROC, 0 if not gate.threads else 65536),
         (resource.RLIMIT_AS, gate.memory_bytes),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, core_dumps.limit()),
         (resource.RLIMIT_MEMLOCK, 0),
     ]
 

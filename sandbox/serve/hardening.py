@@ -17,6 +17,7 @@ from typing import Final
 
 from policy import data, errors
 from policy.compile import bpf, seccomp
+from sandbox import core_dumps
 from sandbox.kernel import libc, netns
 from sandbox.kernel.capabilities import CAPABILITIES as NUMBERS
 
@@ -77,7 +78,7 @@ def apply() -> int:
     try:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _DESCRIPTORS), most))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        core_dumps.forbid()
         # What a killed keeper leaves behind is ours to reap, and no stranger's.
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         host_network = netns.current()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 import threading
 from collections.abc import Iterator
 
-from sandbox import keeper
+from sandbox import core_dumps, keeper
 from sandbox.keeper import Keeper
 from sandbox.kernel import filter_reader, libc, readback
 from sandbox.kernel.capabilities import CAPABILITIES
@@ -55,7 +54,7 @@ def sees_nothing() -> bool:
 def _work(sock: socket.socket) -> None:
     libc.set_name(NAME)
     os.chdir("/")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    core_dumps.forbid()
     libc.unshare(libc.CLONE_NEWNET)
     libc.keep_capabilities(_KEPT)
     libc.set_no_new_privs()

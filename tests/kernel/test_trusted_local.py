@@ -188,7 +188,7 @@ def test_the_agent_is_a_plain_user_with_nothing_of_ours(state: Path) -> None:
     assert (seen["env"]["LANG"], seen["env"]["HOME"], seen["cwd"]) == ("C.UTF-8", "/tmp", "/mnt")
     assert seen["pids"] == [1, 2]
     assert seen["session"]
-    assert (seen["umask"], seen["core"], seen["ignored"]) == (0o077, [0, 0], [])
+    assert (seen["umask"], seen["core"], seen["ignored"]) == (0o077, [1, 1], [])
     assert seen["intent"] == INTENT.decode()
 
 
@@ -545,6 +545,20 @@ def test_network_full_lets_node_resolve_and_connect(state: Path) -> None:
 
 
 # --- limits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_dumps_no_core(state: Path) -> None:
+    """The limit is 1, not 0: a handler of core_pattern gets no dump then (policy.core_dumps)."""
+    code = """
+        pid = os.fork()
+        if pid == 0:
+            os.chdir("/tmp")
+            os.abort()
+        status = os.waitpid(pid, 0)[1]
+        answer([os.WTERMSIG(status), os.WCOREDUMP(status), os.listdir("/tmp"),
+                *resource.getrlimit(resource.RLIMIT_CORE)])
+    """
+    assert value(run(state, code)) == [signal.SIGABRT, False, [], 1, 1]
 
 
 def test_memory_mb_bounds_the_address_space(state: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import resource
 import socket
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.stores.audit import files, frames, places
 from policy import errors, ledger
+from sandbox import core_dumps
 
 # A group is written when nobody else is ready, or when it has so much: the daemon makes the next meanwhile.
 CROWD: Final = 32
@@ -161,7 +161,7 @@ def told(given: files.Handed) -> dict[str, str | int]:
 def main(fd: int) -> None:
     """Serve the daemon at the other end of this socket, for as long as it has the log written here."""
     # The key is in memory: no core dump.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    core_dumps.forbid()
     with socket.socket(fileno=fd) as sock:
         sock.sendall(frames.frame(frames.READY))
         of = _given(sock)

