@@ -17,7 +17,7 @@ from policy.grants.effective import Effective
 from policy.grants.spawning import Spawning
 from policy.manifest.agent import Manifest
 from policy.rules import budget, nine
-from policy.rules.case import Owner, Unsigned
+from policy.rules.case import Claimant, Owner, Unsigned
 from policy.rules.parent import Ancestor, Drawn, OnExcess, Parent
 from policy.signing import trust
 from policy.signing.root import Signer
@@ -129,7 +129,8 @@ class Claim:
 
     ``caller`` is whoever asked for it, or for the first of those above it; of one that is bounded (``bounded``) so many
     runs may live at once as ``most`` says, those among them that outlive whoever started them. ``itself`` is the run
-    that asks where it is among those that live, with what it held so far.
+    that asks where it is among those that live, with what it held so far. ``claimant`` is its signed statement beside
+    those of other runs, None where an operator's serials say nothing of it.
     """
 
     manifest: Manifest
@@ -142,6 +143,7 @@ class Claim:
     caller: str = ""
     most: int = 0
     itself: str = ""
+    claimant: Claimant | None = None
 
     def label(
         self, *, issuer: Mapping[str, str], operator: str | None, signers: Iterable[Signer], now_ms: int
@@ -166,6 +168,7 @@ class Claim:
             "ancestors": " ".join(one.run_id for one in self.lineage.parent.line) if self.lineage else "",
             "on_parent_exit": spawning.on_parent_exit,
             CALLER: self.caller,
+            registry.SERIAL: str(self.claimant.serial) if self.claimant else "",
             **{name: str(value) for name, value in numbers.items()},
             **issuer,
         }
@@ -200,6 +203,7 @@ class Claim:
             payload_digest=self._payload_digest,
             package_name=self.package_name,
             where=self.manifest.where,
+            claimant=self.claimant,
         )
         if self.lineage is not None:
             budget.within_budget(self.lineage.present(entries), self.effective.resources, self.manifest.where)
@@ -251,5 +255,8 @@ def owners(entries: Iterable[registry.Entry], shown: Callable[[registry.Entry], 
     found: dict[str, list[Owner]] = {}
     # What waits for its intent gives way to another package: it is never told anything once that was accepted.
     for entry in (one for one in entries if bundle.STANDBY not in one.label):
-        found.setdefault(entry.agent_id, []).append(Owner(entry.package, entry.payload_digest, shown(entry)))
+        owner = Owner(
+            entry.package, entry.payload_digest, shown(entry), entry.run_id, entry.serial, frozenset(entry.signers)
+        )
+        found.setdefault(entry.agent_id, []).append(owner)
     return found

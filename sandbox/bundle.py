@@ -41,6 +41,8 @@ _NETWORK = "network.json"
 _LEFT = frozenset(("lock", _NETWORK))
 # Of who asks for something, and of the reason that they give, as the log has them.
 WORDS = 200
+# Who ends a run for a reason of the supervisor's own.
+SUPERVISOR = "the supervisor"
 _REVOKED = "revoked"
 _STOPPED = "stopped"
 # How long what a killed process was just starting may take to die with it.
@@ -366,16 +368,26 @@ def mark_stopped(path: Path, by: str, reason: str, *, like: Path | None = None) 
     _mark(path, _STOPPED, json.dumps({"by": by, "reason": reason}), like)
 
 
+def mark_superseded(path: Path, reason: str, *, like: Path | None = None) -> None:
+    """As ``mark_stopped``, of a run that ends because a newer serial of its agent id was accepted."""
+    _mark(path, _STOPPED, json.dumps({"by": SUPERVISOR, "reason": reason, "superseded": True}), like)
+
+
 def stopped_of(path: Path) -> tuple[str, str] | None:
     """Who ends a run with its tree, and why; None when nobody has marked it."""
+    said = _said(path)
+    return None if said is None else (said["by"], said["reason"])
+
+
+def _said(path: Path) -> dict[str, Any] | None:
     try:
         with open(path / _STOPPED, encoding="utf-8") as file:
-            said = json.load(file)
+            said: dict[str, Any] = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
-        return "", ""  # whoever wrote it was killed over it
-    return said["by"], said["reason"]
+        return {"by": "", "reason": ""}  # whoever wrote it was killed over it
+    return said
 
 
 def _mark(path: Path, name: str, text: str, like: Path | None) -> None:
@@ -409,8 +421,10 @@ def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
     """The error of a run that was marked, None for another."""
     if (reason := revoked_of(path)) is not None:
         return errors.RunRevokedError(reason)
-    stopped = stopped_of(path)
-    return None if stopped is None else errors.KilledError(in_words("ended", *stopped))
+    if (said := _said(path)) is None:
+        return None
+    error = errors.SupersededError if said.get("superseded") else errors.KilledError
+    return error(in_words("ended", said["by"], said["reason"]))
 
 
 def in_words(what: str, by: str, reason: str) -> str:

@@ -58,8 +58,9 @@ class Config(pydantic.BaseModel):
 
     ``callers`` are the uids, besides 0, that may ask the supervisor's socket; each has at most ``caller_requests``
     open, and ``request_seconds`` until one has come whole. By ``on_supervisor_exit`` runs end with the supervisor, or
-    go on and are found by the next. ``socket`` is where it listens, by default where clients look
-    (sandbox.serve.places).
+    go on and are found by the next. By ``on_newer_serial`` the runs of an older package end once a newer serial of
+    their agent id is accepted, or finish their tasks; neither starts again. ``socket`` is where it listens, by default
+    where clients look (sandbox.serve.places).
 
     ``runsc_network`` is whose network stack agents with a network have: gVisor's own, or with ``host`` the kernel's, in
     their own namespace, for a runsc that takes no network otherwise. The rules beyond it are the same.
@@ -102,6 +103,7 @@ class Config(pydantic.BaseModel):
     caller_requests: int = pydantic.Field(default=32, ge=1, le=4_096)
     request_seconds: int = pydantic.Field(default=10, ge=1, le=600)
     on_supervisor_exit: Literal["end", "continue"] = "end"
+    on_newer_serial: Literal["end", "finish"] = "end"
     socket: Path | None = None
     metrics: str = ""
     journal: bool = True

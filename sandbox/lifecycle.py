@@ -159,7 +159,7 @@ class Run(Terms):
         with progress.step("reading the files that the agent's root is made of"):
             facts = self._look(manifest)
         self._lap("host")
-        decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case())
+        decision = decide.authorise(trusted, manifest, host=facts, policies=means.policies, **self._case(trusted))
         self._rows.to(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
         self._lap("decide")
         if trials.runsc(means, self._rows, facts):
@@ -212,12 +212,12 @@ class Run(Terms):
                 hint="name the uplink in config.toml, or run it without the supervisor",
                 grant="resources.network",
             )
-        verdict = decide.rules(trusted, manifest, host=host.probe(means.config), **self._case())
+        verdict = decide.rules(trusted, manifest, host=host.probe(means.config), **self._case(trusted))
         self._rows.to(life.State.VALIDATED, "no policy is compiled for trusted-local", waits=True)
         deadline = self._deadline(trusted, manifest)
+        label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
         self._begin(trusted, manifest, deadline, not_enforced=plan.not_enforced)
         steering = self._steering(verdict.effective.lifetime)
-        label, claim = self._claim(self._asked(trusted, manifest, verdict.effective))
         # Only for its label and lock: other runs see whose this one is, and the next start what became of it.
         with (
             bundle.RunDirectory(means.path / "runs" / self.run_id, label, claim=claim) as directory,
@@ -231,7 +231,7 @@ class Run(Terms):
                 limits=self._limits(deadline),
                 state=means.path,
                 hidden=means.never_granted,
-                rounds=(self._watch(label),),
+                rounds=self._watch(label),
                 watches=means.watches,
                 steering=steering,
                 directory=directory,
@@ -255,7 +255,7 @@ class Run(Terms):
         signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
         self._rows.capability_check(manifest, missing=delegation.missing(self._lineage, manifest))
         if signed is not None:
-            self._means.state.accept(signed, now_ms=self._now_ms)
+            self._accept(signed)
         if self._rows.state is not life.State.ISOLATED:  # as one is that was started ahead of its intent
             self._rows.to(life.State.ISOLATED, f"on the backend {manifest.sandbox.backend}", waits=True)
         self._rows.expect_start()  # which may have to wait
@@ -292,7 +292,7 @@ class Run(Terms):
             claim=claim,
             denied=self._denials.told,
             drifted=self._rows.drift,
-            rounds=(self._denials.round(), self._watch(label)),
+            rounds=(self._denials.round(), *self._watch(label)),
             watches=means.watches
             if self._child is None
             else {**means.watches, **self._child.watches(label, self.adopted)},

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from sandbox import bundle, durable
 
+# The field of a label with the serial of the run's signed statement; empty where no operator's key signed it.
+SERIAL = "serial"
 # One word, written by whoever keeps the run (policy.lifecycle); absent while nobody wrote one.
 STATE = "state"
 
@@ -53,6 +55,11 @@ class Entry:
     def cgroups(self) -> dict[str, Path]:
         """Where its cgroups lie, by controller; empty before they were planned."""
         return bundle.cgroups_of(self.path)
+
+    @property
+    def serial(self) -> int | None:
+        """The serial of its signed statement; None for a run that no operator's key signed."""
+        return _number(self.label, SERIAL) or None
 
     @property
     def keeper(self) -> int:

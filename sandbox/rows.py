@@ -314,6 +314,11 @@ class Rows:
         fields = {"operator": self.operator, **fields}
         self._ledger.append("runs_revoked", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
 
+    def runs_stopped(self, fields: Mapping[str, Any]) -> None:
+        """The runs that end because a newer serial was accepted: that of this run, or one that its keeper found."""
+        fields = {"operator": self.operator, **fields}
+        self._ledger.append("runs_stopped", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
+
     def intent_dispatched(self, intent_id: str, text: str, digest: str) -> None:
         """Version 1's row of an intent that was answered; it goes with the run's last."""
         self._append(

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from policy import clocks, contract, decide, errors
-from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.rules.case import Unsigned
 from policy.signing import trust
-from sandbox import admission, bundle, gvisor, lifecycle, limits, revocation, standby_files, standby_wire
+from sandbox import bundle, gvisor, lifecycle, limits, revocation, standby_files, standby_wire
 from sandbox.channel import Finished, Given, Outcome, Round
 from sandbox.kernel import waiting
 from sandbox.request import Answer, Means, Request
@@ -109,12 +108,6 @@ class Instance(lifecycle.Run):
             later=functools.partial(_Later, self),
         )
 
-    def _asked(
-        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
-    ) -> admission.Claim:
-        self._place = super()._asked(trusted, manifest, effective)
-        return self._place
-
     def _begin(
         self,
         trusted: trust.TrustedPackage | Unsigned,
@@ -159,6 +152,8 @@ class Instance(lifecycle.Run):
         if every:
             self._looked = now
         changed = self._another_root() or self._changed(started, every_file=every)
+        if every and changed is None:
+            changed = self._outdated(self._trusted)
         return None if changed is None else errors.KilledError(f"standby: {changed}")
 
     # --- (3) and (4) ----------------------------------------------------------------------------------------
@@ -275,15 +270,19 @@ class Instance(lifecycle.Run):
         not hold the agent's id against that one (rule 8). Who took long to say go finds it as it is by then."""
         if (marked := bundle.verdict(started.directory)) is not None:
             raise marked
-        one = trusted.statement
-        last = self._means.state.accepted(one.agent_id)
-        trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
         if time.monotonic() - offered > FRESH_SECONDS:
             self._now_ms = int(time.time() * 1000)
             self._verify_again()
             if (changed := self._changed(started, every_file=False)) is not None:
                 raise errors.KilledError(changed)
         claim()
+
+    def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
+        """Raises as for a run, and errors.BusyError: the serial would be a new highest. A cold run has it accepted."""
+        last = super()._ratchet(trusted)
+        if last is not None and trusted.statement.serial > last.serial:
+            raise errors.BusyError("its serial was not accepted yet", hint="run it again")
+        return last
 
     def _make_ready(self, started: gvisor.Started, wanted: Callable[[], bool]) -> None:
         """Somebody has come and says soon what they want. Whoever sleeps until then may wake up on another processor,

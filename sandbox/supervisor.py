@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from policy import base58, decide, errors, events
 from sandbox import config as configuration
@@ -27,6 +28,7 @@ from sandbox import (
     standby,
     standby_records,
     standby_wire,
+    succession,
     surroundings,
     unended,
 )
@@ -125,6 +127,17 @@ class Supervisor:
         with progress.step("taking away what was left, and writing down how it ended"):
             recovery.recover(self.path / "runs", config=self.config, used=used, isolated=self.isolated)
             rows.cut_off(self.ledger)
+            self._end_superseded()
+
+    def _end_superseded(self) -> None:
+        """End the runs of an older package, where the process that had a newer serial accepted was killed over it."""
+
+        def write(fields: Mapping[str, Any]) -> None:
+            issuer = {"display": "recovery@local", "pubkey": base58.encode(self.ledger.public_key.public_bytes_raw())}
+            fields = {"operator": None, **fields}
+            self.ledger.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
+
+        succession.enforce(self.path / "runs", self.state, setting=self.config.on_newer_serial, write=write)
 
     def means(self) -> lifecycle.Means:
         """What this supervisor lends to a run."""

@@ -12,14 +12,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy import clocks, decide
+from policy import clocks, decide, errors
 from policy.grants.effective import Effective
 from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
-from policy.rules.case import Unsigned
+from policy.rules.case import Claimant, Unsigned
 from policy.signing import authority, trust
-from sandbox import admission, broker, bundle, delegation, gvisor, host, preparation, registry, revocation
+from sandbox import admission, broker, bundle, delegation, gvisor, host, preparation, registry, revocation, succession
 from sandbox.channel import Limits, Round
 from sandbox.denials import Denials
 from sandbox.request import Means, Request
@@ -30,6 +30,10 @@ from sandbox.uids import UidLease
 
 class Terms:
     """The terms of one run: ``now_ms`` is when it was asked for, ``child`` what its parent's keeper says of it."""
+
+    # The trust root that a signed package was verified under, and the place that the run asks for.
+    _root: trust.TrustRoot
+    _place: admission.Claim
 
     def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
         self._means, self._request, self._now_ms = means, request, now_ms
@@ -46,7 +50,7 @@ class Terms:
         """Its parent has ended, and it goes on."""
         self._rows.remark("its parent's run has ended, and it goes on without it")
 
-    def _case(self) -> dict[str, Any]:
+    def _case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
         """What the rules look at beside the package and the host."""
         entries, lineage = registry.live(self._means.path / "runs"), self._lineage
         above: dict[str, Any] = {}
@@ -56,9 +60,21 @@ class Terms:
             **above,
             "now_ms": self._now_ms,
             "identities": admission.owners(entries, admission.shown_to(self._request.issuer["display"], lineage)),
+            "claimant": self._claimant(trusted),
             "package_name": self._request.package_name,
             "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
         }
+
+    def _claimant(self, trusted: trust.TrustedPackage | Unsigned) -> Claimant | None:
+        """The package beside others of its agent id. `covenant dev` has serials of its own, which say nothing here."""
+        if not isinstance(trusted, trust.TrustedPackage) or self._request.dev:
+            return None
+        return Claimant(
+            serial=trusted.statement.serial,
+            signers=frozenset(one.keyid for one in self._rows.signers),
+            listed=trust.listed(self._root, trusted.statement.agent_id, now_ms=self._now_ms),
+            above=frozenset(one.run_id for one in self._lineage.parent.line) if self._lineage else frozenset(),
+        )
 
     def _uids(self) -> UidLease:
         config = self._means.config
@@ -91,9 +107,28 @@ class Terms:
             self._lineage,
             admission.caller(self._means.path / "runs", self._request.issuer, self._lineage),
             config.caller_requests,
+            claimant=self._claimant(trusted),
         )
         claim.check(registry.live(self._means.path / "runs"))
+        self._place = claim
         return claim
+
+    def _accept(self, trusted: trust.TrustedPackage) -> None:
+        """Make it durable that the package was accepted, before anything of it starts. Raises as ``succession``."""
+        means, place = self._means, self._place
+        setting, write, runs = means.config.on_newer_serial, self._rows.runs_stopped, means.path / "runs"
+        succession.accept(trusted, place, means.state, runs, setting=setting, write=write, now_ms=self._now_ms)
+
+    def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
+        """Behind the gate, before the label can be seen: return the highest serial that was accepted.
+
+        Raises:
+            errors.SerialError: it is newer than that of the package.
+        """
+        one = trusted.statement
+        last = self._means.state.accepted(one.agent_id)
+        trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
+        return last
 
     def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
         """The label of the run, and what is asked behind the gate before others can see it."""
@@ -116,6 +151,8 @@ class Terms:
             above = [runs / one for one in label["ancestors"].split()]
             line = label[revocation.AUTHORITY]
             revocation.refuse(self._means.state, self._root_version, above, "" if self._request.dev else line)
+            if signed is not None:
+                self._ratchet(signed)
             claim.settle(runs)
             if self._child is not None:
                 if (refused := delegation.standing(runs / label["parent"])) is not None:
@@ -123,6 +160,14 @@ class Terms:
                 self._child.admitted(label)
 
         return label, settle
+
+    def _outdated(self, trusted: trust.TrustedPackage) -> str | None:
+        """Return why the package starts no more, None while its serial is the highest."""
+        try:
+            Terms._ratchet(self, trusted)
+        except errors.SerialError as e:
+            return e.message
+        return None
 
     def _broker(
         self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
@@ -157,11 +202,14 @@ class Terms:
     def _is_revoked(self) -> bool:
         return bundle.verdict(self._means.path / "runs" / self.run_id) is not None
 
-    def _watch(self, label: Mapping[str, str]) -> Round:
-        """What ends the run once somebody, or a new root, says that it is revoked. ``_claim`` made its label."""
-        state, told = None if self._request.dev else self._means.state, self._rows.runs_revoked
-        path = self._means.path / "runs" / self.run_id
-        return revocation.Watch(path, label, state, told, version=self._root_version).round()
+    def _watch(self, label: Mapping[str, str]) -> tuple[Round, ...]:
+        """The looks that end the run once it is marked, a new root revokes it, or a newer serial of its agent id was
+        accepted. ``_claim`` made its label."""
+        means, path = self._means, self._means.path / "runs" / self.run_id
+        state = None if self._request.dev else means.state
+        revoked = revocation.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
+        setting, told = means.config.on_newer_serial, self._rows.runs_stopped
+        return revoked.round(), succession.Watch(path, label, means.state, setting, told).round()
 
     def _steering(self, lifetime: Lifetime) -> Steering:
         return Steering(

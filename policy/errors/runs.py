@@ -74,6 +74,12 @@ class KilledError(RunError):
     actor = Actor.OPERATOR
 
 
+class SupersededError(KilledError):
+    """A newer serial of its agent id, or of that of a run above it, was accepted: on_newer_serial is `end`."""
+
+    code = "superseded"
+
+
 class StoppedError(RunError):
     """The command was interrupted by its user or by a signal."""
 

@@ -29,12 +29,31 @@ class Owner:
     """A package that holds an agent id on this host: in the agents directory, in the store, or in a live run.
 
     ``package`` is where it lies, as the operator knows it; ``payload_digest`` that of its signed statement. ``shown``
-    says that whoever is told of a refusal may know where that is.
+    says that whoever is told of a refusal may know where that is. ``run_id`` is empty for one that does not run.
+    ``serial`` is that of its signed statement, None where it says nothing beside others: the package is not signed, or
+    a local key of `covenant dev` signed it. ``signers`` are the ids of the keys that count for it.
     """
 
     package: str
     payload_digest: str
     shown: bool = True
+    run_id: str = ""
+    serial: int | None = None
+    signers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A signed package that asks for an agent id which others may have.
+
+    ``signers`` are the ids of the keys that count for it, ``listed`` those of the keys that the trust root lets sign
+    for the agent id now, ``above`` the ids of the runs above the one that is asked for.
+    """
+
+    serial: int
+    signers: frozenset[str]
+    listed: frozenset[str]
+    above: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +61,8 @@ class Case:
     """The inputs of one decision.
 
     ``requested`` is what the manifest asks for; ``package_name`` where the package lies, in the words of
-    ``Owner.package``; ``extra_never`` are further never-grantable trees of this host with their reasons.
+    ``Owner.package``; ``extra_never`` are further never-grantable trees of this host with their reasons. ``claimant``
+    is what rule 8 compares with the serials of owners, None for a package whose serial says nothing beside them.
     """
 
     trusted: TrustedPackage | Unsigned
@@ -58,6 +78,7 @@ class Case:
     on_excess: OnExcess = "reject"
     package_name: str = ""
     extra_never: Mapping[str, str] = field(default_factory=dict)
+    claimant: Claimant | None = None
     delegation: Delegation | None = field(init=False)
 
     def __post_init__(self) -> None:

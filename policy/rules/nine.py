@@ -7,7 +7,7 @@
     (5) spawn budget    depth and live descendants on every ancestor; the children's sums within the parent's
     (6) resources       this host has what is asked
     (7) deny list       no permanently denied system call in the allow set, and no unknown one
-    (8) identity        the agent id belongs to one package
+    (8) identity        the agent id belongs to one package; a newer serial of it wins (policy.rules.succession)
     (9) lifetime        one without end was approved by an operator who signed and whose scope allows that
 
 Each rule stands alone: it takes the whole case, looks at nothing that another rule has done, and raises its own
@@ -28,9 +28,9 @@ from policy.grants.roles import Roles
 from policy.host import HostFacts
 from policy.manifest import text
 from policy.manifest.agent import Manifest
-from policy.rules import bounds, budget, schema
+from policy.rules import bounds, budget, schema, succession
 from policy.rules import deny as deny_list
-from policy.rules.case import Case, Owner, Unsigned, Verdict
+from policy.rules.case import Case, Claimant, Owner, Unsigned, Verdict
 from policy.rules.parent import OnExcess, Parent
 from policy.signing import trust
 from policy.signing.trust import TrustedPackage
@@ -65,6 +65,7 @@ def verdict(
     package_name: str = "",
     never: NeverGrantable | None = None,
     extra_never: Mapping[str, str] | None = None,
+    claimant: Claimant | None = None,
 ) -> Verdict:
     """The effective grants and what a delegation took, when all nine rules agree; arguments as those of ``Case``.
 
@@ -91,6 +92,7 @@ def verdict(
         on_excess=on_excess,
         package_name=package_name,
         extra_never=extra_never or {},
+        claimant=claimant,
     )
     return decide(case)
 
@@ -138,6 +140,7 @@ def identity_uniqueness(case: Case) -> None:
         payload_digest=mine,
         package_name=case.package_name or None,
         where=case.where,
+        claimant=case.claimant,
     )
 
 
@@ -148,22 +151,26 @@ def refuse_other_owners(
     payload_digest: str | None,
     package_name: str | None,
     where: Callable[[str], str],
+    claimant: Claimant | None = None,
 ) -> None:
     """Rule 8 for owners that were found: asked once more when a run's own label can be seen by others. ``where`` says
     where a key stands, which takes a scan of the file and is asked for a refusal alone.
 
     Raises:
-        errors.IdentityViolation: one of them is another package.
+        errors.IdentityViolation: one of them is another package that this one does not supersede.
     """
     for owner in owners:
-        # The same place may hold a newer payload, and a copy elsewhere is the same package.
-        if owner.payload_digest != payload_digest and owner.package != package_name:
-            raise errors.IdentityViolation(
-                f"agent id `{agent_id}` belongs to {text.quote(owner.package) if owner.shown else 'another package'}",
-                grant="agent.id",
-                hint="give one of the two another id",
-                where=where("agent.id"),
-            )
+        found = succession.beside(owner, claimant, payload_digest=payload_digest, package_name=package_name)
+        if found in (succession.Beside.SAME, succession.Beside.SUPERSEDES):
+            continue
+        package = text.quote(owner.package) if owner.shown else "another package"
+        above = found is succession.Beside.ABOVE
+        raise errors.IdentityViolation(
+            f"agent id `{agent_id}` belongs to {package}" + (", which runs above this one" if above else ""),
+            grant="agent.id",
+            hint="start the newer version from outside of that run" if above else "give one of the two another id",
+            where=where("agent.id"),
+        )
 
 
 def lifetime_approval(case: Case) -> None:

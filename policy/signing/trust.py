@@ -34,6 +34,7 @@ __all__ = [
     "authorise",
     "check_operator",
     "check_rollback",
+    "listed",
     "revoked",
     "verify",
 ]
@@ -238,6 +239,15 @@ def approves_unlimited(trusted: TrustedPackage, *, role: str | None) -> bool:
     """Whether the statement approves a lifetime without an end, and a signer that counts for the role may do so."""
     signers = threshold.counting(s for s in trusted.signers if s.scope.covers_role(role))
     return trusted.statement.approve_unlimited and any(s.scope.approve_unlimited for s in signers)
+
+
+def listed(root: TrustRoot, agent_id: str, *, now_ms: int) -> frozenset[str]:
+    """Return the ids of the keys that the root lets sign for an agent id now, alone or with others."""
+    return frozenset(
+        one.key.keyid
+        for one in root.keys
+        if one.scope.covers_agent(agent_id) and one.not_before <= now_ms < one.expires_at
+    )
 
 
 def check_operator(operator: str | None, signers: Iterable[Signer]) -> None:
