@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from covenant import trust_root
-from policy.signing import change
+from policy.signing import change, envelope
 from policy.signing import root as roots
 from sandbox import registry, revocation
 from sandbox.state import State
@@ -122,6 +124,19 @@ def revoke(world: World, raw: bytes) -> revocation.Enforced:
         present, now_ms = state.present_root(), int(time.time() * 1000)
         root = present.successor(raw, now_ms)
         return trust_root.install(state, world.home, present, root, ["tester"], ["revokes"], now_ms)
+
+
+def second_operator(world: World) -> Ed25519PrivateKey:
+    """List another key, which may sign for every agent id as the first may; return it."""
+    key = Ed25519PrivateKey.generate()
+    public = envelope.PublicKey.of(key)
+
+    def add(document: roots.RootDocument) -> Any:
+        entry = {**document.keys[0].model_dump(), "name": "second", "public": public.raw.hex(), "root": False}
+        return change.add(document, entry)
+
+    revoke(world, next_root(world, add))
+    return key
 
 
 def manifest_of(world: World, digest: str) -> Callable[[roots.RootDocument], Any]:

@@ -18,6 +18,7 @@ import pytest
 
 from policy import errors
 from sandbox import registry
+from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, ROOT, TAIL, World, refused
 
@@ -153,9 +154,10 @@ def test_an_exit_status_that_no_signal_has_is_not_logged_as_one(
 
 
 def test_a_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
-    """Rule 8 for the backend that has no sandbox: two packages of one id are never live at once."""
+    """Rule 8 for the backend that has no sandbox: packages of two operators are never live under one id."""
+    second = revoking.second_operator(world)
     package = world.sign(world.package({"main.py": sleeper(4)}, **LOCAL))
-    other = world.sign(world.package({"main.py": HEAD + "answer = 2" + TAIL}, name="other"))
+    other = world.sign(world.package({"main.py": HEAD + "answer = 2" + TAIL}, name="other"), key=second)
     process = covenant(world, package)
     wait(lambda: list((world.state / "runs").glob("*/label.json")))
     with pytest.raises(errors.CovenantError) as refusal:
@@ -169,9 +171,13 @@ def test_a_live_trusted_local_run_holds_its_agents_id(world: World) -> None:
 def test_two_packages_of_one_id_that_start_at_once_do_not_both_run(
     world: World, backend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 8 looks at live runs, and a run can be seen only after it was decided: the other one starts in between."""
+    """Rule 8 looks at live runs, and a run can be seen only after it was decided: the other one starts in between.
+
+    Another operator signed the second; the newer of one operator's wins (test_newer_serial.py)."""
+    key = revoking.second_operator(world)
     first = world.sign(world.package({"main.py": sleeper(4)}, name="first", **backend))
-    second = world.sign(world.package({"main.py": HEAD + "answer = 2" + TAIL}, name="second", **backend))
+    second = world.package({"main.py": HEAD + "answer = 2" + TAIL}, name="second", **backend)
+    world.sign(second, key=key)
     looked = registry.live
     started: list[subprocess.Popen[bytes]] = []
     before: list[Any] = []
@@ -189,7 +195,9 @@ def test_two_packages_of_one_id_that_start_at_once_do_not_both_run(
         world.run(second)
     started[0].communicate(timeout=30)
     assert started[0].returncode == 0
-    assert sorted(str(row["code"]) for row in ends(world)) == ["None", "rule_8_identity"]
+    assert [row["code"] for row in ends(world)] == [None]
+    rejected = [row["kind"] for row in world.rows() if row["kind"]["type"] == "manifest_rejected"]
+    assert [row["code"] for row in rejected] == ["rule_8_identity"], "it was refused before its start"
 
 
 # --- an agent that wants more than it was granted ---------------------------------------------------------------
