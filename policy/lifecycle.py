@@ -180,6 +180,9 @@ What somebody else has stopped, such as a kill or a revocation that was killed b
 stands in the state Running; `covenant resume` finds that, writes both rows and lets it go on, and `covenant kill` ends
 it.
 
+A newer serial of its agent id ends a run in each of these states with the code `superseded`, or lets it finish:
+`on_newer_serial` ([docs/trust.md](trust.md#a-newer-version-of-a-package)).
+
 ## Clocks
 
 - A suspended run's clocks run on: what ends a run at its deadline ends it while it is suspended, too.

@@ -102,10 +102,12 @@ class Watch:
     """A keeper's own look at the highest serial that was accepted for its agent id.
 
     The first look that finds a newer one leaves the end to the process that accepted it. The second one ends the run:
-    that process was killed.
+    that process was killed. ``setting`` returns what the operator wants now, which may have changed since the start.
     """
 
-    def __init__(self, path: Path, label: Mapping[str, str], state: State, setting: OnNewer, write: Write) -> None:
+    def __init__(
+        self, path: Path, label: Mapping[str, str], state: State, setting: Callable[[], OnNewer], write: Write
+    ) -> None:
         self._path, self._state, self._setting, self._write = path, state, setting, write
         self._agent_id, self._serial = label["agent_id"], int(label[registry.SERIAL] or 0)
         self._found = False
@@ -116,18 +118,23 @@ class Watch:
 
     def look(self) -> Outcome:
         """The error that the run ends with, None when it goes on."""
-        if not self._serial or not self._ends():
+        if not self._serial or (setting := self._ends()) is None:
             self._found = False
             return None
         if not self._found:
             self._found = True
             return None
         with contextlib.suppress(errors.CovenantError):  # the run ends also where this fails
-            enforce(self._path.parent, self._state, setting=self._setting, write=self._write)
+            enforce(self._path.parent, self._state, setting=setting, write=self._write)
         return bundle.verdict(self._path) or errors.SupersededError("a newer serial of its agent id was accepted")
 
-    def _ends(self) -> bool:
-        return succession.ends(succession.Held(self._serial, _accepted(self._state, self._agent_id)), self._setting)
+    def _ends(self) -> OnNewer | None:
+        """Return the setting that ends the run, None when it goes on. Only an older run reads the configuration."""
+        held = succession.Held(self._serial, _accepted(self._state, self._agent_id))
+        if not succession.ends(held, "end"):
+            return None
+        setting = self._setting()
+        return setting if succession.ends(held, setting) else None
 
 
 def _accepted(state: State, agent_id: str) -> int | None:

@@ -18,8 +18,10 @@ from policy.grants.lifetime import Lifetime
 from policy.host import HostFacts
 from policy.manifest.agent import Manifest
 from policy.rules.case import Claimant, Unsigned
+from policy.rules.succession import OnNewer
 from policy.signing import authority, trust
 from sandbox import admission, broker, bundle, delegation, gvisor, host, preparation, registry, revocation, succession
+from sandbox import config as configuration
 from sandbox.channel import Limits, Round
 from sandbox.denials import Denials
 from sandbox.request import Means, Request
@@ -208,8 +210,15 @@ class Terms:
         means, path = self._means, self._means.path / "runs" / self.run_id
         state = None if self._request.dev else means.state
         revoked = revocation.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
-        setting, told = means.config.on_newer_serial, self._rows.runs_stopped
-        return revoked.round(), succession.Watch(path, label, means.state, setting, told).round()
+        newer = succession.Watch(path, label, means.state, self._on_newer, self._rows.runs_stopped)
+        return revoked.round(), newer.round()
+
+    def _on_newer(self) -> OnNewer:
+        """Read `on_newer_serial` again: a keeper has the configuration of its start."""
+        config = self._means.config
+        with contextlib.suppress(errors.ConfigError):
+            config = configuration.load(config.state)
+        return config.on_newer_serial
 
     def _steering(self, lifetime: Lifetime) -> Steering:
         return Steering(
