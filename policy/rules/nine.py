@@ -158,11 +158,15 @@ def refuse_other_owners(
 
     Raises:
         errors.IdentityViolation: one of them is another package that this one does not supersede.
+        errors.SerialError: one of them has a higher serial, or the same: it was accepted meanwhile.
     """
     for owner in owners:
         found = succession.beside(owner, claimant, payload_digest=payload_digest, package_name=package_name)
         if found in (succession.Beside.SAME, succession.Beside.SUPERSEDES):
             continue
+        if found is succession.Beside.OLDER and claimant and owner.serial:
+            accepted = trust.Accepted(owner.serial, owner.payload_digest)
+            trust.check_rollback(agent_id, claimant.serial, payload_digest or "", accepted)
         package = text.quote(owner.package) if owner.shown else "another package"
         above = found is succession.Beside.ABOVE
         raise errors.IdentityViolation(

@@ -3,7 +3,7 @@
 (1) the payloads are equal                                  they run beside each other
 (2) the serial of one says nothing here                     rule 8 as ever: one place, or a refusal
 (3) the older one runs above the one that asks              refused: it would end its own tree
-(4) the serial is not higher                                refused; the ratchet refuses it as well
+(4) the serial is not higher                                refused as the ratchet refuses it
 (5) no signer in common, and one who signed the older may
     sign for the id still                                   refused: it is another operator's agent
 (6) else                                                    the newer one supersedes the older
@@ -27,6 +27,7 @@ class Beside(Enum):
     SAME = "it is the same package"
     SUPERSEDES = "it is the newer of the two"
     ABOVE = "the other one runs above it"
+    OLDER = "its serial is not the higher of the two"
     OTHER = "it is another package"
 
 
@@ -48,7 +49,7 @@ def beside(owner: Owner, claimant: Claimant | None, *, payload_digest: str | Non
     if owner.run_id in claimant.above:  # (3)
         return Beside.ABOVE
     if claimant.serial <= owner.serial:  # (4)
-        return Beside.OTHER
+        return Beside.OLDER
     disputed = owner.signers & claimant.listed and not owner.signers & claimant.signers  # (5)
     return Beside.OTHER if disputed else Beside.SUPERSEDES  # (6)
 

@@ -35,9 +35,9 @@ CASES = {
     "newer in the same place": (owner(package="agents/new"), CLAIMANT, Beside.SUPERSEDES),
     "the same payload": (owner(payload_digest=NEW), CLAIMANT, Beside.SAME),
     "the same payload above": (owner(payload_digest=NEW), claimant(above=frozenset({"run-1"})), Beside.SAME),
-    "equal": (owner(serial=6), CLAIMANT, Beside.OTHER),
-    "older": (owner(serial=7), CLAIMANT, Beside.OTHER),
-    "older in the same place": (owner(serial=7, package="agents/new"), CLAIMANT, Beside.OTHER),
+    "equal": (owner(serial=6), CLAIMANT, Beside.OLDER),
+    "older": (owner(serial=7), CLAIMANT, Beside.OLDER),
+    "older in the same place": (owner(serial=7, package="agents/new"), CLAIMANT, Beside.OLDER),
     "above": (OWNER, claimant(above=frozenset({"run-0", "run-1"})), Beside.ABOVE),
     "another run above": (OWNER, claimant(above=frozenset({"run-0"})), Beside.SUPERSEDES),
     "another operator": (OWNER, claimant(signers=frozenset({BOB})), Beside.OTHER),
@@ -86,8 +86,19 @@ def test_rule_8_lets_newer_serial_start() -> None:
     assert kit.refusals(made) == {}
     without = dataclasses.replace(made, claimant=None)
     assert set(kit.refusals(without)) == {8}
-    both = dataclasses.replace(made, identities={"hello": (OWNER, owner(serial=7))})
+    second = owner(signers=frozenset({BOB}))
+    both = dataclasses.replace(made, identities={"hello": (OWNER, second)})
     assert set(kit.refusals(both)) == {8}, "one owner that it does not supersede refuses it"
+
+
+@pytest.mark.parametrize(("serial", "said"), [(7, "is older than 7"), (6, "was accepted for another package")])
+def test_rule_8_refuses_lower_serial_as_ratchet(serial: int, said: str) -> None:
+    """A newer one was accepted and runs already, after the older one was verified."""
+    late = {"hello": (owner(serial=serial),)}
+    made = kit.case(identities=late, package_name="agents/hello", claimant=CLAIMANT)
+    with pytest.raises(errors.SerialError, match=said):
+        nine.decide(made)
+    nine.decide(dataclasses.replace(made, claimant=claimant(serial=8)))
 
 
 def test_rule_8_names_the_run_above_and_the_fix() -> None:
