@@ -127,17 +127,7 @@ class Supervisor:
         with progress.step("taking away what was left, and writing down how it ended"):
             recovery.recover(self.path / "runs", config=self.config, used=used, isolated=self.isolated)
             rows.cut_off(self.ledger)
-            self._end_superseded()
-
-    def _end_superseded(self) -> None:
-        """End the runs of an older package, where the process that had a newer serial accepted was killed over it."""
-
-        def write(fields: Mapping[str, Any]) -> None:
-            issuer = {"display": "recovery@local", "pubkey": base58.encode(self.ledger.public_key.public_bytes_raw())}
-            fields = {"operator": None, **fields}
-            self.ledger.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
-
-        succession.enforce(self.path / "runs", self.state, setting=self.config.on_newer_serial, write=write)
+            _end_superseded(self)
 
     def means(self) -> lifecycle.Means:
         """What this supervisor lends to a run."""
@@ -226,3 +216,14 @@ class Supervisor:
                     package_name=request.package_name,
                 )
             return answer
+
+
+def _end_superseded(own: Supervisor) -> None:
+    """End the runs of an older package, where the process that had a newer serial accepted was killed over it."""
+
+    def write(fields: Mapping[str, Any]) -> None:
+        issuer = {"display": "recovery@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
+        fields = {"operator": None, **fields}
+        own.ledger.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
+
+    succession.enforce(own.path / "runs", own.state, setting=own.config.on_newer_serial, write=write)
