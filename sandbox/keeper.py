@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from policy import errors
 from sandbox import pipes, surroundings
-from sandbox.kernel import filter_reader, libc, signals
+from sandbox.kernel import filter_reader, hanging, libc, signals
 
 _threaded = False
 # What Python ignores, as it does for its own writes: EPIPE and EFBIG are errors there, and end nobody.
@@ -110,6 +110,8 @@ def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
     try:
         # What is shared stays shared: a collection would write to every object that the caller made.
         gc.freeze()
+        # The page of the caller is about the caller's own accesses.
+        hanging.announce_on(None)
         signals.reset(ignored=_IGNORED)
         # The caller's loop is told of its signals over a descriptor that is about to be another's here.
         signal.set_wakeup_fd(-1)

@@ -31,6 +31,12 @@ class ServiceError(MachineError):
     code = "supervisor_silent"
 
 
+class HangingError(MachineError):
+    """A file system that the request needs does not answer: the process that waited for it was killed."""
+
+    code = "file_system_hangs"
+
+
 class ImpostorError(MachineError):
     """Whoever serves at the supervisor's socket is not root: nothing is sent there."""
 

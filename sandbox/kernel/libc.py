@@ -25,6 +25,7 @@ SYS_FSCONFIG = 431
 SYS_FSMOUNT = 432
 SYS_CLOSE_RANGE = 436
 SYS_OPENAT2 = 437
+SYS_PIDFD_GETFD = 438
 SYS_MOUNT_SETATTR = 442
 # Older than that table; arch/x86/entry/syscalls/syscall_64.tbl, and asm-generic/unistd.h for the rest.
 SYS_BPF = 321 if os.uname().machine == "x86_64" else 280
@@ -141,6 +142,11 @@ def openat2(path: str, flags: int, *, dir_fd: int = AT_FDCWD, resolve: int = 0, 
         ctypes.byref(how),
         ctypes.c_size_t(ctypes.sizeof(how)),
     )
+
+
+def pidfd_getfd(pidfd: int, number: int) -> int:
+    """pidfd_getfd(2): another process's descriptor, opened here as well."""
+    return _syscall(SYS_PIDFD_GETFD, "pidfd_getfd", "", ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0))
 
 
 def open_tree_clone(fd: int, *, recursive: bool = False) -> int:

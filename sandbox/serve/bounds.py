@@ -19,7 +19,7 @@ from typing import Final
 from policy import errors
 from policy import package as packages
 from sandbox import durable
-from sandbox.kernel import files
+from sandbox.kernel import files, hanging
 
 # A request of 4 MiB as bytes, as text of four bytes a character, and as the same once more in its object.
 REQUEST_MEMORY: Final = 64 << 20
@@ -51,8 +51,8 @@ def memory(more_bytes: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seconds(most: float, what: str) -> Iterator[None]:
-    """The block ends within so many seconds, also while it waits for a file system.
+def seconds(most: float, what: str, place: str) -> Iterator[None]:
+    """The block ends within so many seconds, also while it waits for a file system, that of ``place``.
 
     Raises:
         errors.RequestError: it had not ended; ``what`` is its name.
@@ -65,7 +65,9 @@ def seconds(most: float, what: str) -> Iterator[None]:
     try:
         signal.setitimer(signal.ITIMER_REAL, most)
         try:
-            yield
+            # The alarm ends no wait for an answer of FUSE's: then the main loop ends this process (overdue).
+            with hanging.within(most, place):
+                yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except _OverdueError:
@@ -90,3 +92,10 @@ def turn(state: Path, uid: int, most_seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def forget_turn(state: Path, uid: int) -> None:
+    """Give the next request of this user its turn, while a process that cannot be ended still holds the lock: the file
+    goes, and the next request makes another."""
+    with contextlib.suppress(FileNotFoundError):
+        (state / "callers" / str(uid)).unlink()

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from policy import errors
-from sandbox.kernel import libc
+from sandbox.kernel import hanging, libc
 from sandbox.serve import bounds, frames, handlers, protocol
 from sandbox.serve.conversation import Caller, Conversation
 from sandbox.supervisor import Supervisor
@@ -39,6 +39,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
     enter_host_network(supervisor, opening.host_network)
     talk = Conversation(opening.sock, opening.caller, supervisor, alive=opening.alive)
     supervisor.below = talk.ends_with_us()
+    hanging.serves(opening.caller.uid, opening.sock.fileno())
     try:
         asked = _request(talk, opening.until)
         if asked is not None:
@@ -57,11 +58,13 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
         talk.answer(errors.KilledError("the supervisor ended").to_json())
     finally:
         supervisor.below = {}
-        for fd in talk.fds:
-            os.close(fd)
         with contextlib.suppress(OSError):
             # What the client still has to read is not thrown away with what it sent and nobody read.
             opening.sock.shutdown(socket.SHUT_WR)
+        # After it: closing a file asks its file system (FUSE_FLUSH), and the client has its answer by now.
+        with hanging.within(supervisor.config.request_seconds, "a descriptor that the request brought"):
+            for fd in talk.fds:
+                os.close(fd)
         opening.sock.close()
     return False
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from policy import base58, errors
 from sandbox import pipes
 from sandbox.channel import Outcome
-from sandbox.kernel import libc
+from sandbox.kernel import hanging, libc
 from sandbox.serve import frames
 from sandbox.supervisor import Supervisor
 
@@ -122,7 +122,9 @@ class Conversation:
         fd = self.fds[index]
         # One that was opened by path alone says nothing of what its holder may read.
         by_path = libc.status_flags(fd) & os.O_PATH
-        if by_path or not stat.S_ISDIR(os.fstat(fd).st_mode):
+        with hanging.within(self.supervisor.config.request_seconds, "the file system of the package's directory"):
+            mode = 0 if by_path else os.fstat(fd).st_mode
+        if not stat.S_ISDIR(mode):
             raise errors.RequestError(f"descriptor {index} is no directory that was opened for reading")
         return fd
 

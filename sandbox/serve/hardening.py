@@ -62,6 +62,7 @@ NEEDED: Final[Mapping[str, str]] = {
     "clone3": "libc starts threads by it; an agent's own filter refuses it",
     "memfd_create": "gVisor's memory is such a file; a filter is exported into one",
     "execveat": "runsc starts itself from a descriptor",
+    "pidfd_getfd": "the client of a keeper that hangs is answered over its socket (sandbox.serve.overdue)",
     "name_to_handle_at": "runsc tells files apart by it",
 }
 # bpf(2): BPF_PROG_QUERY (linux/bpf.h); the kernel looks at the lower half of the argument alone.

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sandbox import keeper, surroundings
-from sandbox.kernel import libc
+from sandbox.kernel import hanging, libc
 from sandbox.serve import connection
 from sandbox.standby import READY
 from sandbox.standby_records import Wanted
@@ -134,6 +134,7 @@ def keep(supervisor: Supervisor, wanted: Wanted, fd: int, alive: int, host_netwo
 def _prepare() -> None:
     # INVARIANT: before the first thread. A fork among threads is what this module is written for; it executes at once.
     keeper.has_threads()
+    hanging.announce_on(None)  # a page is for one thread
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
     sys.setswitchinterval(_SWITCH_SECONDS)
     threading.stack_size(_STACK_BYTES)

@@ -9,18 +9,22 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from policy import contract, errors, ledger
 from policy.package import MANIFEST_NAME, Package
 from policy.signing import trust
 from sandbox import package as packages
 from sandbox import standby_wire, surroundings, unended
+from sandbox.kernel import hanging
 from sandbox.lifecycle import Answer, Request
 from sandbox.retelling import Retelling
 from sandbox.serve import bounds, protocol
 from sandbox.serve.conversation import Conversation
 from sandbox.supervisor import Supervisor
+
+# What root's own package may take at least, of each access to it.
+ROOT_SECONDS: Final = 60.0
 
 
 def run(talk: Conversation, asked: protocol.Run) -> None:
@@ -64,7 +68,9 @@ def _reached(talk: Conversation, directory: int) -> Iterator[standby_wire.Reache
     if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
         yield None
         return
-    with standby_wire.reached(talk.supervisor.path / "runs", packages.envelope(directory)) as found:
+    with hanging.within(_roots_seconds(talk), place_of(directory)):
+        envelope = packages.envelope(directory)
+    with standby_wire.reached(talk.supervisor.path / "runs", envelope) as found:
         yield found
 
 
@@ -82,7 +88,8 @@ def _run(
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, retelling.refused):
             if talk.caller.uid == 0:
-                package = packages.read(directory)
+                with hanging.within(_roots_seconds(talk), place_of(directory)):
+                    package = packages.read(directory)
             else:
 
                 def reach(envelope: bytes) -> None:
@@ -93,7 +100,7 @@ def _run(
                 package = verified(talk, own, directory, read=reach).package
             check_seen(package, asked.manifest_sha256)
         # Its children lie beside it; who may not look there has none.
-        with in_their_name(talk, own):
+        with in_their_name(talk, own, place_of(directory)):
             children = stack.enter_context(packages.beside(directory))
             name = name_of(directory, talk)
         request = Request(
@@ -106,7 +113,7 @@ def _run(
             intent_id=asked.intent_id or "",
             priority=asked.priority,
             children=children,
-            rights=functools.partial(in_their_name, talk, own),
+            rights=functools.partial(in_their_name, talk, own, place_of(directory)),
             began=retelling.began,
             **_for_whom(asked.on_behalf_of, issuer),
         )
@@ -156,7 +163,7 @@ def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure:
 
 
 @contextlib.contextmanager
-def in_their_name(talk: Conversation, own: Supervisor) -> Iterator[None]:
+def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[None]:
     """While the block lasts, files are opened with the caller's rights and, of somebody who is not root, within their
     bounds: the keeper of a child, too, reads what lies in their hands before any signature says that it is worth it.
 
@@ -164,13 +171,14 @@ def in_their_name(talk: Conversation, own: Supervisor) -> Iterator[None]:
         errors.CovenantError: it would have taken more.
     """
     if talk.caller.uid == 0:
-        yield
+        with hanging.within(_roots_seconds(talk), place):
+            yield
         return
     most = float(own.config.request_seconds)
     with (
         bounds.turn(own.path, talk.caller.uid, most),
         bounds.memory(bounds.PACKAGE_MEMORY),
-        bounds.seconds(most, "reading packages"),
+        bounds.seconds(most, "reading packages", place),
         talk.caller.rights(),
     ):
         yield
@@ -187,7 +195,7 @@ def verified(
     """
     now_ms, most = int(time.time() * 1000), float(own.config.request_seconds)
     with bounds.turn(own.path, talk.caller.uid, most), bounds.memory(bounds.PACKAGE_MEMORY):
-        with bounds.seconds(most, "reading the package"), talk.caller.rights():
+        with bounds.seconds(most, "reading the package", place_of(directory)), talk.caller.rights():
             package = packages.read(directory)
         if package.envelope is None:
             # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
@@ -218,6 +226,21 @@ def document(answer: Answer) -> dict[str, Any]:
     }
 
 
+def _roots_seconds(talk: Conversation) -> float:
+    """How long an access to root's own package may take: no other user can make it long, and it may be large."""
+    return max(ROOT_SECONDS, float(talk.supervisor.config.request_seconds))
+
+
+def place_of(directory: int) -> str:
+    """The file system of a directory, as it is named where it does not answer: the kernel's word for its path alone,
+    which asks no file system."""
+    return f"the file system of `{_escaped(os.readlink(f'/proc/self/fd/{directory}'))}`"
+
+
+def _escaped(place: str) -> str:
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in place)
+
+
 def name_of(directory: int, talk: Conversation) -> str:
     """Where the package lies, as the kernel says it, with what is not printed escaped.
 
@@ -227,7 +250,7 @@ def name_of(directory: int, talk: Conversation) -> str:
     of whoever asks, and within their time.
     """
     place = os.readlink(f"/proc/self/fd/{directory}")
-    shown = "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in place)
+    shown = _escaped(place)
     try:
         found, given = os.stat(place, follow_symlinks=False), os.fstat(directory)
     except OSError:

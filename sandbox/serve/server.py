@@ -31,11 +31,12 @@ from policy import errors
 from sandbox import config as configuration
 from sandbox import keeper, registry, standby_retries
 from sandbox.keeper import Keeper
-from sandbox.kernel import filter_reader, signals
+from sandbox.kernel import filter_reader, hanging, signals
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify, watcher
 from sandbox.serve.ahead import Ahead
 from sandbox.serve.conversation import Caller
+from sandbox.serve.overdue import DEATH_SECONDS, GRACE_SECONDS, Overdue
 from sandbox.serve.pool import Pool
 from sandbox.supervisor import Supervisor
 
@@ -127,6 +128,7 @@ class Server:
         self._alive = alive
         self._pool = Pool(self.supervisor, self, alive, self.host_network)
         self._ahead = Ahead(self.supervisor, self, alive, self.host_network)
+        self._overdue = Overdue(self.supervisor.path, self)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, alive)
             # INVARIANT: nobody else holds this end: keepers see its end of file when this process is gone.
@@ -175,12 +177,15 @@ class Server:
             self._let_go()
         self._pool.tick(now)
         self._ahead.tick(now)
+        self._overdue.tick(now)
         if now >= self._look_at:
             self._look_at = now + _ABANDONED_SECONDS
             self._look_for_abandoned()
             if self._unwatched:
                 self._watch()
         dues = [self._look_at, *(one.until for one in self._waiting.values())]
+        # Only a request makes an access that can be overdue.
+        dues += [self._overdue.due()] if any(one.open for one in self._accounts.values()) else []
         dues += [self._paused_until] if self._paused_until else []
         dues += [self._refused_until] if self._refused else []
         dues += [due for due in (self._pool.due(), self._ahead.due()) if due is not None]
@@ -215,6 +220,7 @@ class Server:
         account = self._accounts.setdefault(caller.uid, _Account(Tokens(PER_SECOND, BURST, now)))
         most = ROOT_REQUESTS if caller.uid == 0 else config.caller_requests
         often = caller.uid != 0 and not account.tokens.take(now)
+        most -= self._overdue.of(caller.uid)
         if often or account.open >= most or len(self._waiting) + len(self._keepers) >= MAX_OPEN:
             self._refuse(sock, _BUSY)
             return
@@ -325,20 +331,28 @@ class Server:
     # --- keepers ----------------------------------------------------------------------------------
 
     def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
-        child = keeper.fork(work, keep=keep)
+        page = hanging.Page()
+        try:
+            child = keeper.fork(functools.partial(_announced, page, work), keep=keep)
+        except errors.KernelError:
+            page.close()
+            raise
         try:
             self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
         except OSError as e:  # as in _admit: nobody would hear of its end
             child.signal(signal.SIGKILL)
             child.reap()
             child.close()
+            page.close()
             raise errors.KernelError(f"epoll_ctl: {e.strerror}") from e
         self._keepers[child.pidfd] = (child, ended)
+        self._overdue.add(child, page)
 
     def _exited(self, pidfd: int) -> None:
         child, ended = self._keepers.pop(pidfd)
         self._selector.unregister(pidfd)
         status = child.reap()
+        self._overdue.remove(pidfd)
         child.close()
         self._reap_orphans()
         ended(status or 0)
@@ -381,6 +395,12 @@ class Server:
         """
         self._fork(work, keep, ended)
 
+    def give_up(self, pidfd: int) -> None:
+        """Act as if this keeper had been killed: it hangs, and may do so for good."""
+        child, ended = self._keepers[pidfd]
+        self._keepers[pidfd] = (child, lambda status: None)
+        ended(128 + signal.SIGKILL)
+
     def listen(self, fd: int, act: Callable[[], None]) -> None:
         """Call ``act`` whenever ``fd`` is readable."""
         self._selector.register(fd, selectors.EVENT_READ, act)
@@ -414,16 +434,31 @@ class Server:
             self.recover()
 
     def _end_keepers(self) -> None:
-        """Ask each to end, and wait until it has cleaned up."""
-        until = time.monotonic() + _END_SECONDS
+        """Ask each to end, and wait until it has cleaned up: at most ``_END_SECONDS``, and ``DEATH_SECONDS`` more for
+        what is killed then. What makes an access to files is ended at once, and what hangs is not waited for."""
+        begin = time.monotonic()
+        for pidfd, (child, _) in self._keepers.items():
+            if not self._overdue.hangs(pidfd):
+                child.signal(signal.SIGTERM)
+        while waited := self._unended():
+            now = time.monotonic()
+            if now >= begin + _END_SECONDS:
+                break
+            notify.alive()
+            self._overdue.tick(now, at_once=now >= begin + GRACE_SECONDS)
+            keeper.wait(waited[0].pidfd, 0.2)
+        for child in self._unended():
+            child.signal(signal.SIGKILL)
+        until = time.monotonic() + DEATH_SECONDS
         for child, _ in self._keepers.values():
-            child.signal(signal.SIGTERM)
-        for child, _ in self._keepers.values():
-            while not keeper.wait(child.pidfd, min(1.0, until - time.monotonic())):
-                notify.alive()
-                if time.monotonic() >= until:
-                    return  # they see the end of ours (conversation.watches)
-            child.reap()
+            if not keeper.wait(child.pidfd, max(0.0, until - time.monotonic())):
+                self._overdue.report(child)
+
+    def _unended(self) -> list[Keeper]:
+        """The keepers that are waited for; those that have ended are reaped."""
+        for pidfd in [pidfd for pidfd in self._keepers if keeper.wait(pidfd, 0)]:
+            self._exited(pidfd)
+        return [child for pidfd, (child, _) in self._keepers.items() if not self._overdue.hangs(pidfd)]
 
     def _cannot_read(self) -> None:
         # No other can be forked: what is forked now is under a filter.
@@ -477,6 +512,11 @@ def check_callers(config: configuration.Config) -> None:
                 f"`callers` has the user of trusted-local agents, `{config.trusted_local_user}`",
                 hint="agents may not ask for runs: take that uid out",
             )
+
+
+def _announced(page: hanging.Page, work: Callable[[], object]) -> None:
+    hanging.announce_on(page)
+    work()
 
 
 def _until_end(pipe: int) -> None:

@@ -111,10 +111,10 @@ def test_a_block_ends_in_time_also_while_it_waits() -> None:
     try:
         begin = time.monotonic()
         with pytest.raises(errors.RequestError, match=r"reading took longer than 0\.1 s"):  # noqa: SIM117
-            with bounds.seconds(0.1, "reading"):
+            with bounds.seconds(0.1, "reading", "a file system"):
                 os.read(reader, 1)
         assert time.monotonic() - begin < 30
-        with bounds.seconds(30, "nothing"):
+        with bounds.seconds(30, "nothing", "a file system"):
             pass
     finally:
         os.close(reader)
@@ -157,7 +157,7 @@ def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Pat
 
         for act in (two, lambda: os.read(silent, 1), lambda: bytearray(2 * bounds.PACKAGE_MEMORY)):
             try:
-                with runs.in_their_name(cast("Any", talk), cast("Any", own)):
+                with runs.in_their_name(cast("Any", talk), cast("Any", own), "a file system"):
                     act()
             except errors.CovenantError as e:
                 said.append(e.code)

@@ -1,0 +1,165 @@
+"""The main loop's limit on keepers that wait for a file system: SIGKILL, an answer to the client, and the name of each
+that SIGKILL does not end.
+
+A keeper announces each access to files of its client's, or of the operator's, before it makes it (kernel.hanging).
+When such an access has outlived its time, a process forked for that purpose takes the client's socket from the keeper,
+kills the keeper through its pidfd, and answers in its place (``_end``). A keeper that dies is then handled as any that
+was killed. One that does not die holds nothing that others wait for: its client's place is given back, and the agents
+of its runs are killed. It is reported on stderr and counted until its file system answers or is unmounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from policy import errors
+from sandbox import bundle, keeper
+from sandbox.keeper import Keeper
+from sandbox.kernel import cgroupfs, hanging
+from sandbox.kernel.hanging import Page
+from sandbox.serve import bounds, frames, notify
+
+# A keeper's own clock comes first (bounds.seconds): it says more, and leaves nothing behind.
+GRACE_SECONDS: Final = 1.0
+# How long a killed keeper may take to die before it is reported.
+DEATH_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 2.0
+HINT: Final = (
+    "end the file system's server, or abort its connection: 1 into /sys/fs/fuse/connections/N/abort;"
+    " `sysctl fs.fuse.max_request_timeout` has the kernel do so"
+)
+
+
+class Loop(Protocol):
+    """The part of the main loop that is used here."""
+
+    def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+        """Fork a keeper; ``ended`` is called with its exit status."""
+
+    def give_up(self, pidfd: int) -> None:
+        """Act as if this keeper had been killed; its real end counts for nothing but its descriptor."""
+
+
+@dataclass
+class _Watched:
+    child: Keeper
+    page: Page
+    ending: bool = False
+    hangs: bool = False
+    uid: int = 0
+
+
+@dataclass
+class Overdue:
+    """Every keeper of the main loop, by its pidfd. ``state`` is COVENANT_STATE; ``number`` is a page on which the
+    number of those that hang is, for the process that serves the metrics."""
+
+    state: Path
+    loop: Loop
+    number: Page = field(default_factory=Page)
+    _watched: dict[int, _Watched] = field(default_factory=dict)
+    _look_at: float = 0.0
+
+    def add(self, child: Keeper, page: Page) -> None:
+        """A keeper was forked, and announces on ``page``."""
+        self._watched[child.pidfd] = _Watched(child, page)
+
+    def remove(self, pidfd: int) -> None:
+        """It has ended."""
+        one = self._watched.pop(pidfd)
+        one.page.close()
+        if one.hangs:
+            notify.tell(f"process {one.child.pid}, which hung, has ended")
+            self._count()
+
+    def hangs(self, pidfd: int) -> bool:
+        """Whether it was reported as one that SIGKILL does not end."""
+        return self._watched[pidfd].hangs
+
+    def of(self, uid: int) -> int:
+        """How many of a client's hang."""
+        return sum(one.hangs and one.uid == uid for one in self._watched.values())
+
+    def due(self) -> float:
+        """When to call ``tick`` (time.monotonic)."""
+        return self._look_at
+
+    def tick(self, now: float, *, at_once: bool = False) -> None:
+        """End each keeper whose access is overdue; with ``at_once`` each that makes one."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        for one in list(self._watched.values()):
+            until, what = one.page.read()
+            if until and not one.ending and (at_once or now >= until + GRACE_SECONDS):
+                self._end(one, what)
+
+    def report(self, child: Keeper) -> None:
+        """Say on stderr that SIGKILL did not end it, and where it waits."""
+        _, what = self._watched[child.pidfd].page.read()
+        what = f"{what} does not answer" if what else "it waits"
+        notify.tell(f"process {child.pid} survives SIGKILL: {what} ({hanging.place(child.pid)}); {HINT}")
+
+    def _end(self, one: _Watched, what: str) -> None:
+        one.uid, inode = one.page.client()
+        work = functools.partial(_end, self.state, one.child, one.uid, inode, what)
+        # Without a process or a descriptor for it, the next look tries again.
+        with contextlib.suppress(errors.KernelError):
+            self.loop.fork(work, (2, one.child.pidfd), functools.partial(self._ended, one))
+            one.ending = True
+
+    def _ended(self, one: _Watched, status: int) -> None:
+        pidfd = one.child.pidfd
+        if self._watched.get(pidfd) is not one:
+            return
+        if status:
+            one.ending = False  # that process failed: the next look tries again
+        elif not keeper.wait(pidfd, 0):
+            one.hangs = True
+            self._count()
+            self.report(one.child)
+            self.loop.give_up(pidfd)
+
+    def _count(self) -> None:
+        self.number.write(float(sum(one.hangs for one in self._watched.values())), "")
+
+
+def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
+    """In a process of its own: kill the keeper, and do what others wait for in its place."""
+    # Before the signal: a process that has begun to exit gives no descriptor away.
+    taken = hanging.take_socket(child.pid, child.pidfd, inode) if inode else None
+    where = hanging.place(child.pid)
+    child.signal(signal.SIGKILL)
+    if taken is not None:
+        with socket.socket(fileno=taken) as sock:
+            _answer(sock, f"{what} does not answer ({where})")
+    if not keeper.wait(child.pidfd, DEATH_SECONDS):
+        bounds.forget_turn(state, uid)
+        _kill_runs(state / "runs", child.pid)
+
+
+def _answer(sock: socket.socket, message: str) -> None:
+    frame = frames.encode(errors.HangingError(message, hint=HINT).to_json())
+    with contextlib.suppress(OSError):  # the client is gone, or has its answer already
+        frames.send(sock, frame, until=time.monotonic() + _ANSWER_SECONDS)
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _kill_runs(runs: Path, pid: int) -> None:
+    """Kill what runs of a keeper that cannot: its directory is locked until it ends, so recovery leaves them."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in runs.iterdir():
+            if path.is_dir() and bundle.owner_of(path) == pid:
+                leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), path.name)
+                leaf.adopt(bundle.cgroups_of(path))
+                leaf.kill()
