@@ -34,7 +34,7 @@ from sandbox import attest_network, attest_processes, attest_tracers, covered, m
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs, files, filesystems, filter_reader, libc, netns, readback, sentry_log
+from sandbox.kernel import cgroupfs, files, filesystems, filter_reader, hanging, libc, netns, readback, sentry_log
 from sandbox.kernel.readback import Binary, Name
 
 RECORD = "attest.json"
@@ -322,11 +322,12 @@ def _identity(root: int, place: str) -> tuple[int, int] | None:
     if place == "/":
         info = os.fstat(root)
         return info.st_dev, info.st_ino
-    try:
-        fd = libc.openat2(place.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, dir_fd=root, resolve=_BENEATH)
-    except OSError:
-        return None
-    info = os.fstat(fd)
+    with hanging.within(f"the file system of what the agent has at `{place}`"):
+        try:
+            fd = libc.openat2(place.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, dir_fd=root, resolve=_BENEATH)
+        except OSError:
+            return None
+        info = os.fstat(fd)
     os.close(fd)
     return info.st_dev, info.st_ino
 

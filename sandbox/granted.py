@@ -16,7 +16,7 @@ from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
 from policy.rules import never as rule
 from sandbox import covered, room
-from sandbox.kernel import filesystems
+from sandbox.kernel import filesystems, hanging
 
 _NO_TABLE = NeverGrantable(0, {}, {})
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,6 +50,11 @@ def open_granted(
     trusted = frozenset(owners) | {0}
     _check_spelling(path, where)
     check_never(path, never or {}, where)
+    with hanging.within(f"the file system of granted path `{path}`"):
+        return _walk(path, trusted, where, writing=writing)
+
+
+def _walk(path: str, trusted: frozenset[int], where: str, *, writing: bool) -> tuple[int, GrantedPath]:
     fd = os.open("/", _OPEN | os.O_DIRECTORY)
     try:
         parts = path.strip("/").split("/")

@@ -60,12 +60,14 @@ class Page:
 
 
 _page: Page | None = None
+_seconds = 0.0
 
 
-def announce_on(page: Page | None) -> None:
-    """From now on this process announces on ``page``; on none with None. For a process with one thread."""
-    global _page  # noqa: PLW0603 - of the process
-    _page = page
+def announce_on(page: Page | None, seconds: float = 0.0) -> None:
+    """From now on this process announces on ``page``; on none with None. For a process with one thread. ``seconds`` is
+    what an access takes at most that names no time of its own."""
+    global _page, _seconds  # noqa: PLW0603 - of the process
+    _page, _seconds = page, seconds
 
 
 def serves(uid: int, sock: int) -> None:
@@ -75,7 +77,7 @@ def serves(uid: int, sock: int) -> None:
 
 
 @contextlib.contextmanager
-def within(seconds: float, what: str) -> Iterator[None]:
+def within(what: str, seconds: float | None = None) -> Iterator[None]:
     """Announce that the block accesses ``what`` and takes at most ``seconds``; an outer announcement that ends sooner
     keeps its time. Without a page nothing is announced, and nothing bounds the block."""
     page = _page
@@ -83,7 +85,7 @@ def within(seconds: float, what: str) -> Iterator[None]:
         yield
         return
     outer = page.read()
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (_seconds if seconds is None else seconds)
     page.write(min(until, outer[0]) if outer[0] else until, what)
     try:
         yield

@@ -66,7 +66,7 @@ def seconds(most: float, what: str, place: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, most)
         try:
             # The alarm ends no wait for an answer of FUSE's: then the main loop ends this process (overdue).
-            with hanging.within(most, place):
+            with hanging.within(place, most):
                 yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

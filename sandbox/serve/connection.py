@@ -62,7 +62,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
             # What the client still has to read is not thrown away with what it sent and nobody read.
             opening.sock.shutdown(socket.SHUT_WR)
         # After it: closing a file asks its file system (FUSE_FLUSH), and the client has its answer by now.
-        with hanging.within(supervisor.config.request_seconds, "a descriptor that the request brought"):
+        with hanging.within("a descriptor that the request brought"):
             for fd in talk.fds:
                 os.close(fd)
         opening.sock.close()

@@ -122,7 +122,7 @@ class Conversation:
         fd = self.fds[index]
         # One that was opened by path alone says nothing of what its holder may read.
         by_path = libc.status_flags(fd) & os.O_PATH
-        with hanging.within(self.supervisor.config.request_seconds, "the file system of the package's directory"):
+        with hanging.within("the file system of the package's directory"):
             mode = 0 if by_path else os.fstat(fd).st_mode
         if not stat.S_ISDIR(mode):
             raise errors.RequestError(f"descriptor {index} is no directory that was opened for reading")

@@ -139,12 +139,15 @@ def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
     taken = hanging.take_socket(child.pid, child.pidfd, inode) if inode else None
     where = hanging.place(child.pid)
     child.signal(signal.SIGKILL)
-    if taken is not None:
-        with socket.socket(fileno=taken) as sock:
-            _answer(sock, f"{what} does not answer ({where})")
-    if not keeper.wait(child.pidfd, DEATH_SECONDS):
-        bounds.forget_turn(state, uid)
-        _kill_runs(state / "runs", child.pid)
+    try:
+        if not keeper.wait(child.pidfd, DEATH_SECONDS):
+            bounds.forget_turn(state, uid)
+            _kill_runs(state / "runs", child.pid)
+    finally:
+        # After all that the client's next request needs.
+        if taken is not None:
+            with socket.socket(fileno=taken) as sock:
+                _answer(sock, f"{what} does not answer ({where})")
 
 
 def _answer(sock: socket.socket, message: str) -> None:

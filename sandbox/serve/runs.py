@@ -68,7 +68,7 @@ def _reached(talk: Conversation, directory: int) -> Iterator[standby_wire.Reache
     if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
         yield None
         return
-    with hanging.within(_roots_seconds(talk), place_of(directory)):
+    with hanging.within(place_of(directory), _roots_seconds(talk)):
         envelope = packages.envelope(directory)
     with standby_wire.reached(talk.supervisor.path / "runs", envelope) as found:
         yield found
@@ -88,7 +88,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         with own.logged(issuer, retelling.refused):
             if talk.caller.uid == 0:
-                with hanging.within(_roots_seconds(talk), place_of(directory)):
+                with hanging.within(place_of(directory), _roots_seconds(talk)):
                     package = packages.read(directory)
             else:
 
@@ -171,7 +171,7 @@ def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[N
         errors.CovenantError: it would have taken more.
     """
     if talk.caller.uid == 0:
-        with hanging.within(_roots_seconds(talk), place):
+        with hanging.within(place, _roots_seconds(talk)):
             yield
         return
     most = float(own.config.request_seconds)

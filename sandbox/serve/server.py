@@ -333,7 +333,7 @@ class Server:
     def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         page = hanging.Page()
         try:
-            child = keeper.fork(functools.partial(_announced, page, work), keep=keep)
+            child = keeper.fork(functools.partial(_announced, page, self.supervisor.config.request_seconds, work), keep=keep)
         except errors.KernelError:
             page.close()
             raise
@@ -514,8 +514,8 @@ def check_callers(config: configuration.Config) -> None:
             )
 
 
-def _announced(page: hanging.Page, work: Callable[[], object]) -> None:
-    hanging.announce_on(page)
+def _announced(page: hanging.Page, seconds: float, work: Callable[[], object]) -> None:
+    hanging.announce_on(page, seconds)
     work()
 
 

@@ -73,7 +73,8 @@ def mounted(source: Path, place: Path, *, uid: int = 0) -> Iterator[Hanging]:
             process.stdin.write("end\n")
             process.stdin.close()
         assert process.wait(30) == 0
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
         until = time.monotonic() + 10
         while f" {place} " in Path("/proc/self/mountinfo").read_text():
             assert time.monotonic() < until

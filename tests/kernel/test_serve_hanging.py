@@ -3,9 +3,8 @@ of the supervisor goes on. The file system is a real FUSE server (hanging_server
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.serve import client, overdue
+from sandbox.kernel import hanging
+from sandbox.serve import client
 from tests.kernel import hanging_files, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.hanging_files import Hanging
@@ -45,14 +45,6 @@ def files(served: Served) -> Iterator[Hanging]:
         yield made
 
 
-def started(served: Served, package: Path, *, uid: int = CALLER) -> subprocess.Popen[str]:
-    """``covenant run`` of a caller."""
-    return subprocess.Popen(
-        serving.covenant_command("run", str(package), "hi", "--json"), stdout=subprocess.PIPE, text=True,
-        env=serving.environment_of(served, uid), **serving.identity(uid),
-    )  # fmt: skip
-
-
 def asked(served: Served, directory: int, *, uid: int = CALLER) -> dict[str, Any]:
     """The answer to a request that brings this directory, from a process of that user."""
     found = hanging_files.as_user(uid, lambda: _ask(served, directory))
@@ -77,6 +69,14 @@ def await_log(served: Served, pattern: str) -> re.Match[str]:
     return found
 
 
+def await_waiting(served: Served) -> None:
+    """Until a keeper waits for FUSE's answer."""
+    until = time.monotonic() + ENDED_SECONDS
+    while not any("request_wait" in hanging.place(pid) for pid in served.children()):
+        assert time.monotonic() < until, served.log()
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("operation", ["READ", "OPEN", "LOOKUP", "READDIR", "GETATTR", "FLUSH"])
 def test_hanging_package_is_answered_by_name(served: Served, files: Hanging, operation: str) -> None:
     with serving.opened(files.place) as directory:
@@ -99,3 +99,89 @@ def test_hanging_package_is_answered_by_name(served: Served, files: Hanging, ope
         files.answer()
         await_log(served, rf"process {found[1]}, which hung, has ended")
         assert asked(served, directory) == {"kind": "answer", "error": None}
+
+
+def test_deaf_file_system_is_ended_by_sigkill(served: Served, files: Hanging) -> None:
+    """FUSE's server has not read the request, so that SIGKILL ends the wait: nothing is left to name."""
+    with serving.opened(files.place) as directory:
+        files.deaf()
+        assert asked(served, directory)["code"] == "file_system_hangs"
+    served.quiet()
+    assert "survives SIGKILL" not in served.log()
+
+
+def test_slow_file_system_below_limit_is_served(served: Served, files: Hanging) -> None:
+    files.hang("READ")
+    with serving.opened(files.place) as directory:
+        heard: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: heard.append(asked(served, directory)))
+        thread.start()
+        files.await_hung()
+        time.sleep(SECONDS / 2)
+        files.answer()
+        thread.join()
+    assert heard == [{"kind": "answer", "error": None}]
+
+
+def test_others_are_served_while_a_request_hangs(served: Served, files: Hanging) -> None:
+    files.hang("READ")
+    with serving.opened(files.place) as directory, serving.opened(served.world.base / "packages" / "hello") as good:
+        heard: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: heard.append(asked(served, directory)))
+        thread.start()
+        files.await_hung()
+        begin = time.monotonic()
+        assert asked(served, good, uid=STRANGER) == {"kind": "answer", "error": None}
+        assert thread.is_alive(), time.monotonic() - begin
+        thread.join()
+    assert heard[0]["code"] == "file_system_hangs"
+
+
+def test_clients_places_are_bounded_by_what_hangs(served: Served, files: Hanging) -> None:
+    """A place comes back, but not without end: a client has at most as many processes that hang as requests."""
+    files.hang("READ")
+    with serving.opened(files.place) as directory:
+        said = [asked(served, directory)["code"] for _ in range(5)]
+        assert said == ["file_system_hangs"] * 4 + ["too_many_requests"]
+        files.answer()
+        served.quiet()
+        assert asked(served, directory) == {"kind": "answer", "error": None}
+
+
+@pytest.mark.parametrize("hang", ["hang", "deaf"])
+def test_stop_waits_for_no_file_system(served: Served, files: Hanging, hang: str) -> None:
+    with serving.opened(files.place) as directory, contextlib.ExitStack() as stack:
+        files.hang("READ") if hang == "hang" else files.deaf()
+        for _ in range(2):
+            stack.callback(threading.Thread.join, thread := threading.Thread(target=asked, args=(served, directory)))
+            thread.start()
+        await_waiting(served)
+        if hang == "hang":
+            await_log(served, "survives SIGKILL")
+        begin = time.monotonic()
+        assert served.stop() == 0, served.log()
+        assert time.monotonic() - begin < 15
+    left = re.findall(r"process (\d+) survives SIGKILL", served.log())
+    assert bool(left) == (hang == "hang")
+    assert {serving.status(int(pid))["State"][0] for pid in left} <= {"D"}
+
+
+def test_stop_ends_an_access_before_its_time(warm: Path) -> None:
+    """A limit of ten minutes for a request is none for the end of the supervisor."""
+    with (
+        serving.open_place() as base,
+        Served(World(base, warm=warm), callers=[CALLER], request_seconds=600) as served,
+        hanging_files.mounted(served.world.sign(served.world.copy("hello")), base / "hangs", uid=CALLER) as files,
+        serving.opened(files.place) as directory,
+    ):
+        files.hang("READ")
+        heard: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: heard.append(asked(served, directory)))
+        thread.start()
+        files.await_hung()
+        begin = time.monotonic()
+        assert served.stop() == 0, served.log()
+        assert time.monotonic() - begin < 15
+        thread.join()
+        assert heard[0]["code"] == "file_system_hangs"
+        assert "survives SIGKILL" in served.log()
