@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from policy import errors
-from sandbox.kernel import delegation, files, filesystems
+from sandbox.kernel import delegation, files, filesystems, hanging
 from sandbox.kernel.delegation import BASE, NEEDED, OPTIONAL
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
@@ -286,7 +286,7 @@ class Leaf:
                 with contextlib.suppress(OSError):
                     self._ask(frozen=False)
             if time.monotonic() > until:
-                raise errors.KernelError(unread or f"processes {pids} survive SIGKILL in cgroup `{self.name}`")
+                raise errors.KernelError(unread or f"{hanging.survivors(pids)} survive SIGKILL in cgroup `{self.name}`")
             time.sleep(0.002)
 
     def _left(self) -> tuple[list[int], str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import cgroupfs
+from sandbox.kernel import cgroupfs, hanging
 from sandbox.kernel.cgroupfs import Leaf
 
 # How long the lists are left unread while what was killed is dying: at first, since on a machine without a freezer
@@ -70,7 +70,7 @@ def kill(leaves: Sequence[Leaf], *, deadline_seconds: float = 10.0) -> None:
                 if pids:
                     _ask(leaf, frozen=False)
             if time.monotonic() > until:
-                names = ", ".join(f"{leaf.name} ({unread})" if unread else leaf.name for leaf, _, unread in left)
+                names = ", ".join(f"{leaf.name} ({unread or hanging.survivors(pids)})" for leaf, pids, unread in left)
                 raise errors.KernelError(f"something survives SIGKILL in the cgroups {names}")
             look = _FIRST_LOOK_SECONDS if fresh else min(look * 2, _LOOK_SECONDS)
             killed.wait(look)

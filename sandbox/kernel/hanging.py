@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from sandbox.kernel import libc
 
@@ -22,6 +22,7 @@ _HEAD = struct.Struct("=dI")
 _CLIENT = struct.Struct("=IQ")
 _CLIENT_AT, _TEXT_AT = 16, 32
 _TEXT_BYTES = 1000
+_SHOWN = 8
 
 
 class Page:
@@ -66,7 +67,7 @@ _seconds = 0.0
 def announce_on(page: Page | None, seconds: float = 0.0) -> None:
     """From now on this process announces on ``page``; on none with None. For a process with one thread. ``seconds`` is
     what an access takes at most that names no time of its own."""
-    global _page, _seconds  # noqa: PLW0603 - of the process
+    global _page, _seconds
     _page, _seconds = page, seconds
 
 
@@ -115,3 +116,9 @@ def place(pid: int) -> str:
         with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
             function = file.read().strip()
     return f"state {state}, in the kernel's `{function}`"
+
+
+def survivors(pids: Collection[int]) -> str:
+    """Processes that SIGKILL does not end, each with where it waits; so many of them that a line holds them."""
+    shown = ", ".join(f"{pid} ({place(pid)})" for pid in sorted(pids)[:_SHOWN])
+    return f"processes {shown}" + (f" and {len(pids) - _SHOWN} more" if len(pids) > _SHOWN else "")

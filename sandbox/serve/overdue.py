@@ -15,7 +15,7 @@ import functools
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -32,6 +32,7 @@ GRACE_SECONDS: Final = 1.0
 # How long a killed keeper may take to die before it is reported.
 DEATH_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0
+_STEP_SECONDS: Final = 0.2
 _ANSWER_SECONDS: Final = 2.0
 HINT: Final = (
     "end the file system's server, or abort its connection: 1 into /sys/fs/fuse/connections/N/abort;"
@@ -47,6 +48,25 @@ class Loop(Protocol):
 
     def give_up(self, pidfd: int) -> None:
         """Act as if this keeper had been killed; its real end counts for nothing but its descriptor."""
+
+
+def fork(work: Callable[[], object], keep: Collection[int], seconds: float) -> tuple[Keeper, Page]:
+    """Fork a keeper, and the page on which it announces its accesses, each of at most so long.
+
+    Raises:
+        errors.KernelError: as ``keeper.fork``.
+    """
+    page = Page()
+    try:
+        return keeper.fork(functools.partial(_announced, page, seconds, work), keep=keep), page
+    except errors.CovenantError:
+        page.close()
+        raise
+
+
+def _announced(page: Page, seconds: float, work: Callable[[], object]) -> None:
+    hanging.announce_on(page, seconds)
+    work()
 
 
 @dataclass
@@ -102,6 +122,35 @@ class Overdue:
             until, what = one.page.read()
             if until and not one.ending and (at_once or now >= until + GRACE_SECONDS):
                 self._end(one, what)
+
+    def end_all(self, exited: Callable[[int], None], seconds: float) -> None:
+        """Ask each keeper to end, and wait until it has cleaned up: at most so long, and ``DEATH_SECONDS`` after that.
+
+        A keeper that makes an access is ended at once, one that hangs is not waited for. ``exited`` is called with the
+        pidfd of each that has ended.
+        """
+        begin = time.monotonic()
+        for one in self._watched.values():
+            if not one.hangs:
+                one.child.signal(signal.SIGTERM)
+        while waited := self._unended(exited):
+            now = time.monotonic()
+            if now >= begin + seconds:
+                break
+            notify.alive()
+            self.tick(now, at_once=now >= begin + GRACE_SECONDS)
+            keeper.wait(waited[0].child.pidfd, _STEP_SECONDS)
+        for one in self._unended(exited):
+            one.child.signal(signal.SIGKILL)
+        until = time.monotonic() + DEATH_SECONDS
+        for one in self._watched.values():
+            if not keeper.wait(one.child.pidfd, max(0.0, until - time.monotonic())):
+                self.report(one.child)
+
+    def _unended(self, exited: Callable[[int], None]) -> list[_Watched]:
+        for pidfd in [pidfd for pidfd in self._watched if keeper.wait(pidfd, 0)]:
+            exited(pidfd)
+        return [one for one in self._watched.values() if not one.hangs]
 
     def report(self, child: Keeper) -> None:
         """Say on stderr that SIGKILL did not end it, and where it waits."""

@@ -29,14 +29,14 @@ from typing import Final
 
 from policy import errors
 from sandbox import config as configuration
-from sandbox import keeper, registry, standby_retries
+from sandbox import registry, standby_retries
 from sandbox.keeper import Keeper
-from sandbox.kernel import filter_reader, hanging, signals
+from sandbox.kernel import filter_reader, signals
 from sandbox.network.tokens import Tokens
-from sandbox.serve import connection, frames, notify, watcher
+from sandbox.serve import connection, frames, notify, overdue, watcher
 from sandbox.serve.ahead import Ahead
 from sandbox.serve.conversation import Caller
-from sandbox.serve.overdue import DEATH_SECONDS, GRACE_SECONDS, Overdue
+from sandbox.serve.overdue import Overdue
 from sandbox.serve.pool import Pool
 from sandbox.supervisor import Supervisor
 
@@ -155,7 +155,7 @@ class Server:
             self._dismiss()
             self._let_go()
             if self.supervisor.config.on_supervisor_exit == "end":
-                self._end_keepers()
+                self._overdue.end_all(self._exited, _END_SECONDS)
             for child, _ in self._keepers.values():
                 child.close()
         # Whoever tells a service to end may tell each of its processes.
@@ -331,12 +331,7 @@ class Server:
     # --- keepers ----------------------------------------------------------------------------------
 
     def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
-        page = hanging.Page()
-        try:
-            child = keeper.fork(functools.partial(_announced, page, self.supervisor.config.request_seconds, work), keep=keep)
-        except errors.KernelError:
-            page.close()
-            raise
+        child, page = overdue.fork(work, keep, self.supervisor.config.request_seconds)
         try:
             self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
         except OSError as e:  # as in _admit: nobody would hear of its end
@@ -433,33 +428,6 @@ class Server:
         if self._again and not status:
             self.recover()
 
-    def _end_keepers(self) -> None:
-        """Ask each to end, and wait until it has cleaned up: at most ``_END_SECONDS``, and ``DEATH_SECONDS`` more for
-        what is killed then. What makes an access to files is ended at once, and what hangs is not waited for."""
-        begin = time.monotonic()
-        for pidfd, (child, _) in self._keepers.items():
-            if not self._overdue.hangs(pidfd):
-                child.signal(signal.SIGTERM)
-        while waited := self._unended():
-            now = time.monotonic()
-            if now >= begin + _END_SECONDS:
-                break
-            notify.alive()
-            self._overdue.tick(now, at_once=now >= begin + GRACE_SECONDS)
-            keeper.wait(waited[0].pidfd, 0.2)
-        for child in self._unended():
-            child.signal(signal.SIGKILL)
-        until = time.monotonic() + DEATH_SECONDS
-        for child, _ in self._keepers.values():
-            if not keeper.wait(child.pidfd, max(0.0, until - time.monotonic())):
-                self._overdue.report(child)
-
-    def _unended(self) -> list[Keeper]:
-        """The keepers that are waited for; those that have ended are reaped."""
-        for pidfd in [pidfd for pidfd in self._keepers if keeper.wait(pidfd, 0)]:
-            self._exited(pidfd)
-        return [child for pidfd, (child, _) in self._keepers.items() if not self._overdue.hangs(pidfd)]
-
     def _cannot_read(self) -> None:
         # No other can be forked: what is forked now is under a filter.
         self._selector.unregister(self.reader)
@@ -512,11 +480,6 @@ def check_callers(config: configuration.Config) -> None:
                 f"`callers` has the user of trusted-local agents, `{config.trusted_local_user}`",
                 hint="agents may not ask for runs: take that uid out",
             )
-
-
-def _announced(page: hanging.Page, seconds: float, work: Callable[[], object]) -> None:
-    hanging.announce_on(page, seconds)
-    work()
 
 
 def _until_end(pipe: int) -> None:

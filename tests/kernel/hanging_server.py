@@ -127,7 +127,9 @@ class Server:
             _, offset, _ = _READ.unpack_from(rest)
             return b"" if offset else self._entries(node)
         if name == "STATFS":
-            return struct.pack("=5Q4I", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0).ljust(80, b"\0")
+            return struct.pack("=5Q4I", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0).ljust(
+                80, b"\0"
+            )
         if name in {"RELEASE", "RELEASEDIR", "FLUSH", "ACCESS"}:
             return b""
         raise OSError(errno.ENOSYS, "")
