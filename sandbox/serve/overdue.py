@@ -5,7 +5,7 @@ A keeper announces each access to files of its client's, or of the operator's, b
 When such an access has outlived its time, a process forked for that purpose takes the client's socket from the keeper,
 kills the keeper through its pidfd, and answers in its place (``_end``). A keeper that dies is then handled as any that
 was killed. One that does not die holds nothing that others wait for: its client's place is given back, and the agents
-of its runs are killed. It is reported on stderr and counted until its file system answers or is unmounted.
+of its runs are killed. It is reported on stderr, and counts against its client until it has ended.
 """
 
 from __future__ import annotations
@@ -80,12 +80,10 @@ class _Watched:
 
 @dataclass
 class Overdue:
-    """Every keeper of the main loop, by its pidfd. ``state`` is COVENANT_STATE; ``number`` is a page on which the
-    number of those that hang is, for the process that serves the metrics."""
+    """Every keeper of the main loop, by its pidfd. ``state`` is COVENANT_STATE."""
 
     state: Path
     loop: Loop
-    number: Page = field(default_factory=Page)
     _watched: dict[int, _Watched] = field(default_factory=dict)
     _look_at: float = 0.0
 
@@ -99,7 +97,6 @@ class Overdue:
         one.page.close()
         if one.hangs:
             notify.tell(f"process {one.child.pid}, which hung, has ended")
-            self._count()
 
     def hangs(self, pidfd: int) -> bool:
         """Whether it was reported as one that SIGKILL does not end."""
@@ -174,12 +171,8 @@ class Overdue:
             one.ending = False  # that process failed: the next look tries again
         elif not keeper.wait(pidfd, 0):
             one.hangs = True
-            self._count()
             self.report(one.child)
             self.loop.give_up(pidfd)
-
-    def _count(self) -> None:
-        self.number.write(float(sum(one.hangs for one in self._watched.values())), "")
 
 
 def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
