@@ -108,14 +108,23 @@ def take_socket(pid: int, pidfd: int, inode: int) -> int | None:
 
 
 def place(pid: int) -> str:
-    """Where a process waits: its state and the kernel's function (proc_pid_stat(5), proc_pid_wchan(5)), in words."""
+    """Where a process waits: the state and the kernel's function of its first thread that no signal reaches, else of
+    its main thread, in words (proc_pid_stat(5), proc_pid_wchan(5)). A main thread may have ended before the others."""
+    found = [("?", "?")]
+    with contextlib.suppress(OSError):
+        found = [_thread(pid, name) for name in sorted(os.listdir(f"/proc/{pid}/task"), key=int)] or found
+    state, function = next((one for one in found if one[0] == "D"), found[0])
+    return f"state {state}, in the kernel's `{function}`"
+
+
+def _thread(pid: int, name: str) -> tuple[str, str]:
     state, function = "?", "?"
     with contextlib.suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        with open(f"/proc/{pid}/task/{name}/stat", encoding="ascii", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
-        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+        with open(f"/proc/{pid}/task/{name}/wchan", encoding="ascii") as file:
             function = file.read().strip()
-    return f"state {state}, in the kernel's `{function}`"
+    return state, function
 
 
 def survivors(pids: Collection[int]) -> str:
