@@ -51,10 +51,12 @@ def open_granted(
     _check_spelling(path, where)
     check_never(path, never or {}, where)
     with hanging.within(f"the file system of granted path `{path}`"):
-        return _walk(path, trusted, where, writing=writing)
+        return _walk(path, trusted, where, writing=writing, beside=beside)
 
 
-def _walk(path: str, trusted: frozenset[int], where: str, *, writing: bool) -> tuple[int, GrantedPath]:
+def _walk(
+    path: str, trusted: frozenset[int], where: str, *, writing: bool, beside: Collection[str]
+) -> tuple[int, GrantedPath]:
     fd = os.open("/", _OPEN | os.O_DIRECTORY)
     try:
         parts = path.strip("/").split("/")
