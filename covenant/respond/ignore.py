@@ -12,8 +12,8 @@ Rules are read in order; what a later one with `!` finds is taken out of what wa
 for each place: a text that names one harmless file does not thereby hide another's name. A text is ignored while a
 place is left.
 
-What a text makes of it costs time that grows with its length alone: a `*` spans at most a file name, and what a `**`
-joins is looked for piece by piece (``covenant.respond.globs``).
+RE2 does the matching, in time linear in the text's length; a `*` spans at most a file name
+(``covenant.respond.globs``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
+import re2
 
-from covenant.respond.globs import PathGlob, Piece, Span
+from covenant.respond import globs
+from covenant.respond.globs import Glob, Span
 from covenant.wire import requests, responses
 from policy import errors
 from sandbox import durable
@@ -66,82 +68,57 @@ _HEADER: Final = """\
 
 # PATH_MAX of Linux: no path is longer.
 _PATH: Final = 4096
+_SHOWN: Final = 80
 # A longer text takes the loop for longer than a turn should be; so many of those are looked through at once.
 _AT_ONCE: Final = 16 * 1024
 _MOST_LONG: Final = 2
 # A text in which a rule finds as many is ignored, whatever a `!` after it would take back of them.
 MOST_PLACES: Final = 250_000
-_WORD: Final = re.compile(r"""[^\s"'`<>(){}\[\]|;,=:]+""")
+# As `\s` of Python: to RE2 only the spaces of ASCII are spaces.
+_SPACES: Final = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+_WORD: Final = re2.compile(rf"""[^{_SPACES}"'`<>(){{}}\[\]|;,=:]+""")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _LITERAL: Final = re.compile(r"[^*?\[\]\\!/]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line: ``pattern`` as it stands there."""
+    """One line: ``pattern`` as it stands there. Texts are UTF-8 bytes, and a place is a span of bytes."""
 
     pattern: str
     negated: bool
-    anchored: bool
-    pieces: tuple[Piece, ...]
-    path: PathGlob | None
-    # What a word must hold to be matched as a path; None where the rule is no path.
-    literal: str | None
+    # None where the rule matches any text that is not empty.
+    glob: Glob | None
+    path: Any
+    # A word must contain it to be matched as a path; None where the rule is no path.
+    literal: bytes | None
 
-    def spans(self, text: str) -> list[Span]:
+    def spans(self, text: bytes) -> list[Span]:
         """The places that the rule finds, by where they end."""
-        found = set(self._anywhere(text))
-        if self.path is not None and self.literal is not None and self.literal in text:
-            found |= set(itertools.islice(self._paths(text, self.path, self.literal), MOST_PLACES))
+        if self.glob is None:
+            return [(0, len(text))] if text else []
+        found = set(self.glob.spans(text, MOST_PLACES))
+        found.update(itertools.islice(self._paths(text), MOST_PLACES))
         return sorted(found, key=lambda span: (span[1], span[0]))
 
-    def finds(self, text: str) -> bool:
+    def finds(self, text: bytes) -> bool:
         """Whether it finds any place: no more of the text is looked at than up to the first."""
-        if not self.pieces:
+        if self.glob is None:
             return bool(text)
-        at = 0
-        for number, piece in enumerate(self.pieces):
-            # Whatever ends first leaves most of the text for those behind it.
-            found = next(piece.by_end(text, at, anchored=self.anchored and not number), None)
-            if found is None:
-                break
-            at = found[1]
-        else:
-            return True
+        return self.glob.finds(text) or any(True for _ in self._paths(text))
+
+    def _paths(self, text: bytes) -> Iterator[Span]:
         if self.path is None or self.literal is None or self.literal not in text:
-            return False
-        return any(True for _ in self._paths(text, self.path, self.literal))
-
-    def _anywhere(self, text: str) -> list[Span]:
-        if not self.pieces:
-            return [(0, len(text))] if text else []
-        first, *others = self.pieces
-        spans = first.by_end if others else first.spans
-        chains = list(itertools.islice(spans(text, anchored=self.anchored), MOST_PLACES))
-        for number, piece in enumerate(others, 1):
-            if chains:
-                spans = piece.by_end if number < len(others) else piece.spans
-                chains = list(itertools.islice(_followed(chains, spans(text, chains[0][1])), MOST_PLACES))
-        return chains
-
-    @staticmethod
-    def _paths(text: str, path: PathGlob, literal: str) -> Iterator[Span]:
+            return
         for word in _WORD.finditer(text):
             token = word.group()
-            if literal not in token or len(token) > _PATH or not ("/" in token or "." in token or "_" in token):
+            if self.literal not in token or not (b"/" in token or b"." in token or b"_" in token):
                 continue
-            plain = token.replace("\\", "/").lstrip("/")
-            if path.matches(plain) or path.matches(plain.rstrip(".!?")):
+            if len(token) > _PATH and len(token.decode()) > _PATH:
+                continue
+            plain = token.replace(b"\\", b"/").lstrip(b"/")
+            if self.path.match(plain) or self.path.match(plain.rstrip(b".!?")):
                 yield word.span()
-
-
-def _followed(chains: Sequence[Span], found: Iterable[Span]) -> Iterator[Span]:
-    """Each that was found after a chain, joined with the last that ends before it."""
-    at = -1
-    for start, end in found:
-        while at + 1 < len(chains) and chains[at + 1][1] <= start:
-            at += 1
-        if at >= 0:
-            yield chains[at][0], end
 
 
 def parse(text: str) -> tuple[Rule, ...]:
@@ -163,34 +140,43 @@ def _rule(line: str) -> Rule | None:
         return None
     # At any offset, and with anything behind it: stars at the ends say nothing.
     trimmed = said.rstrip("*") if anchored else said.strip("*")
-    pieces = [Piece(part) for part in re.split(r"\*\*+", trimmed)] if trimmed else []
     path, literal = (None, None) if anchored or re.search(r"\s", said) else _as_path(said)
-    return Rule(pattern, negated, anchored, tuple(pieces), path, literal)
+    return Rule(pattern, negated, _glob(pattern, trimmed, anchored=anchored), path, literal)
 
 
-def _as_path(body: str) -> tuple[PathGlob | None, str | None]:
+def _glob(pattern: str, trimmed: str, *, anchored: bool) -> Glob | None:
+    try:
+        return Glob(re.split(r"\*\*+", trimmed), anchored=anchored) if trimmed else None
+    except ValueError as e:
+        shown = f"{pattern[:_SHOWN]}..."
+        raise errors.IgnoreFileError(f"rule `{shown}` has too many stars", hint="split it into shorter rules") from e
+
+
+def _as_path(body: str) -> tuple[Any, bytes | None]:
     literals = _LITERAL.findall(body)
     if not literals:
         return None, None
     try:
-        return PathGlob(body), max(literals, key=len)
+        return globs.path_regex(body), max(literals, key=len).encode()
     except ValueError:
         return None, None
 
 
 def matched(rules: Sequence[Rule], text: str) -> str | None:
     """The pattern of the last rule that still has a place in the text, None when the text may pass."""
+    # RE2 reads UTF-8, which has no lone surrogates.
+    raw = _SURROGATE.sub("\ufffd", text).encode()
     # What comes after the last `!` is taken back by nothing: there any place will do, and whoever sends a long text
     # full of places does not keep others waiting while they are counted.
     last = next((number for number in range(len(rules), 0, -1) if rules[number - 1].negated), 0)
     for rule in reversed(rules[last:]):
-        if rule.finds(text):
+        if rule.finds(raw):
             return rule.pattern
     places: list[tuple[Span, str]] = []
     for rule in rules[:last]:
         if rule.negated and not places:
             continue
-        spans = rule.spans(text)
+        spans = rule.spans(raw)
         if rule.negated:
             taken = _joined(spans)
             places = [(place, pattern) for place, pattern in places if not _meets(place, taken)]

@@ -1,4 +1,4 @@
-"""Globs that take time by the length of the text: the same matches as `re` and pathspec find, which go back."""
+"""The globs of `.covenantignore` match what Python's `re` and pathspec match, in linear time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pathspec.patterns.gitignore.base import GitIgnorePatternError
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from covenant.respond import globs, ignore
-from covenant.respond.globs import PathGlob, Piece
+from covenant.respond import globs
+from covenant.respond.globs import Glob
 from covenant.respond.ignore import IgnoreSet
+from policy import errors
 
 _WORDS = {"*": "[^/]{0,3}", "?": "[^/]"}
 _TEXTS = st.text(alphabet="aab/\né", max_size=40)
@@ -21,9 +22,8 @@ _TEXTS = st.text(alphabet="aab/\né", max_size=40)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A star spans three characters, and a text is looked at in windows of five."""
+    """A star spans three characters."""
     monkeypatch.setattr(globs, "NAME", 3)
-    monkeypatch.setattr(globs, "_WINDOW", 5)
 
 
 def _re(piece: str) -> str:
@@ -37,39 +37,49 @@ def _pieces() -> st.SearchStrategy[str]:
     return made.filter(lambda piece: "**" not in piece and piece != "*")
 
 
-@given(_pieces(), _TEXTS, st.integers(0, 10))
-@example("a*b*a", "aabbabaab" * 4, 0)
-def test_a_piece_spans_what_the_regular_expression_does(piece: str, text: str, at: int) -> None:
-    compiled, made = re.compile(_re(piece)), Piece(piece)
-    assert list(made.spans(text, at)) == [found.span() for found in compiled.finditer(text, at)]
-    begins = compiled.match(text)
-    assert list(made.spans(text, anchored=True)) == ([begins.span()] if begins else [])
-
-
-@given(_pieces().filter(lambda piece: "*" in piece), _TEXTS, st.integers(0, 10))
-def test_each_end_of_a_piece_is_told_with_the_last_place_that_it_can_begin_at(piece: str, text: str, at: int) -> None:
+@given(_pieces().filter(bool), _TEXTS)
+@example("a*b*a", "aabbabaab" * 4)
+def test_piece_spans_equal_those_of_re(piece: str, text: str) -> None:
     compiled = re.compile(_re(piece))
-    ends = {}
-    for end in range(len(text) + 1):
-        for start in range(at, end + 1):
-            if compiled.fullmatch(text, start, end):
-                ends[end] = start
-    assert list(Piece(piece).by_end(text, at)) == [(start, end) for end, start in ends.items()]
-    first = [end for end in range(len(text) + 1) if compiled.fullmatch(text, 0, end)]
-    assert list(Piece(piece).by_end(text, anchored=True)) == [(0, end) for end in first]
+    raw = text.encode()
+    begins = compiled.match(text)
+    assert _spans(Glob([piece], anchored=False), text) == [found.span() for found in compiled.finditer(text)]
+    assert _spans(Glob([piece], anchored=True), text) == ([begins.span()] if begins else [])
+    assert Glob([piece], anchored=True).finds(raw) == (begins is not None)
 
 
-@given(st.lists(_pieces(), min_size=1, max_size=4), _TEXTS, st.booleans())
+def _spans(glob: Glob, text: str) -> list[tuple[int, int]]:
+    """Spans of characters."""
+    raw = text.encode()
+    return [(len(raw[:start].decode()), len(raw[:end].decode())) for start, end in glob.spans(raw, 1000)]
+
+
+@given(st.lists(_pieces(), min_size=1, max_size=4).filter(lambda pieces: bool(pieces[-1])), _TEXTS, st.booleans())
 @example(["a*b", "c"], "abcb", False)
-def test_a_rule_finds_what_any_way_through_it_finds(pieces: list[str], text: str, anchored: bool) -> None:
-    said = "**".join(pieces)
-    rule = ignore.Rule(said, False, anchored, tuple(map(Piece, pieces)), None, None)
+def test_glob_finds_what_any_path_finds(pieces: list[str], text: str, anchored: bool) -> None:
+    made = Glob(pieces, anchored=anchored)
     whole = re.compile(".*".join(map(_re, pieces)), re.DOTALL)
     found = (whole.match if anchored else whole.search)(text) is not None
-    assert rule.finds(text) == found
-    spans = rule.spans(text)
+    assert made.finds(text.encode()) == found
+    spans = _spans(made, text)
     assert bool(spans) == found
     assert all(whole.fullmatch(text, *span) for span in spans)
+
+
+@given(_pieces().filter(lambda piece: "*" in piece), _pieces().filter(bool), _TEXTS)
+@example("a*b*c", "z", "aabbacbczzcz")
+def test_place_begins_at_the_nearest_start(first: str, last: str, text: str) -> None:
+    head, tail = re.compile(_re(first)), re.compile(_re(last))
+    # For each end of the first piece the last start, found by trying all.
+    nearest = {
+        end: start for end in range(len(text) + 1) for start in range(end + 1) if head.fullmatch(text, start, end)
+    }
+    expected = [
+        (nearest[max(end for end in nearest if end <= found.start())], found.end())
+        for found in tail.finditer(text, min(nearest, default=len(text)))
+        if nearest
+    ]
+    assert _spans(Glob([first, last], anchored=False), text) == expected
 
 
 _PATTERNS = st.text(alphabet="aab*?/![]^-\\.é", min_size=1, max_size=14)
@@ -82,7 +92,7 @@ _PATHS = st.text(alphabet="aab/.é!-^", max_size=24)
 @example("*[!a]*b/", ["aab/", "ab/b/", "b/ab/x"])
 @example("a*/**", ["a", "aa/", "aa/b"])
 @example("[]-]*[^!]*", ["]a", "-", "--b"])
-def test_a_path_matches_as_pathspec_says(pattern: str, paths: list[str]) -> None:
+def test_path_matches_as_pathspec_says(pattern: str, paths: list[str]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -90,20 +100,13 @@ def test_a_path_matches_as_pathspec_says(pattern: str, paths: list[str]) -> None
     except (GitIgnorePatternError, re.error):
         compiled = None
     try:
-        made = PathGlob(pattern)
+        made = globs.path_regex(pattern)
     except ValueError as e:
         assert compiled is None or not compiled.pattern.startswith("^"), str(e)  # noqa: PT017 - what else it may be
         return
     assert compiled is not None
     for path in paths:
-        assert made.matches(path) == (compiled.search(path) is not None), path
-
-
-def test_what_is_remembered_of_a_pattern_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(globs, "_MOST_KNOWN", 3)
-    made = PathGlob("*a*b?")
-    matched = [path for path in ("xaxbx", "xaxb", "ab/ab", "aabbabb", "abx/y") if made.matches(path)]
-    assert matched == ["xaxbx", "aabbabb", "abx/y"]
+        assert (made.match(path) is not None) == (compiled.search(path) is not None), path
 
 
 _RULES = [
@@ -119,9 +122,17 @@ _LONG = ("ab" * 250_000, "a" * 500_000, ("ab" * 2_000 + ".z_ ") * 20, "a/b/" * 1
 
 
 @pytest.mark.parametrize("rule", _RULES)
-def test_no_rule_takes_longer_than_the_text_is(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Going back to each star takes hours for every one of these; nobody waits for that.
+def test_rule_of_many_stars_ends_on_long_text(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An engine that goes back to each star takes hours for each of these.
     monkeypatch.undo()
     rules = IgnoreSet.of(rule, "!x", rule)
     for text in _LONG:
         rules.match(f"{text} z c q/")
+
+
+def test_rule_too_large_for_re2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(errors.IgnoreFileError, match="too many stars") as refused:
+        IgnoreSet.of("a*" * 2000 + "b")
+    assert refused.value.hint == "split it into shorter rules"
+    assert IgnoreSet.of(*["a*" * 100 + "b"] * 2).rules
