@@ -8,16 +8,15 @@ the tool's schema in full (JSON Schema 2020-12) before it hears of them, and wai
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 import anyio.to_thread
-import jsonschema
-import referencing
-import referencing.exceptions
+import jsonschema_rs
 
+from covenant.wire import strict
 from covenant.wire.types import ToolSpec
 from policy import errors
 
@@ -25,6 +24,8 @@ _LOG: Final = logging.getLogger(__name__)
 
 SECONDS: Final = 30.0
 _SHOWN: Final = 120
+# Keywords whose error holds the errors of several schemas.
+_CHOICES: Final = frozenset({"anyOf", "oneOf"})
 
 
 class Answer(NamedTuple):
@@ -49,7 +50,7 @@ class Tool(Protocol):
 class _Known:
     tool: Tool
     spec: ToolSpec
-    check: jsonschema.Draft202012Validator
+    check: jsonschema_rs.Draft202012Validator
 
 
 class ToolRegistry:
@@ -62,18 +63,19 @@ class ToolRegistry:
             self.add(tool)
 
     def add(self, tool: Tool) -> bool:
-        """Register a tool; False, with a warning in the log, where its name is taken or its schema is none."""
+        """Register a tool; False, with a warning in the log, where its name is taken or its schema is invalid.
+
+        A schema is invalid too where it refers to another document, or holds a pattern that the linear engine lacks.
+        """
         spec = tool.spec
         if spec.name in self._known:
             _LOG.warning("a second tool `%s` was ignored", spec.name)
             return False
         try:
-            jsonschema.Draft202012Validator.check_schema(spec.input_schema)
-        except jsonschema.SchemaError as e:
-            _LOG.warning("tool `%s` was ignored: its schema is none: %s", spec.name, e.message[:_SHOWN])
+            check = _compiled(spec.input_schema)
+        except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
+            _LOG.warning("tool `%s` was ignored: its schema is invalid: %s", spec.name, e.message[:_SHOWN])
             return False
-        # An empty registry of our own: without one a `$ref` to elsewhere would be fetched over the network.
-        check = jsonschema.Draft202012Validator(spec.input_schema, registry=referencing.Registry())
         self._known[spec.name] = _Known(tool, spec, check)
         return True
 
@@ -118,21 +120,58 @@ class ToolRegistry:
         return known
 
 
+def _compiled(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    # INVARIANT: nothing is fetched for a `$ref`, and patterns run in Rust's linear engine: in the default one
+    # `^(a+)+$` goes back to each `a` (the tests of this module show both).
+    strict.check_depth(schema)
+    return jsonschema_rs.Draft202012Validator(schema, retriever=_refuse, pattern_options=jsonschema_rs.RegexOptions())
+
+
+def _refuse(uri: str) -> Any:
+    raise LookupError(f"`{uri[:_SHOWN]}` is another document, and none is fetched")
+
+
 def _check(known: _Known, arguments: Any) -> None:
     try:
-        wrong = jsonschema.exceptions.best_match(known.check.iter_errors(arguments))
-    except referencing.exceptions.Unresolvable as e:
-        raise errors.ToolError(f"the schema of tool `{known.spec.name}` refers to what is not in it") from e
-    except RecursionError:
+        # The validator recurses on the C stack without a limit of its own: 20,000 levels end a thread with SIGSEGV.
+        strict.check_depth(arguments)
+        wrong = _best(list(known.check.iter_errors(arguments)))
+    except errors.MalformedRequestError:
         raise errors.ToolArgumentsError("the arguments are nested too deeply") from None
+    except UnicodeEncodeError:
+        raise errors.ToolArgumentsError("the arguments contain a lone surrogate") from None
     if wrong is not None:
-        pointer = "".join(f"/{_escaped(step)}" for step in wrong.absolute_path)
-        wanted = str(wrong.validator_value)
+        pointer = "".join(f"/{_escaped(step)}" for step in wrong.instance_path)
+        # The validator names `required` for `dependentRequired` too.
+        keyword = wrong.schema_path[-1] if wrong.kind.name == "required" else wrong.kind.name
+        wanted = str(_wanted(known.spec.input_schema, wrong.schema_path))
         raise errors.ToolArgumentsError(
-            f"arguments{pointer}: not as `{wrong.validator}` of the schema of `{known.spec.name}` says",
-            hint=f"{wrong.validator}: {wanted[:_SHOWN]}{'...' if len(wanted) > _SHOWN else ''}",
+            f"arguments{pointer}: not as `{keyword}` of the schema of `{known.spec.name}` says",
+            hint=f"{keyword}: {wanted[:_SHOWN]}{'...' if len(wanted) > _SHOWN else ''}",
             where=pointer or "/",
         )
+
+
+def _best(found: list[jsonschema_rs.ValidationError]) -> jsonschema_rs.ValidationError | None:
+    """Return the error nearest to the root; of a choice between schemas, the one error that got furthest, if any."""
+    if not found:
+        return None
+    best = min(found, key=lambda error: (len(error.instance_path), error.kind.name in _CHOICES))
+    while best.kind.name in _CHOICES:
+        inside = [error for branch in getattr(best.kind, "context", []) for error in branch]
+        furthest = max((len(error.instance_path) for error in inside), default=0)
+        nearest = [error for error in inside if len(error.instance_path) == furthest]
+        if len(nearest) != 1:
+            break
+        best = nearest[0]
+    return best
+
+
+def _wanted(schema: Any, path: Sequence[str | int]) -> Any:
+    """Return what the schema says at a path, which holds no `$ref`: the validator has resolved them."""
+    for step in path:
+        schema = schema[step]
+    return schema
 
 
 def _escaped(step: str | int) -> str:

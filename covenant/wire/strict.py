@@ -47,11 +47,16 @@ def read(raw: bytes, most: int = MAX_VALUES) -> Any:
         raise errors.MalformedRequestError("a number that is too long") from None
     # Nearly every request opens fewer brackets than it may nest.
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and isinstance(value, dict | list):
-        _check_depth(value)
+        check_depth(value)
     return value
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
+    """Refuse a value of lists and objects that nests deeper than ``MAX_DEPTH``.
+
+    Raises:
+        errors.MalformedRequestError: the value nests deeper.
+    """
     level = [value]
     for _ in range(MAX_DEPTH):
         inside = (v for each in level for v in (each.values() if isinstance(each, dict) else each))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+import jsonschema_rs
 import pytest
 
 from covenant.providers.tools import Answer, ToolRegistry, native
@@ -48,10 +49,10 @@ async def test_sorted_and_no_name_twice(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.messages == ["a second tool `b` was ignored"]
 
 
-async def test_a_schema_that_is_none_is_not_registered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_schema_is_not_registered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert ToolRegistry().add(Fake("bad", {"type": "text"})) is False
-    assert "its schema is none" in caplog.text
+    assert "its schema is invalid" in caplog.text
 
 
 SCHEMA: dict[str, Any] = {
@@ -108,10 +109,56 @@ async def test_a_refusal_does_not_say_what_the_arguments_were() -> None:
     assert "hunter2" not in repr((refused.value.message, refused.value.hint, refused.value.where))
 
 
-async def test_nothing_is_fetched_for_a_schema() -> None:
-    tools = ToolRegistry([Fake("t", {"$ref": "http://127.0.0.1:9/schema.json"})])
-    with pytest.raises(errors.ToolError, match="refers to what is not in it"):
-        await tools.call("t", {})
+async def test_schema_elsewhere_is_refused_and_not_fetched(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"$ref": "http://127.0.0.1:9/schema.json"}
+    assert not ToolRegistry().add(Fake("t", schema))
+    assert "not present in a registry" in caplog.text
+    # The control: a retriever that fetches makes the same schema valid.
+    made = jsonschema_rs.Draft202012Validator(schema, retriever=lambda uri: {"const": uri})
+    assert made.is_valid("http://127.0.0.1:9/schema.json")
+
+
+async def test_pattern_of_nested_repeats_does_not_go_back() -> None:
+    schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": "^(a+)+$"}}}
+    text = "a" * 40 + "!"
+    # An engine that goes back takes 2**40 steps here.
+    with pytest.raises(errors.ToolArgumentsError) as refused:
+        await ToolRegistry([Fake("t", schema)]).call("t", {"p": text})
+    assert refused.value.where == "/p"
+    assert refused.value.hint == "pattern: ^(a+)+$"
+    await ToolRegistry([Fake("t", schema)]).call("t", {"p": "a" * 40})
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)b", "(a)\\1", "(?<!a)b"])
+async def test_pattern_beyond_the_linear_engine_is_refused(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
+    # The control: the validator's default engine takes it, and goes back to match it.
+    assert jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid(1)
+    assert not ToolRegistry().add(Fake("t", {"pattern": pattern}))
+    assert "regex" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "hint"),
+    [
+        ({"x": {"n": 1}}, "/x/n", "minimum: 3"),
+        ({"x": None}, "/x", "anyOf: [{'type': 'string'}, {'properties': {'n': {'minimum': 3}}, 'type': 'object'}]"),
+        ({"x": "s", "y": 1}, "/y", "oneOf: "),
+    ],
+)
+async def test_choice_names_the_branch_that_got_furthest(arguments: Any, where: str, hint: str) -> None:
+    named = {"properties": {"n": {"minimum": 3}}, "type": "object"}
+    schema = {
+        "type": "object",
+        "properties": {
+            "x": {"anyOf": [{"type": "string"}, named]},
+            "y": {"oneOf": [{"const": 1}, {"type": "integer"}]},
+        },
+    }
+    with pytest.raises(errors.ToolArgumentsError) as refused:
+        await ToolRegistry([Fake("t", schema)]).call("t", arguments)
+    assert refused.value.where == where
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith(hint)
 
 
 async def test_arguments_without_an_end() -> None:
@@ -121,6 +168,11 @@ async def test_arguments_without_an_end() -> None:
     tools = ToolRegistry([Fake("t", {"type": "object", "properties": {"x": {"$ref": "#"}}})])
     with pytest.raises(errors.ToolArgumentsError, match="deeply"):
         await tools.call("t", deep)
+
+
+async def test_lone_surrogate_in_arguments_is_refused() -> None:
+    with pytest.raises(errors.ToolArgumentsError, match="surrogate"):
+        await ToolRegistry([Fake("t", SCHEMA)]).call("t", {"n": 2, "who": "\ud800"})
 
 
 async def test_an_unknown_tool() -> None:
