@@ -207,7 +207,7 @@ def text(runs: Sequence[Seen], counted: Tally) -> str:
         ),
         ("covenant_audit_rows_total", "counter", "Rows of the audit log.", [({}, counted.rows)]),
     ]
-    return "".join(line for family in families for line in prometheus.family(*family))
+    return prometheus.text(prometheus.family(*family) for family in families)
 
 
 def _by_agent(runs: Sequence[Seen]) -> dict[str, Counter[str]]:

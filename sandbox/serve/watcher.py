@@ -75,6 +75,9 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
         poll.register(alive, select.POLLIN)
         ours, gate = None, None
         if listener >= 0:
+            # The first scraper does not wait for the import.
+            import prometheus_client  # noqa: F401 - sandbox.prometheus uses it
+
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.enter_context(ours)
             with theirs:

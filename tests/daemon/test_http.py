@@ -169,7 +169,8 @@ async def test_what_has_no_row_of_its_own_is_a_number_in_the_log_and_for_the_ope
                     found.append(answer.status)
         assert found == [401] * 2 + [429] * 5
         async with http_kit.client(gateway) as client, client.get("/metrics") as answer:
-            assert 'covenant_refusals_unwritten_total{transport="http"} 5\n' in await answer.text()
+            numbers = prometheus_text.parse(await answer.text())
+            assert numbers["covenant_refusals_unwritten_total"] == {'transport="http"': 5.0}
         assert len(audit.rows) == 2
     # Nobody came after them: the number is written at the end of the time, or of the daemon.
     assert [row[1]["transport"] for row in audit.rows] == ["http"] * 3

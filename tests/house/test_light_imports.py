@@ -18,13 +18,17 @@ HEAVY = (
     "email",
     "http.client",
     "importlib.metadata",
+    "jsonschema_rs",
     "multiprocessing",
     "numpy",
+    "prometheus_client",
     "psutil",
     "pydantic",
     "pydantic_core",
     "pyroute2",
     "pyseccomp",
+    "re2",
+    "rich",
     "seccomp",
     "socket",
     "sqlite3",
@@ -75,3 +79,15 @@ def test_what_asks_the_supervisor_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "sandbox.serve.client" in done.stdout.split(), done.stderr
     assert sorted(set(done.stdout.split()).intersection(HEAVY) - {"socket"}) == []
+
+
+def test_services_start_without_what_only_an_answer_needs() -> None:
+    code = "import sys, sandbox.serve.main, sandbox.serve.watcher, covenant.daemon, sandbox.prometheus as p; "
+    alone = code + "print(*sys.modules)"
+    answered = code + "p.text([p.family('n', 'gauge', 'About.', [])]); print(*sys.modules)"
+    found = [
+        "prometheus_client"
+        in subprocess.run([sys.executable, "-c", one], capture_output=True, text=True).stdout.split()
+        for one in (alone, answered)
+    ]
+    assert found == [False, True]
