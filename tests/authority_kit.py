@@ -10,7 +10,6 @@ from covenant.respond import capabilities, identity, peers, secrets
 from covenant.respond.caller import Caller
 from covenant.respond.secrets import InMemorySecrets
 from covenant.runtime.running import Runners
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.peers.in_memory import InMemoryPeers
 from covenant.wire import requests, responses
@@ -18,6 +17,7 @@ from covenant.wire.types import AgentId
 from policy import errors
 from tests import server_kit
 from tests.capability_kit import DAEMON
+from tests.doubles.audit import InMemoryAudit
 
 HANDLERS = {**capabilities.HANDLERS, **identity.HANDLERS, **peers.HANDLERS, **secrets.HANDLERS}
 

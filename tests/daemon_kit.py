@@ -13,8 +13,8 @@ import anyio
 from covenant import daemon
 from covenant.daemon_config import Settings
 from covenant.respond.server import Server
-from covenant.wire import async_client
-from covenant.wire.async_client import AsyncClient
+from tests.doubles import async_client
+from tests.doubles.async_client import AsyncClient
 
 START_SECONDS = 30.0
 

@@ -13,9 +13,9 @@ from covenant.respond.ignore import IgnoreSet
 from covenant.respond.server import Server
 from covenant.runtime.agents import Agents
 from covenant.runtime.running import Runners
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from tests import runtime_kit, server_kit
+from tests.doubles.audit import InMemoryAudit
 from tests.runtime_kit import Acts
 
 SECRET = "**/secrets.toml"

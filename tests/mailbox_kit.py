@@ -18,7 +18,6 @@ from covenant.respond.server import Server
 from covenant.runtime.agents import Agents
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, Runners, RunResult
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import requests, responses
@@ -26,6 +25,7 @@ from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
 from policy import base58
 from policy.capabilities.token import Token
 from tests import server_kit
+from tests.doubles.audit import InMemoryAudit
 
 MANIFEST = """
 [agent]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from covenant.stores.memory.durable import DurableMemory
-from covenant.stores.memory.in_memory import InMemory
 from covenant.stores.memory.interface import Memory
 from covenant.wire.types import AgentId, MemoryRecord, SettlementReceipt, Tier
+from tests.doubles.memory import InMemory
 
 ALICE = AgentId(display="alice@local", pubkey="A1ice1111111111111111111111111111111111111")
 BOB = AgentId(display="bob@local", pubkey="Bob11111111111111111111111111111111111111111")

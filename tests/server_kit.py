@@ -38,7 +38,7 @@ class Absent:
 
 
 def _memory(clock: Clock) -> Any:
-    from covenant.stores.memory.in_memory import InMemory
+    from tests.doubles.memory import InMemory
 
     return InMemory()
 
@@ -98,9 +98,9 @@ def _secrets(clock: Clock) -> Any:
 
 
 def _of_the_identity(identity: Identity, clock: Clock) -> dict[str, Any]:
-    from covenant.stores.audit.in_memory import InMemoryAudit
     from covenant.stores.capabilities.in_memory import InMemoryCapabilities
     from covenant.stores.peers.in_memory import InMemoryPeers
+    from tests.doubles.audit import InMemoryAudit
 
     agent = identity.agent
     return {

@@ -17,11 +17,11 @@ from covenant import signing
 from covenant.respond.server import Server
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, Runners, RunResult
-from covenant.wire import async_client
 from policy import decide, errors
 from sandbox import package as reader
 from tests import daemon_kit, hermes_double, runtime_kit
 from tests.daemon_kit import Daemon
+from tests.doubles import async_client
 from tests.hermes_double import KEY, Run
 
 pytestmark = pytest.mark.anyio

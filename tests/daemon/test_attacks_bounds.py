@@ -19,10 +19,11 @@ from covenant.runtime.agents import Agents
 from covenant.runtime.hermes import Hermes
 from covenant.runtime.hermes_api import HermesApi
 from covenant.runtime.running import Intent, RunResult
-from covenant.stores.audit.in_memory import InMemoryAudit
-from covenant.wire import async_client, requests
+from covenant.wire import requests
 from policy import errors
 from tests import daemon_kit, hermes_double, intents_kit, runtime_kit, server_kit
+from tests.doubles import async_client
+from tests.doubles.audit import InMemoryAudit
 from tests.hermes_double import Run, Script
 from tests.intents_kit import ALICE, rows
 

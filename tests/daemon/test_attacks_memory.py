@@ -11,10 +11,10 @@ from covenant.respond import audit, fitting, floods, memory
 from covenant.stores.audit import shared
 from covenant.stores.memory import sqlite
 from covenant.stores.memory.interface import Room
-from covenant.wire import async_client
 from policy import errors
 from tests import daemon_kit
 from tests.capability_kit import ADA, BOB
+from tests.doubles import async_client
 
 pytestmark = pytest.mark.anyio
 

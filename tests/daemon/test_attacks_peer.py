@@ -15,11 +15,11 @@ import pytest
 
 from covenant.respond import dispatch
 from covenant.wire import requests
-from covenant.wire.async_client import AsyncClient
 from policy import base58, contract, errors
 from tests import daemon_kit
 from tests.capability_kit import ADA, BOB, EVE
 from tests.daemon_kit import Daemon, peer
+from tests.doubles.async_client import AsyncClient
 from tests.golden import ipc_kit
 
 pytestmark = pytest.mark.anyio

@@ -12,10 +12,11 @@ import pytest
 from covenant.respond import intent
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult
-from covenant.wire import async_client, requests
+from covenant.wire import requests
 from policy import errors
 from tests import daemon_kit, http_kit, intents_kit, runtime_kit, server_kit
 from tests.daemon_kit import Daemon
+from tests.doubles import async_client
 from tests.intents_kit import ALICE, rows
 
 pytestmark = pytest.mark.anyio

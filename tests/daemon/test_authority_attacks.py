@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from covenant.wire import async_client, frames
-from covenant.wire.async_client import AsyncClient
+from covenant.wire import frames
 from policy import base58, errors
 from policy.capabilities.token import Token
 from tests import daemon_kit
 from tests.capability_kit import ADA, BOB, EVE, signed
 from tests.daemon_kit import peer
+from tests.doubles import async_client
+from tests.doubles.async_client import AsyncClient
 
 pytestmark = pytest.mark.anyio
 

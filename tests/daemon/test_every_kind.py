@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.wire import async_client, requests, responses
-from covenant.wire.async_client import AsyncClient
+from covenant.wire import requests, responses
 from policy import errors
 from tests import daemon_kit
+from tests.doubles import async_client
+from tests.doubles.async_client import AsyncClient
 from tests.golden import ipc_kit
 
 pytestmark = pytest.mark.anyio

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from covenant import daemon
-from covenant.wire import async_client, client
+from covenant.wire import client
 from policy import errors
 from tests import daemon_kit
+from tests.doubles import async_client
 
 pytestmark = pytest.mark.anyio
 

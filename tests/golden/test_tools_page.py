@@ -9,7 +9,8 @@ import pathlib
 import re
 import subprocess
 
-from policy.manifest import tool_checks, tool_pins, tools, tools_reference
+from policy.manifest import tool_checks, tool_pins, tools
+from scripts import tools_page
 from tests import tools_kit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -17,7 +18,7 @@ PAGE = ROOT / "docs" / "tools.md"
 
 
 def test_page_is_what_the_models_say() -> None:
-    assert PAGE.read_text() == tools_reference.page(), "regenerate docs/tools.md (see above)"
+    assert PAGE.read_text() == tools_page.page(), "regenerate docs/tools.md (see above)"
 
 
 def test_page_names_every_key_and_code() -> None:
@@ -42,4 +43,4 @@ def test_the_digest_is_what_the_page_computes(tmp_path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(tools_reference.page())
+    PAGE.write_text(tools_page.page())

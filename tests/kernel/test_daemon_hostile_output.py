@@ -18,8 +18,9 @@ import aiohttp
 import anyio
 import pytest
 
-from covenant.wire import async_client, client
+from covenant.wire import client
 from policy import contract, errors
+from tests.doubles import async_client
 from tests.kernel import serving
 from tests.kernel.serving import CALLER, Served
 from tests.kernel.test_daemon_runs import Process

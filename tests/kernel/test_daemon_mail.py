@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from covenant.respond import accounting
-from covenant.wire import async_client
-from covenant.wire.async_client import AsyncClient
 from tests import daemon_kit
+from tests.doubles import async_client
+from tests.doubles.async_client import AsyncClient
 from tests.kernel import serving
 from tests.kernel.serving import CALLER, Served
 from tests.kernel.test_daemon_runs import Process

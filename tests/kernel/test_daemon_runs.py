@@ -18,11 +18,11 @@ import pytest
 
 from covenant.daemon_config import Projection
 from covenant.respond import accounting
-from covenant.wire import async_client
 from policy import errors
 from sandbox import registry
 from tests import daemon_kit
 from tests.daemon_kit import Daemon
+from tests.doubles import async_client
 from tests.kernel import serving
 from tests.kernel.serving import CALLER, Served
 from tests.kernel.test_serve import eventually

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.wire import async_client
 from policy import errors
 from sandbox import registry
 from tests import daemon_kit
+from tests.doubles import async_client
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, member, spawn

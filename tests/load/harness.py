@@ -22,10 +22,10 @@ from typing import Any, Final, Self
 
 import anyio
 
-from covenant.wire import async_client
-from covenant.wire.async_client import AsyncClient
 from policy import errors
 from tests import runtime_kit
+from tests.doubles import async_client
+from tests.doubles.async_client import AsyncClient
 from tests.supervisor_double import SupervisorDouble
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant.stores.memory import plans, ranking, rows, vectors
-from covenant.stores.memory.in_memory import InMemory
 from covenant.stores.memory.interface import CompactionPolicy
 from covenant.stores.memory.vectors import Block, Entry, Matrices, Matrix
 from covenant.wire.types import MemoryRecord, Tier
+from tests.doubles.memory import InMemory
 from tests.memory_kit import ALICE, BOB, name, receipt, record
 
 TIERS = st.sampled_from(Tier)

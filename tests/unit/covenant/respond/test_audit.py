@@ -13,7 +13,6 @@ from covenant.identity import Identity
 from covenant.respond import audit, fitting, provenance
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.audit.interface import Entry
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
@@ -22,6 +21,7 @@ from covenant.wire.types import AgentId
 from policy import base58, errors, merkle, note
 from policy.capabilities.token import Token
 from tests import server_kit
+from tests.doubles.audit import InMemoryAudit
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,6 @@ from covenant.respond import fitting, memory, memory_upkeep
 from covenant.respond.caller import Caller
 from covenant.respond.ignore import IgnoreSet
 from covenant.respond.server import Server
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import parts, requests
@@ -21,6 +20,7 @@ from covenant.wire.types import AgentId, MemoryRecord, Tier
 from policy import base58, errors
 from policy.capabilities.token import Token
 from tests import server_kit
+from tests.doubles.audit import InMemoryAudit
 from tests.memory_kit import name, receipt, record
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,6 @@ from covenant.respond import budget as budget_requests
 from covenant.respond import receipt_backfill, receipts
 from covenant.respond.caller import Caller
 from covenant.respond.server import Server
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.stores.memory import plans
@@ -27,6 +26,7 @@ from covenant.wire.types import AgentId, MemoryRecord, SettlementReceipt, Tier
 from policy import base58, errors, receipt_tree
 from policy.capabilities.token import Token
 from tests import server_kit
+from tests.doubles.audit import InMemoryAudit
 
 pytestmark = pytest.mark.anyio
 

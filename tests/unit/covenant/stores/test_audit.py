@@ -11,11 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.stores.audit.durable import DurableAudit
-from covenant.stores.audit.in_memory import InMemoryAudit
 from covenant.stores.audit.interface import AuditLog, Entry
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import base58, errors, events, merkle, note, rebase
+from tests.doubles.audit import InMemoryAudit
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from policy.manifest import parse, reference
+from policy.manifest import parse
+from scripts import manifest_page
 
 AGENTS = pathlib.Path(__file__).resolve().parents[4] / "agents"
 FILES = sorted(AGENTS.rglob("agent.toml"))
@@ -27,7 +28,7 @@ def test_there_are_samples() -> None:
 def test_hello_shows_every_section_and_key() -> None:
     hello = (AGENTS / "hello" / "agent.toml").read_text()
     heading, missing = "", []
-    for line in reference.page().splitlines():
+    for line in manifest_page.page().splitlines():
         if found := re.fullmatch(r"## (\[.*\])", line):
             heading = found[1]
         elif found := re.match(r"\| `(\w+)` \|", line):
