@@ -39,7 +39,7 @@ _LOOKED_AT = 1000
 @door.as_json
 def send(recipient: str, text: str, wait: bool, timeout: float, as_json: bool, **given: Any) -> None:
     """Send a task with TEXT to an agent of this host (<id>@agent) or to a peer."""
-    with door.daemon("an agent works on it") as daemon:
+    with door.daemon() as daemon:
         task = _task(daemon, recipient, text, given)
         response = daemon.ask("send_a2_a_task", task=task)
         result = _awaited(daemon, task["id"], timeout) if wait else None

@@ -25,7 +25,7 @@ def list_agents(as_json: bool) -> None:
 @door.as_json
 def reload(as_json: bool) -> None:
     """Have the daemon look at the packages anew."""
-    with door.daemon("packages are read") as daemon:
+    with door.daemon() as daemon:
         response = daemon.ask("reload_agents")
     _show(response, as_json=as_json)
 

@@ -24,7 +24,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     """
     import os
 
-    from covenant.cli import audit
+    from covenant.cli import audit, spinner
     from sandbox import attest_runs, progress
 
     if (run is None) is not every:
@@ -35,7 +35,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     ids = _chosen(attest_runs.live(state / "runs"), run)
     started = audit.started_policies() if ids else {}
     answers = list[attest_runs.Answer]()
-    with progress.step("reading the kernel back") as further:
+    with spinner.shown("reading the log", quiet=as_json), progress.step("reading the kernel back") as further:
         for number, one in enumerate(ids, 1):
             further(f"reading the kernel back: run {number} of {len(ids)}")
             if (found := attest_runs.answer(state, one, started)) is not None:

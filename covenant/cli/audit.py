@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from covenant.cli import audit_daemon, audit_proofs, audit_witness, common, door
+from covenant.cli import audit_daemon, audit_proofs, audit_witness, common, door, spinner
 from policy import errors
 from sandbox import progress
 
@@ -109,7 +109,7 @@ def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> Non
 def verify(ctx: click.Context, as_json: bool) -> None:
     """Check every record against the chain and the signed head. Exit status 3 when a log does not hold."""
     found = []
-    with progress.step("reading the log") as further:
+    with spinner.shown("reading the log", quiet=as_json), progress.step("reading the log") as further:
         for log in read_logs():
             further(f"checking the {log.name} log, {len(log.events) >> 10} KiB")
             found.append((log, audit_proofs.report(log)))

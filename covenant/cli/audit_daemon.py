@@ -37,7 +37,7 @@ def follow(limit: int, since_ms: int | None, line: Callable[[dict[str, Any]], st
 @door.as_json
 def provenance(limit: int, as_json: bool, **filters: Any) -> None:
     """Show who did what by whose leave, newest first."""
-    with door.daemon("the log is read") as daemon:
+    with door.daemon() as daemon:
         response = daemon.ask("query_provenance", limit=limit, **filters)
     if as_json:
         common.emit(door.envelope("provenance_actions", response))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import asking, common
+from covenant.cli import asking, common, spinner
 from policy import errors
 from sandbox import progress
 
@@ -67,7 +67,8 @@ def dispatch(package: Path, pairs: int, as_json: bool) -> None:
         raise errors.PrivilegeError("the raw tools need root", hint="run it with sudo, and give COVENANT_HOME")
     with ExitStack() as stack:
         one = _Bench(package, read, manifest, configuration.load(common.state()), stack)
-        times = one.measure(pairs)
+        with spinner.shown("preparing to measure", quiet=as_json):
+            times = one.measure(pairs)
     document = _document(times, pairs)
     if as_json:
         common.emit(document)

@@ -17,7 +17,6 @@ import click
 
 from covenant import homes
 from policy import errors
-from sandbox import progress
 
 if TYPE_CHECKING:
     from covenant.doors import Door
@@ -82,21 +81,18 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def write(text: str | bytes, *, err: bool = False) -> None:
-    """As ``say``, without a newline. Every verb writes through here: what is said of its progress makes way."""
-    with progress.hushed():
-        click.echo(text, err=err, nl=False)
+    """As ``say``, without a newline."""
+    click.echo(text, err=err, nl=False)
 
 
 def prompted(prompt: str, *, confirm: bool = False) -> str:
     """What was typed at the terminal, unseen; twice the same with ``confirm``."""
-    with progress.hushed():
-        return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
+    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
 
 
 def typed(limit: int) -> bytes:
     """What stdin has, at most so many bytes; it may be typed, or come from who asks at this terminal."""
-    with progress.hushed():
-        return sys.stdin.buffer.read(limit)
+    return sys.stdin.buffer.read(limit)
 
 
 def confirmed(question: str) -> None:
@@ -105,8 +101,7 @@ def confirmed(question: str) -> None:
     Raises:
         click.Abort: it is not.
     """
-    with progress.hushed():
-        click.confirm(question, abort=True, err=True)
+    click.confirm(question, abort=True, err=True)
 
 
 def remark_stderr(text: str) -> None:
@@ -136,8 +131,7 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
         errors.KeyFileError: the file is missing, empty or readable by others, or there is no terminal.
     """
     if file == "-":
-        with progress.hushed():
-            return _non_empty(sys.stdin.buffer.readline(), "stdin")
+        return _non_empty(sys.stdin.buffer.readline(), "stdin")
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")
     if file is None and credentials:
         candidate = Path(credentials) / "covenant-passphrase"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, spinner
 
 _MARKS = {"ok": "ok", "degraded": "DEGRADED", "missing": "MISSING", "unknown": "UNKNOWN"}
 
@@ -26,7 +26,8 @@ def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
     from sandbox import config as configuration
 
     config = configuration.load(common.readable_state())
-    report = checks.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
+    with spinner.shown("checking this host", quiet=as_json):
+        report = checks.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
     if as_json:
         common.emit(report.to_json())
     else:

@@ -15,7 +15,6 @@ import click
 
 from covenant.cli import common, times
 from policy import errors
-from sandbox import progress
 
 if TYPE_CHECKING:
     from covenant.wire.client import Client
@@ -86,8 +85,8 @@ def document(text: str, *, option: str) -> Any:
 
 
 @contextlib.contextmanager
-def daemon(what: str = "the daemon works") -> Iterator[Client]:
-    """A conversation with the daemon, and a line on the terminal while its answers take long.
+def daemon() -> Iterator[Client]:
+    """A conversation with the daemon.
 
     Raises:
         errors.DaemonSilentError: no daemon answers.
@@ -95,7 +94,7 @@ def daemon(what: str = "the daemon works") -> Iterator[Client]:
     """
     from covenant.wire import client
 
-    with client.connected(common.home(), token=_token()) as one, progress.step(what):
+    with client.connected(common.home(), token=_token()) as one:
         yield one
 
 

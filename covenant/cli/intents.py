@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from covenant.cli import common, door
+from covenant.cli import common, door, spinner
 from policy import errors
 
 # So many of the newest rows about intents that waited or were resumed are looked through for one that waits still.
@@ -40,11 +40,12 @@ def _agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def intent(text: str, agent: str | None, priority: str | None, key: str | None, stream: bool, as_json: bool) -> None:
     """Have an agent do what TEXT says, and print its answer."""
     fields = {"text": text, "agent": agent, "priority": priority, "idempotency_key": key}
-    with door.daemon("an agent works on it") as daemon:
+    with door.daemon() as daemon:
         if stream:
             _streamed(daemon.stream("submit_intent", **fields), as_json=as_json)
             return
-        answer = daemon.ask("submit_intent", **fields)
+        with spinner.shown("an agent works on it", quiet=as_json):
+            answer = daemon.ask("submit_intent", **fields)
     _show(answer, as_json=as_json)
 
 
@@ -128,7 +129,7 @@ def _resume(which: str | None, latest: bool) -> dict[str, Any]:
         raise _ResumeError("conflicting_flags", "an intent and --latest are two", hint="give one")
     if which is None and not latest:
         raise _ResumeError("missing_intent_id", "which intent is to be resumed", hint="an id, or latest")
-    with door.daemon("an agent works on it") as daemon:
+    with door.daemon() as daemon:
         if which in (None, "latest"):
             which = _waiting(daemon.ask("recent_audit", limit=_WINDOW, types=_ABOUT_WAITING)["events"])
         assert which is not None

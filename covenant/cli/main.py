@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from covenant.cli import common, long
+from covenant.cli import common
 from policy import errors
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def entry() -> None:
     _one_command()
     as_json = "--json" in sys.argv[1:]
     try:
-        with long.shown():
-            status = cli.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False)
     except errors.CovenantError as e:
         common.fail(errors.exhausted(e) or e, as_json=as_json)
     except click.UsageError as e:

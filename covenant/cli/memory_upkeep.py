@@ -43,7 +43,7 @@ def _order(given: dict[str, Any]) -> dict[str, Any]:
 
 def _compact(mode: str, reason: str, given: dict[str, Any]) -> dict[str, Any]:
     order = {"mode": mode, "policy": _order(given), "reason": reason}
-    with door.daemon("memory is looked through") as daemon:
+    with door.daemon() as daemon:
         return daemon.ask("compact_memory", request=order)
 
 
@@ -91,7 +91,7 @@ def plan_compaction(reason: str, as_json: bool, **given: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="It is always one JSON document.")
 def plan_receipt_backfill(limit: int, as_json: bool) -> None:
     """Print which records and receipts lack each other, as JSON. Nothing is changed."""
-    with door.daemon("memory is looked through") as daemon:
+    with door.daemon() as daemon:
         report = daemon.ask("verify", window=limit)
         wanted = ("memory_without_receipt", "receipt_without_memory_record")
         found = [one for one in report["drift"] if one["kind"] in wanted]
@@ -116,7 +116,7 @@ def plan_receipt_backfill(limit: int, as_json: bool) -> None:
 @door.as_json
 def backfill_receipt_correlation(dry_run: bool, as_json: bool) -> None:
     """Write into records which receipt is theirs."""
-    with door.daemon("memory is looked through") as daemon:
+    with door.daemon() as daemon:
         response = daemon.ask("backfill_memory_records", dry_run=dry_run)
     if as_json:
         body = {name: value for name, value in response.items() if name != "kind"}

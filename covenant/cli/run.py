@@ -6,12 +6,14 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.cli import asking, common
+from covenant.cli import asking, common, spinner
 from policy import errors
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _TIMEOUT = click.option(
     "--timeout", type=click.FloatRange(0.001, 365 * 86_400), metavar="SECONDS", help="Wait at most this long."
 )
+
+_AT_WORK: Final = "the agent is at work"
 
 
 @click.command(
@@ -60,11 +64,13 @@ def _run(path: Path, text: str, timeout: float | None, user: str | None, *, as_j
     if not dev:  # the local key that dev signs with is root's own, and nobody asks for it over a socket
         with asking.supervisor() as sock:
             if sock is not None:
-                return _report(_asked(sock, path, _text(text), timeout_ms, user), as_json=as_json)
-    return _report(_here(path, text, timeout_ms, user, dev=dev), as_json=as_json)
+                return _report(_asked(sock, path, _text(text), timeout_ms, user, as_json=as_json), as_json=as_json)
+    return _report(_here(path, text, timeout_ms, user, dev=dev, as_json=as_json), as_json=as_json)
 
 
-def _asked(sock: socket.socket, path: Path, text: str, timeout_ms: int | None, user: str | None) -> client.Answer:
+def _asked(
+    sock: socket.socket, path: Path, text: str, timeout_ms: int | None, user: str | None, *, as_json: bool
+) -> client.Answer:
     """The answer of a supervisor, which reads the package by a descriptor of ours."""
     from sandbox.serve import client
 
@@ -75,12 +81,19 @@ def _asked(sock: socket.socket, path: Path, text: str, timeout_ms: int | None, u
         reason = "it is a symlink" if os.path.islink(path) else e.strerror
         raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
     try:
-        return client.run(sock, directory, text, timeout_ms=timeout_ms, user=user, said=asking.say_whose)
+        with ExitStack() as stack:
+
+            def said(state: Mapping[str, Any]) -> None:
+                asking.say_whose(state)
+                if state.get("state") == "accepted":
+                    stack.enter_context(spinner.shown(_AT_WORK, quiet=as_json))
+
+            return client.run(sock, directory, text, timeout_ms=timeout_ms, user=user, said=said)
     finally:
         os.close(directory)
 
 
-def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool) -> Answer:
+def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> Answer:
     """The answer of the supervisor in this process."""
     from covenant import identity
     from sandbox import package as packages
@@ -94,7 +107,7 @@ def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, de
         _say_whose(home, supervisor)
         with supervisor.logged(issuer):
             package, dev_id = _signed_for_dev(path, supervisor) if dev else (packages.read(path), "")
-        with packages.beside(path) as children:
+        with packages.beside(path) as children, spinner.shown(_AT_WORK, quiet=as_json):
             return supervisor.run(
                 Request(
                     package=package,

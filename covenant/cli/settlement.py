@@ -64,7 +64,7 @@ def settlement() -> None:
 @door.as_json
 def backfill_receipts(dry_run: bool, as_json: bool) -> None:
     """Write receipts that records lack, and the records' ids into receipts that lack them."""
-    with door.daemon("receipts are looked through") as daemon:
+    with door.daemon() as daemon:
         response = daemon.ask("backfill_settlement_receipts", dry_run=dry_run)
     if as_json:
         body = {name: value for name, value in response.items() if name != "kind"}
@@ -102,7 +102,7 @@ def status(as_json: bool) -> None:
 @door.as_json
 def flush_receipts(limit: int, as_json: bool) -> None:
     """Put receipts that are in no batch into one, under its Merkle root."""
-    with door.daemon("a batch is made") as daemon:
+    with door.daemon() as daemon:
         response = daemon.ask("flush_receipts", limit=limit)
     if as_json:
         common.emit(door.envelope("receipt_batch_flushed", response))

@@ -77,7 +77,7 @@ def _list_daemon(*, as_json: bool) -> None:
 def call(ctx: click.Context, name: str, arguments: str | None, as_json: bool) -> None:
     """Call the daemon's tool NAME. Status 1 where the tool says that it failed."""
     given = {} if arguments is None else door.document(arguments, option="--args")
-    with door.daemon("the tool works") as daemon:
+    with door.daemon() as daemon:
         response = daemon.ask("call_tool", name=name, arguments=given)
     if as_json:
         common.emit(door.envelope("tool_result", response))

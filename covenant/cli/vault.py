@@ -17,7 +17,6 @@ import click
 
 from covenant.cli import common, vault_log
 from policy import errors
-from sandbox import progress
 
 if TYPE_CHECKING:
     from sandbox.config import Config
@@ -260,8 +259,7 @@ def _value(fd: int | None, passphrase_file: str | None) -> Iterator[memoryview]:
             yield value
         return
     with contextlib.ExitStack() as stack:
-        with progress.hushed():  # whoever writes to the pipe may ask at this terminal first
-            value = stack.enter_context(giving.from_descriptor(0 if fd is None else fd))
+        value = stack.enter_context(giving.from_descriptor(0 if fd is None else fd))
         yield value
 
 
