@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, terminal
 from policy import errors
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
-    """The runs as lines that fit the terminal; what is too wide is cut in the agent's name, which is the longest."""
+    """Return the runs as lines that fit the terminal: the widest columns are cut."""
     if not runs:
         return ["no agent is running"]
     short = _short([run["run_id"] for run in runs])
@@ -262,15 +262,10 @@ def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
                 age,
                 parent[:short] or "-",
                 who,
-                indent + common.visible(run["agent_id"]),
+                indent + run["agent_id"],
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    return [
-        ("  ".join([*(cell.ljust(size) for cell, size in zip(row, widths, strict=False)), row[5]]))[:width].rstrip()
-        for row in rows
-    ]
+    return terminal.table(rows[0], rows[1:], width=terminal.width())
 
 
 def _short(ids: list[str]) -> int:

@@ -1,15 +1,17 @@
 """What goes to a terminal: tables that fit it, and colour where there is one.
 
-Off a terminal nothing is cut, nothing is coloured, and nothing moves. Light: the standard library and click.
+Off a terminal nothing is cut, nothing is coloured, and nothing moves. Light: the standard library and click; rich is
+imported where a table is wider than the terminal.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -18,7 +20,6 @@ from covenant.cli import common
 
 _GAP = "  "
 _NARROWEST = 6
-_CUT = "…"
 
 
 def cells(text: str) -> int:
@@ -26,46 +27,55 @@ def cells(text: str) -> int:
     return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
 
 
-def clipped(text: str, width: int) -> str:
-    """The text in at most ``width`` columns; one that was cut ends in an ellipsis."""
-    if cells(text) <= width:
-        return text
-    kept, used = [], 0
-    for ch in text:
-        used += cells(ch)
-        if used > width - 1:
-            break
-        kept.append(ch)
-    return "".join(kept) + _CUT if width > 0 else ""
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None, right: Collection[str] = ()
+) -> list[str]:
+    """Return the rows below their heads, each column as wide as it needs; with ``width``, the widest are cut.
 
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None) -> list[str]:
-    """The rows below their heads, each column as wide as it needs; with ``width``, the widest give way.
-
-    Every cell is made visible: no row can have a second line, or steer the terminal.
+    Every cell is made visible: no row can have a second line, or steer the terminal. The columns that ``right`` names
+    end at their right edge.
     """
     shown = [[common.visible("" if cell is None else str(cell)) for cell in row] for row in (heads, *rows)]
     widths = [max(cells(row[n]) for row in shown) for n in range(len(heads))]
-    if width is not None:
-        _narrow(widths, width - len(_GAP) * (len(heads) - 1))
-    return [_line(row, widths) for row in shown]
+    if width is not None and sum(widths) + len(_GAP) * (len(heads) - 1) > width:
+        return _fitted(shown, widths, width, right)
+    lines = []
+    for row in shown:
+        spaces = [" " * (size - cells(cell)) for cell, size in zip(row, widths, strict=True)]
+        padded = [
+            space + cell if head in right else cell + space
+            for head, cell, space in zip(heads, row, spaces, strict=True)
+        ]
+        lines.append(_GAP.join(padded).rstrip())
+    return lines
 
 
-def _narrow(widths: list[int], room: int) -> None:
-    while sum(widths) > room:
-        widest = max(range(len(widths)), key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
-            return
-        # Down to the next widest at once, or as far as is needed.
-        others = [width for n, width in enumerate(widths) if n != widest]
-        least = max([_NARROWEST, *(width for width in others if width < widths[widest])])
-        widths[widest] = max(least, widths[widest] - (sum(widths) - room)) if least < widths[widest] else least - 1
+def _fitted(shown: list[list[str]], widths: list[int], width: int, right: Collection[str]) -> list[str]:
+    """Have rich cut a table that is wider than the terminal; no column gets narrower than six cells for that."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # The gap is a part of each cell but the first: rich counts no other padding when it cuts.
+    gaps = ["", *[_GAP] * (len(widths) - 1)]
+    least = [len(gap) + min(size, _NARROWEST) for gap, size in zip(gaps, widths, strict=True)]
+    made = Table(box=None, padding=0, pad_edge=False, show_header=False)
+    for head, narrowest in zip(shown[0], least, strict=True):
+        fixed = narrowest if width <= sum(least) else None
+        made.add_column(justify="right" if head in right else "left", min_width=narrowest, width=fixed)
+    for row in shown:
+        # A Text holds no markup.
+        made.add_row(
+            *(Text(gap + cell, no_wrap=True, overflow="ellipsis") for gap, cell in zip(gaps, row, strict=True))
+        )
+    screen = io.StringIO()
+    Console(file=screen, width=max(width, sum(least)), color_system=None).print(made)
+    return [line.rstrip() for line in screen.getvalue().splitlines()]
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    fitted = [clipped(cell, width) for cell, width in zip(row, widths, strict=True)]
-    padded = [cell + " " * (width - cells(cell)) for cell, width in zip(fitted, widths, strict=True)]
-    return _GAP.join(padded).rstrip()
+def width() -> int | None:
+    """Return the columns of the terminal on stdout; None where stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, nothing: str) -> None:
@@ -73,8 +83,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], *, nothing:
     if not rows:
         common.say(nothing, err=True)
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    head, *lines = table(heads, rows, width=width)
+    head, *lines = table(heads, rows, width=width())
     common.say(styled(head, bold=True))
     for line in lines:
         common.say(line)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, terminal
 from policy import errors
 
 if TYPE_CHECKING:
@@ -110,16 +110,10 @@ def _as_root() -> Path:
 
 
 def _table(runs: list[dict[str, Any]], before: dict[str, int], seconds: float) -> list[str]:
-    rows = [_HEADS, *(_row(one, before, seconds) for one in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS) - 1)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=False))
-        ]
-        lines.append("  ".join([*cells, row[-1]]))
+    rows = [_row(one, before, seconds) for one in runs]
     total = sum(one["memory_bytes"] or 0 for one in runs)
-    return [f"{len(runs)} runs, {_size(total)} in all", *(common.visible(line) for line in lines)]
+    lines = terminal.table(_HEADS, rows, width=terminal.width(), right=_HEADS[2:-1])
+    return [f"{len(runs)} runs, {_size(total)} in all", *lines]
 
 
 def _not_ready() -> list[str]:

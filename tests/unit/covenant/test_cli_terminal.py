@@ -57,16 +57,26 @@ def test_the_widest_gives_way() -> None:
 @pytest.mark.parametrize(
     ("text", "width", "wanted"),
     [
-        ("漢字漢字", 5, "漢字…"),
-        ("漢字", 4, "漢字"),
-        ("漢字", 3, "漢…"),
-        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
-        ("abc", 0, ""),
+        ("漢字" * 8, 13, "漢字漢字漢字…"),
+        ("漢字" * 8, 12, "漢字漢字漢 …"),
+        ("漢字漢字", 8, "漢字漢字"),
+        ("e\u0301" * 8, 8, "e\u0301" * 8),
+        ("[bold]x[/bold]", 20, "[bold]x[/bold]"),
+        ("[bold]x[/bold] :smile:", 10, "[bold]x[/…"),
+        ("x\x1b[31m\u202e", 40, "x\\x1b[31m\\u202e"),
     ],
 )
-def test_cells_are_counted_as_a_terminal_does(text: str, width: int, wanted: str) -> None:
-    assert terminal.clipped(text, width) == wanted
+def test_cell_is_cut_at_the_columns_of_a_terminal(text: str, width: int, wanted: str) -> None:
+    (_, line) = terminal.table(("A",), [[text]], width=width)
+    assert line == wanted
     assert terminal.cells(wanted) <= width
+
+
+def test_columns_at_the_right_are_the_same_in_both_tables() -> None:
+    rows = [["a", 5, "x" * 30], ["bbb", 12345, "y"]]
+    assert terminal.table(("A", "N", "C"), rows, width=None, right={"N"})[2] == "bbb  12345  y"
+    assert terminal.table(("A", "N", "C"), rows, width=None, right={"N"})[1] == "a        5  " + "x" * 30
+    assert terminal.table(("A", "N", "C"), rows, width=30, right={"N"})[1] == "a        5  " + "x" * 17 + "…"
 
 
 @pytest.mark.parametrize(
