@@ -68,9 +68,10 @@ def _fitted(shown: list[list[str]], widths: list[int], width: int, right: Collec
         made.add_row(
             *(Text(gap + cell, no_wrap=True, overflow="ellipsis") for gap, cell in zip(gaps, row, strict=True))
         )
-    screen = io.StringIO()
-    Console(file=screen, width=max(width, sum(least)), color_system=None).print(made)
-    return [line.rstrip() for line in screen.getvalue().splitlines()]
+    in_memory = Console(file=io.StringIO(), width=max(width, sum(least)), color_system=None)
+    with in_memory.capture() as screen:
+        in_memory.print(made)
+    return [line.rstrip() for line in screen.get().splitlines()]
 
 
 def width() -> int | None:

@@ -253,7 +253,7 @@ def test_verbs_write_through_common_alone() -> None:
                 stream = isinstance(called, ast.Attribute) and ast.unparse(called.value).startswith("sys.std")
                 if name in past or (stream and name in {"write", "writelines", "read", "readline"}):
                     found.append(f"{path.name}: {ast.unparse(node.func)}")
-    # `python -m covenant.cli.help` writes docs/errors.md: it is no verb.
+    # `python -m covenant.cli.help` writes docs/errors.md: it is no verb. rich writes a table into memory.
     assert sorted(set(found)) == [
         "common.py: click.confirm",
         "common.py: click.echo",
@@ -261,6 +261,7 @@ def test_verbs_write_through_common_alone() -> None:
         "common.py: sys.stdin.buffer.read",
         "common.py: sys.stdin.buffer.readline",
         "help.py: print",
+        "terminal.py: in_memory.print",
     ]
 
 
@@ -346,3 +347,31 @@ def test_a_check_of_this_host_that_takes_long_is_named(
     monkeypatch.setattr(checks, "_TABLE", (("runsc live", True, "calls", slow),))
     with spinner.shown("checking this host", fd=near):
         assert checks.examine(Config(), deadline_seconds=1).enforceable
+
+
+@pytest.mark.parametrize(("arguments", "quiet"), [(["doctor"], False), (["doctor", "--json"], True)])
+def test_document_is_asked_for_quietly(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], quiet: bool
+) -> None:
+    said, within = list[tuple[str, bool]](), list[bool]()
+
+    @contextlib.contextmanager
+    def shown(what: str, *, quiet: bool = False) -> Iterator[None]:
+        said.append((what, quiet))
+        within.append(True)
+        yield
+        within.pop()
+
+    def examined(config: Config, deadline_seconds: float) -> checks.Report:
+        assert within == [True]
+        return checks.Report((checks.Check("runsc live", checks.Status.OK, "calls", "found"),))
+
+    def written(text: str | bytes, *, err: bool = False) -> None:
+        # The line is taken away before anything is written.
+        assert within == []
+
+    monkeypatch.setattr(spinner, "shown", shown)
+    monkeypatch.setattr(checks, "examine", examined)
+    monkeypatch.setattr(common, "write", written)
+    call(*arguments)
+    assert said == [("checking this host", quiet)]
