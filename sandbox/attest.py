@@ -178,7 +178,8 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
         if made.network is not None and (network := view()) is not None:
             readout = replace(readout, firewall=network.gateway.listing)
             family = {one.name.pid for one in found.all()}
-            beside += attest_network.judge(made.network, network, state=state, family=family)
+            rules = artefacts.files["firewall.nft"]
+            beside += attest_network.judge(made.network, network, rules, state=state, family=family)
     except _LeftError:
         return gone
     except (OSError, errors.CovenantError) as e:

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from policy import errors
+from policy.connections import Connection, Ends
 from policy.decompile import live_nft
+from policy.prove.connections import Places, Ways
 from policy.prove.live import Layer, Standing
 from sandbox import memo
-from sandbox.kernel import cgroupfs, netlink, nft, readback, readback_net
+from sandbox.kernel import cgroupfs, conntrack, netlink, nft, readback, readback_net
 from sandbox.kernel import netns as spaces
 from sandbox.kernel.readback import Name
 from sandbox.network import addresses, netns, uplink, walls
@@ -35,6 +37,7 @@ T = TypeVar("T")
 _PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
 _SETTLED_SECONDS: Final = 10.0
 _GATES: Final = (64_990, 65_000)
+_TRACKED: Final = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 # Below ``closures``: what our own texts read like, by text, nft and kernel.
 WALLS: Final = "walls.json"
 # Below it too: how the host's table read last, and after which transaction there.
@@ -121,22 +124,26 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What one namespace holds now; ``listing`` is empty where there was no transaction since it was made."""
+    """What one namespace holds now; ``listing`` is empty where there was no transaction since it was made.
+    ``connections`` are those that the kernel tracks, ``expected`` is the number that it would take for related."""
 
     listing: bytes
     lines: frozenset[str]
     settings: Mapping[str, str]
+    connections: tuple[Connection, ...] = ()
+    expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What was found: in the gateway's namespace, in the agent's, of the host's own table (a digest of how it reads),
-    and of the run's device there."""
+    of the run's device there, and of the connections that the host tracks for the run."""
 
     gateway: Inside
     agent: Inside
     host: str
     device: frozenset[str] = frozenset()
+    connections: tuple[Connection, ...] = ()
 
 
 def view(made: Network, seen: Seen, *, state: Path) -> View:
@@ -152,7 +159,8 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
         listing = spaces.aside(lambda: _listed(made, seen, "gateway", "ruleset"))
         try:
             lines, settings = readback_net.lines(), _read(netns.GATEWAY_SETTINGS)
-            return Inside(listing(), lines, settings)
+            tracked = _tracked()
+            return Inside(listing(), lines, settings, *tracked)
         finally:
             _settle(listing)
 
@@ -160,7 +168,7 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
         # Nobody has business with the rules beside the agent: since ours were loaded there was no other transaction.
         moved = readback_net.generation() != made.agent.generation
         listing = _listed(made, seen, "agent", "ruleset") if moved else b""
-        return Inside(listing, readback_net.lines(), _read(netns.SETTINGS))
+        return Inside(listing, readback_net.lines(), _read(netns.SETTINGS), *_tracked())
 
     def host() -> tuple[str, frozenset[str]]:
         digest = _host_rules(made, seen, state / "closures" / HOST_RULES)
@@ -171,10 +179,38 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
     at_gateway = spaces.aside(lambda: _in(made, made.gateway, gateway))
     try:
         inside = _in(made, made.agent, agent)
-        return View(at_gateway(), inside, *outside())
+        there = at_gateway()
+        digest, device = outside()
+        return View(there, inside, digest, device, _continued(made, there))
     finally:
         _settle(at_gateway)
         _settle(outside)
+
+
+def _tracked() -> tuple[tuple[Connection, ...], int]:
+    """What the calling thread's namespace tracks. A listing walks the table of all namespaces, so it is asked first
+    whether there is anything."""
+    count = int(_TRACKED.read_text())
+    return (tuple(conntrack.connections()) if count else (), conntrack.expectations())
+
+
+def _continued(made: Network, gateway: Inside) -> tuple[Connection, ...]:
+    """What the host's table has of the connections that leave the gateway. An entry of the host's by which none goes
+    is not looked for: its table is everybody's, and may be of any size."""
+    uplink = {ipaddress.ip_address(one).packed for one in _uplink(made)}
+    # What is answered at the gateway's own address was sent from there.
+    begun = [
+        (one.protocol, Ends(to.destination, to.source, to.destination_port, to.source_port))
+        for one in gateway.connections
+        if (to := one.answered).destination in uplink
+    ]
+    return tuple(_in_host(made, lambda: conntrack.looked_up(begun))) if begun else ()
+
+
+def _uplink(made: Network) -> list[str]:
+    """The gateway's addresses towards the host."""
+    found = (line.split() for line in made.gateway.lines if line.startswith("address "))
+    return [words[1].partition("/")[0] for words in found if words[-1] == str(netns.UPLINK_INDEX)]
 
 
 def _settle(wait: Callable[[], object]) -> None:
@@ -195,8 +231,8 @@ def _host_rules(made: Network, seen: Seen, path: Path) -> str:
     return digest
 
 
-def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Iterator[Layer]:
-    """What is not as it was made. ``family`` are the run's own processes."""
+def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: set[int]) -> Iterator[Layer]:
+    """What is not as it was made. ``firewall`` are the compiled rules, ``family`` the run's own processes."""
     expected = functools.partial(_expected, binary=Path(made.nft), path=state / "closures" / WALLS)
     yield from _walls("the walls of the gateway", _beside(found.gateway.listing), (expected(walls.GATEWAY),))
     if found.agent.listing:
@@ -205,6 +241,7 @@ def judge(made: Network, found: View, *, state: Path, family: set[int]) -> Itera
     yield from _walls("the host's table", found.host, known)
     yield from _things(made, found)
     yield from _settings(found)
+    yield from _connections(made, found, firewall)
     yield from _bounds(made)
     # After the looks: they have programs of their own there.
     yield from _members(made, family)
@@ -335,6 +372,38 @@ def _settings(found: View) -> Iterator[Layer]:
             if inside.settings[one] != str(value):
                 expected = f"net/{one} {value} in the namespace of the {name}"
                 yield Layer("network", Standing.WIDER, expected, inside.settings[one])
+
+
+def _connections(made: Network, found: View, firewall: bytes) -> Iterator[Layer]:
+    """Entries of the conntrack tables: a packet of one passes without another look at the rules."""
+    refused: list[tuple[str, Connection]] = []
+    if found.gateway.connections:
+        ways = Ways.of(firewall).refused(found.gateway.connections, _places(made))
+        refused += [("gateway", one) for one in ways]
+    # No rule there looks at connections, so the kernel tracks none.
+    refused += [("agent", one) for one in found.agent.connections]
+    refused += [("host", one) for one in found.connections if not one.direct]
+    if refused:
+        (where, first), more = refused[0], f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        expected = f"in the namespace of the {where} connections that the rules let begin"
+        yield Layer("network", Standing.WIDER, expected, f"{first}{more}")
+    for name, inside in (("gateway", found.gateway), ("agent", found.agent)):
+        if inside.expected:
+            expected = f"no connections that the kernel expects in the namespace of the {name}"
+            yield Layer("network", Standing.WIDER, expected, f"{inside.expected}")
+
+
+def _places(made: Network) -> Places:
+    agent, gateway, uplink = (
+        frozenset(ipaddress.ip_address(one).packed for one in several)
+        for several in (
+            (addresses.AGENT4, addresses.AGENT6),
+            (addresses.GATEWAY4, addresses.GATEWAY6),
+            _uplink(made),
+        )
+    )
+    links = (addresses.AGENT4, addresses.PREFIX4), (addresses.AGENT6, addresses.PREFIX6)
+    return Places(agent, gateway, uplink, tuple(ipaddress.ip_network(one, strict=False) for one in links))
 
 
 def _bounds(made: Network) -> Iterator[Layer]:

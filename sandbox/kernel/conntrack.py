@@ -1,4 +1,5 @@
-"""Connections that the kernel remembers of one address, forgotten: by nfnetlink, in the calling thread's namespace.
+"""Forget the connections that the kernel tracks of one address, and list tracked connections: by nfnetlink, in the
+calling thread's namespace.
 
 What is forgotten is neither answered nor translated any more, and its place in the table is free at once, not after the
 days that an open TCP connection is kept for. Formats: include/uapi/linux/netfilter/nfnetlink_conntrack.h.
@@ -7,19 +8,26 @@ days that an open TCP connection is kept for. Formats: include/uapi/linux/netfil
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from policy import errors
+from policy.connections import Connection, Ends
 from sandbox.kernel.netlink_wire import attribute, attributes, messages
 
 _NETFILTER, _SUBSYSTEM, _GET, _DELETE = 12, 1, 1, 2
 _REQUEST, _ACK, _DUMP, _NESTED, _ERROR, _DONE = 0x1, 0x4, 0x300, 0x8000, 2, 3
 _TUPLE_ORIG, _TUPLE_IP, _V4_SRC, _V6_SRC = 1, 1, 1, 3
 _ID, _ZONE = 12, 18
+# Attributes that no connection of ours has: a helper, a connection that it belongs to, a zone.
+_ODD = {5: "helper", 14: "master", _ZONE: "zone"}
+_TUPLE_REPLY, _TUPLE_PROTO = 2, 2
+_TUPLE_ZONE, _EXPECTATIONS = 3, 2
 _FILTER, _ORIG_FLAGS, _REPLY_FLAGS, _BY_SOURCE = 25, 1, 2, 1
 _SECONDS = 10
 # An agent that is being ended may begin more meanwhile, for as long as it takes to be ended.
@@ -51,6 +59,98 @@ def forget(address: str) -> None:
     except OSError as e:
         raise errors.KernelError(f"connections of {address}: {e.strerror or e}") from e
     raise errors.KernelError(f"connections of {address}: there are new ones again and again")
+
+
+def connections() -> list[Connection]:
+    """Every entry of the table. The kernel walks the table of all namespaces for it: some 10 ms on a large one.
+
+    Raises:
+        errors.KernelError: the kernel does not list them.
+    """
+    return [_connection(body) for body in _dumped(_SUBSYSTEM, 0, b"")]
+
+
+def looked_up(begun: Iterable[tuple[int, Ends]]) -> list[Connection]:
+    """The entries of the connections that began so: each by protocol and first packet. Those without one are left out.
+
+    Raises:
+        errors.KernelError: the kernel does not say.
+    """
+    found = []
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as made:
+            made.settimeout(_SECONDS)
+            for protocol, ends in begun:
+                family = socket.AF_INET if len(ends.source) == 4 else socket.AF_INET6
+                made.send(_message(_GET, _REQUEST, family, _written(protocol, ends)))
+                for kind, body in messages(made.recv(1 << 16)):
+                    if kind != _ERROR:
+                        found.append(_connection(body[4:]))
+                    elif (number := -struct.unpack_from("=i", body)[0]) not in (0, errno.ENOENT):
+                        raise OSError(number, os.strerror(number))
+    except OSError as e:
+        raise errors.KernelError(f"connections cannot be looked up: {e.strerror or e}") from e
+    return found
+
+
+def _written(protocol: int, ends: Ends) -> bytes:
+    """The attribute that names a connection by its first packet."""
+    at = _V4_SRC if len(ends.source) == 4 else _V6_SRC
+    ip = attribute(at, ends.source) + attribute(at + 1, ends.destination)
+    ports = (attribute(key, port.to_bytes(2)) for key, port in ((2, ends.source_port), (3, ends.destination_port)))
+    above = attribute(1, bytes([protocol])) + b"".join(ports)
+    both = attribute(_TUPLE_IP | _NESTED, ip) + attribute(_TUPLE_PROTO | _NESTED, above)
+    return attribute(_TUPLE_ORIG | _NESTED, both)
+
+
+def expectations() -> int:
+    """How many connections the kernel expects: it lets each begin as related to another.
+
+    Raises:
+        errors.KernelError: the kernel does not list them.
+    """
+    return sum(1 for _ in _dumped(_EXPECTATIONS, 0, b""))
+
+
+def _dumped(subsystem: int, family: int, rest: bytes) -> Iterator[bytes]:
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as made:
+            made.settimeout(_SECONDS)
+            made.send(_message(_GET, _REQUEST | _DUMP, family, rest, subsystem=subsystem))
+            while True:
+                for kind, body in messages(made.recv(1 << 18)):
+                    if kind == _ERROR and (number := -struct.unpack_from("=i", body)[0]):
+                        raise OSError(number, os.strerror(number))
+                    if kind in (_DONE, _ERROR):
+                        return
+                    yield body[4:]
+    except OSError as e:
+        raise errors.KernelError(f"connections cannot be listed: {e.strerror or e}") from e
+
+
+def _connection(body: bytes) -> Connection:
+    found = attributes(body)
+    sent, answered = (_tuple(found.get(one, b"")) for one in (_TUPLE_ORIG, _TUPLE_REPLY))
+    odd = [name for key, name in _ODD.items() if key in found]
+    odd += ["zone of one direction"] if sent.zoned or answered.zoned else []
+    return Connection(sent.protocol, sent.ends, answered.ends, " ".join(odd))
+
+
+class _Tuple(NamedTuple):
+    protocol: int
+    ends: Ends
+    zoned: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _tuple(raw: bytes) -> _Tuple:
+    """One direction; ports are 0 where the protocol has none."""
+    outer = attributes(raw)
+    ip, above = attributes(outer.get(_TUPLE_IP, b"")), attributes(outer.get(_TUPLE_PROTO, b""))
+    source, destination = (ip.get(v4, ip.get(v4 + 2, b"")) for v4 in (1, 2))
+    first, last = (int.from_bytes(above.get(one, b"")) for one in (2, 3))
+    ends = Ends(source, destination, first, last)
+    return _Tuple(int.from_bytes(above.get(1, b"")), ends, _TUPLE_ZONE in outer)
 
 
 def _by_source(at: _Address) -> bytes:
@@ -92,9 +192,9 @@ def _family(at: _Address) -> int:
     return socket.AF_INET if at.version == 4 else socket.AF_INET6
 
 
-def _message(what: int, flags: int, family: int, rest: bytes = b"") -> bytes:
+def _message(what: int, flags: int, family: int, rest: bytes = b"", *, subsystem: int = _SUBSYSTEM) -> bytes:
     body = struct.pack("=BBH", family, 0, 0) + rest
-    return struct.pack("=IHHII", 16 + len(body), _SUBSYSTEM << 8 | what, flags, 1, 0) + body
+    return struct.pack("=IHHII", 16 + len(body), subsystem << 8 | what, flags, 1, 0) + body
 
 
 class Remembered:

@@ -18,7 +18,7 @@ from sandbox.network import addresses
 
 T = TypeVar("T")
 _SYS = Path("/proc/sys/net")
-_LOOPBACK, _AGENT, _UPLINK = 1, 2, 3  # indices of the devices in their namespaces
+_LOOPBACK, _AGENT, UPLINK_INDEX = 1, 2, 3  # indices of the devices in their namespaces
 # Before there is a device, because each takes over what `default` says when it is made. IPv6 addresses are only those
 # that are given, and are used at once: nobody else is on these links. No neighbour redirects, no route advertises.
 SETTINGS: Final = {
@@ -123,7 +123,7 @@ def connect_uplink(spaces: Spaces, device: str, host: int) -> None:
     Raises:
         errors.KernelError: the kernel refuses, such as a second device of that name.
     """
-    ours = netlink.End(addresses.UPLINK_DEVICE, addresses.UPLINK_MAC, None, _UPLINK)
+    ours = netlink.End(addresses.UPLINK_DEVICE, addresses.UPLINK_MAC, None, UPLINK_INDEX)
     with netns.within(spaces.gateway, netlink.Route) as route:
         route.do([netlink.veth(ours, netlink.End(device, addresses.HOST_MAC, host))])
 
@@ -137,13 +137,13 @@ def open_uplink(spaces: Spaces, place: addresses.Uplink, *, ipv6: bool) -> None:
     """
     with netns.within(spaces.gateway, netlink.Route) as route:
         route.do([
-            netlink.address(_UPLINK, place.ipv4, 32),
-            netlink.address(_UPLINK, place.ipv6, 128),
-            netlink.neighbour(_UPLINK, addresses.HOST4, addresses.HOST_MAC),
-            netlink.neighbour(_UPLINK, addresses.HOST6, addresses.HOST_MAC),
-            netlink.up(_UPLINK),
-            netlink.route(_UPLINK, None, via=addresses.HOST4),
-            *([netlink.route(_UPLINK, None, via=addresses.HOST6)] if ipv6 else []),
+            netlink.address(UPLINK_INDEX, place.ipv4, 32),
+            netlink.address(UPLINK_INDEX, place.ipv6, 128),
+            netlink.neighbour(UPLINK_INDEX, addresses.HOST4, addresses.HOST_MAC),
+            netlink.neighbour(UPLINK_INDEX, addresses.HOST6, addresses.HOST_MAC),
+            netlink.up(UPLINK_INDEX),
+            netlink.route(UPLINK_INDEX, None, via=addresses.HOST4),
+            *([netlink.route(UPLINK_INDEX, None, via=addresses.HOST6)] if ipv6 else []),
         ])  # fmt: skip
 
 

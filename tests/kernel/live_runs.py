@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,9 @@ class Live:
 
 
 @contextlib.contextmanager
-def live(world: World, code: str = SLEEPS, **fields: Any) -> Iterator[Live]:
+def live(world: World, code: str = SLEEPS, *, files: Mapping[str, str] | None = None, **fields: Any) -> Iterator[Live]:
     """Start a signed package with this code and hand it out when its first process runs."""
-    package = world.sign(world.package({"main.py": code}, **{"cpu_ms": 250_000, **fields}))
+    package = world.sign(world.package({"main.py": code, **(files or {})}, **{"cpu_ms": 250_000, **fields}))
     answers: list[Answer] = []
     before = set(_directories(world))
     thread = threading.Thread(target=lambda: answers.append(world.run(package)))
