@@ -30,7 +30,7 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile.live import Readout
 from policy.prove import live
 from policy.prove.live import Layer, Standing
-from sandbox import attest_network, attest_processes, attest_tracers, covered, memo, package
+from sandbox import attest_cgroups, attest_network, attest_processes, attest_tracers, covered, memo, package
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
@@ -217,6 +217,8 @@ def _beside(
     yield attest_processes.judge(found, expected, members)
     yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
     yield attest_tracers.judge(found, () if made.network is None else made.network.bounded)
+    yield attest_cgroups.judge(made.cgroup_files.values(), "the run")
+    yield attest_cgroups.scheduled({task for one in found.all() for task in readback.threads(one.name.pid)})
     yield _identities(made, found, mounts)
     yield _covered(made, artefacts)
     yield _package(made, artefacts, known)

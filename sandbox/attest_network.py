@@ -17,16 +17,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from policy import errors
-from policy.connections import Connection, Ends
-from policy.decompile import live_nft
-from policy.prove.connections import Places, Ways
+from policy.connections import Connection
+from policy.decompile import host_rules, live_nft
+from policy.grants import spans
+from policy.grants.spans import Spans
+from policy.prove import connections
+from policy.prove.connections import Places
 from policy.prove.live import Layer, Standing
-from sandbox import memo
+from sandbox import attest_cgroups, attest_connections, memo
 from sandbox.kernel import cgroupfs, conntrack, netlink, nft, readback, readback_net
 from sandbox.kernel import netns as spaces
 from sandbox.kernel.readback import Name
@@ -37,7 +40,6 @@ T = TypeVar("T")
 _PASSING_SECONDS, _AGAIN_SECONDS = 1.0, 0.05
 _SETTLED_SECONDS: Final = 10.0
 _GATES: Final = (64_990, 65_000)
-_TRACKED: Final = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 # Below ``closures``: what our own texts read like, by text, nft and kernel.
 WALLS: Final = "walls.json"
 # Below it too: how the host's table read last, and after which transaction there.
@@ -61,7 +63,8 @@ class Space:
 class Network:
     """What was made for one run. ``thread`` is the supervisor's that made it, in whose namespace the way out lies;
     ``device`` is the index of the run's own there, and ``device_lines`` what that had; ``gates`` are the limits of the
-    gates' own cgroup by file, ``bounded`` who was within them."""
+    gates' own cgroup by file, ``bounded`` who was within them. ``run`` is the run as rules of the host see it, and
+    ``touching`` are those of other programs that touched it from the beginning."""
 
     supervisor: Name
     thread: int
@@ -73,12 +76,23 @@ class Network:
     device_lines: tuple[str, ...] = ()
     gates: Mapping[str, str] = field(default_factory=dict)
     bounded: tuple[Name, ...] = ()
+    run: host_rules.Run | None = None
+    touching: tuple[str, ...] = ()
 
     @classmethod
     def made(
-        cls, found: netns.Spaces, *, device: str, nft: Path, own: str = "", gates: Mapping[str, str] | None = None
+        cls,
+        found: netns.Spaces,
+        *,
+        device: str,
+        nft: Path,
+        own: str = "",
+        gates: Mapping[str, str] | None = None,
+        reach: Spans = (),
+        state: Path | None = None,
     ) -> Network:
-        """What there is now, before the agent is. ``own`` is the run's device in this thread's namespace.
+        """What there is now, before the agent is. ``own`` is the run's device in this thread's namespace, ``reach`` the
+        destinations that its grants have. Below ``state`` it is remembered how the host's tables read.
 
         Raises:
             errors.KernelError: the kernel does not say.
@@ -93,7 +107,13 @@ class Network:
         there = tuple(sorted(readback_net.device_lines(index))) if own else ()
         thread, bounds = threading.get_native_id(), dict(gates or {})
         bounded = tuple(one for pid in sorted(_fenced(bounds)) if (one := readback.name(pid)) is not None)
-        return cls(supervisor, thread, agent, gateway, device, str(nft), index, there, bounds, bounded)
+        first = cls(supervisor, thread, agent, gateway, device, str(nft), index, there, bounds, bounded)
+        if state is None:
+            return first
+        place = spans.join(connections.span(one) for one in _uplink(first))
+        made = replace(first, run=host_rules.Run(own, device, place, reach))
+        _, touching = _host_rules(made, Seen(), state / "closures" / HOST_RULES)
+        return replace(made, touching=tuple(sorted(touching | _routed(made.run))))
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Network:
@@ -104,7 +124,14 @@ class Network:
         supervisor = Name(**found["supervisor"])
         device = found["device"], tuple(found["device_lines"])
         bounded = tuple(Name(**one) for one in found["bounded"])
-        more = *device, found["gates"], bounded
+        run = (
+            None
+            if found["run"] is None
+            else host_rules.Run(
+                found["run"]["device"], found["run"]["uplink"], *(_spans(found["run"][key]) for key in ("own", "reach"))
+            )
+        )
+        more = *device, found["gates"], bounded, run, tuple(found["touching"])
         return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *more)
 
     def to_json(self) -> dict[str, Any]:
@@ -120,6 +147,7 @@ class Seen:
     """Listings by what was listed, each with the number of the transaction after which it was taken."""
 
     listings: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    host: tuple[tuple[str, int], str, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +165,15 @@ class Inside:
 @dataclass(frozen=True, slots=True)
 class View:
     """What was found: in the gateway's namespace, in the agent's, of the host's own table (a digest of how it reads),
-    of the run's device there, and of the connections that the host tracks for the run."""
+    of the run's device there, of the connections that the host tracks for the run, and of the rules of others there
+    that touch it."""
 
     gateway: Inside
     agent: Inside
     host: str
     device: frozenset[str] = frozenset()
     connections: tuple[Connection, ...] = ()
+    touching: frozenset[str] = frozenset()
 
 
 def view(made: Network, seen: Seen, *, state: Path) -> View:
@@ -158,8 +188,8 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
         # A thread begins in the namespace of the one that began it.
         listing = spaces.aside(lambda: _listed(made, seen, "gateway", "ruleset"))
         try:
-            lines, settings = readback_net.lines(), _read(netns.GATEWAY_SETTINGS)
-            tracked = _tracked()
+            lines, settings = readback_net.lines() | readback_net.raw_sockets(), _read(netns.GATEWAY_SETTINGS)
+            tracked = attest_connections.tracked()
             return Inside(listing(), lines, settings, *tracked)
         finally:
             _settle(listing)
@@ -168,11 +198,12 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
         # Nobody has business with the rules beside the agent: since ours were loaded there was no other transaction.
         moved = readback_net.generation() != made.agent.generation
         listing = _listed(made, seen, "agent", "ruleset") if moved else b""
-        return Inside(listing, readback_net.lines(), _read(netns.SETTINGS), *_tracked())
+        return Inside(listing, readback_net.lines(), _read(netns.SETTINGS), *attest_connections.tracked())
 
-    def host() -> tuple[str, frozenset[str]]:
-        digest = _host_rules(made, seen, state / "closures" / HOST_RULES)
-        return digest, readback_net.device_lines(made.device) if made.device else frozenset()
+    def host() -> tuple[str, frozenset[str], frozenset[str]]:
+        digest, touching = _host_rules(made, seen, state / "closures" / HOST_RULES)
+        device = readback_net.device_lines(made.device) if made.device else frozenset()
+        return digest, device, touching | _routed(made.run)
 
     # All at once: where there is a program to wait for, the others need not.
     outside = spaces.aside(lambda: _in_host(made, host))
@@ -180,31 +211,22 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
     try:
         inside = _in(made, made.agent, agent)
         there = at_gateway()
-        digest, device = outside()
-        return View(there, inside, digest, device, _continued(made, there))
+        digest, device, touching = outside()
+        begun = attest_connections.continued(there.connections, _uplink(made))
+        tracked = _in_host(made, lambda: tuple(conntrack.looked_up(begun))) if begun else ()
+        return View(there, inside, digest, device, tracked, touching)
     finally:
         _settle(at_gateway)
         _settle(outside)
 
 
-def _tracked() -> tuple[tuple[Connection, ...], int]:
-    """What the calling thread's namespace tracks. A listing walks the table of all namespaces, so it is asked first
-    whether there is anything."""
-    count = int(_TRACKED.read_text())
-    return (tuple(conntrack.connections()) if count else (), conntrack.expectations())
+def _routed(run: host_rules.Run | None) -> frozenset[str]:
+    """The host's routing rules that name the run."""
+    return frozenset() if run is None else readback_net.routing_rules(run.device, run.own)
 
 
-def _continued(made: Network, gateway: Inside) -> tuple[Connection, ...]:
-    """What the host's table has of the connections that leave the gateway. An entry of the host's by which none goes
-    is not looked for: its table is everybody's, and may be of any size."""
-    uplink = {ipaddress.ip_address(one).packed for one in _uplink(made)}
-    # What is answered at the gateway's own address was sent from there.
-    begun = [
-        (one.protocol, Ends(to.destination, to.source, to.destination_port, to.source_port))
-        for one in gateway.connections
-        if (to := one.answered).destination in uplink
-    ]
-    return tuple(_in_host(made, lambda: conntrack.looked_up(begun))) if begun else ()
+def _spans(found: Iterable[Iterable[int]]) -> Spans:
+    return tuple((first, last) for first, last in found)
 
 
 def _uplink(made: Network) -> list[str]:
@@ -219,16 +241,29 @@ def _settle(wait: Callable[[], object]) -> None:
         wait()
 
 
-def _host_rules(made: Network, seen: Seen, path: Path) -> str:
-    """The digest of the host's own table, remembered from run to run by the number of the last transaction there."""
+def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[str]]:
+    """The digest of the host's own table, and the rules of its other tables that touch the run."""
+    digest, others = _host_listing(Path(made.nft), path, seen)
+    return digest, host_rules.touching(others, made.run) if made.run is not None else frozenset()
+
+
+def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:
+    """The digest of the host's own table, and what its other tables hold: remembered from run to run by the number of
+    the last transaction there."""
     where, number = readback_net.cookie(), readback_net.generation()
+    if seen.host is not None and seen.host[0] == (where, number):
+        return seen.host[1:]
     held = memo.read(path) or {}
-    if (held.get("where"), held.get("number")) == (where, number):
-        return str(held["digest"])
-    digest = _beside(_listed(made, seen, "host", "table", "inet", uplink.TABLE))
-    if readback_net.generation() == number:
-        memo.write(path, {"where": where, "number": number, "digest": digest})
-    return digest
+    if (held.get("where"), held.get("number")) == (where, number) and "others" in held:
+        digest, others = str(held["digest"]), str(held["others"]).encode()
+    else:
+        mine, others = host_rules.split(nft.listed(binary, "ruleset"), "inet", uplink.TABLE)
+        digest = _beside(mine)
+        if readback_net.generation() != number:
+            return digest, others
+        memo.write(path, {"where": where, "number": number, "digest": digest, "others": others.decode()})
+    seen.host = (where, number), digest, others
+    return digest, others
 
 
 def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: set[int]) -> Iterator[Layer]:
@@ -241,7 +276,16 @@ def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: s
     yield from _walls("the host's table", found.host, known)
     yield from _things(made, found)
     yield from _settings(found)
-    yield from _connections(made, found, firewall)
+    tracked = (("gateway", found.gateway), ("agent", found.agent))
+    yield from attest_connections.judge(
+        {name: one.connections for name, one in tracked} | {"host": found.connections},
+        {name: one.expected for name, one in tracked},
+        _places(made),
+        firewall,
+    )
+    if more := sorted(found.touching - set(made.touching)):
+        began = "no rules of others on the host that touch the run, but those that it began with"
+        yield Layer("network", Standing.WIDER, began, more[0])
     yield from _bounds(made)
     # After the looks: they have programs of their own there.
     yield from _members(made, family)
@@ -374,25 +418,6 @@ def _settings(found: View) -> Iterator[Layer]:
                 yield Layer("network", Standing.WIDER, expected, inside.settings[one])
 
 
-def _connections(made: Network, found: View, firewall: bytes) -> Iterator[Layer]:
-    """Entries of the conntrack tables: a packet of one passes without another look at the rules."""
-    refused: list[tuple[str, Connection]] = []
-    if found.gateway.connections:
-        ways = Ways.of(firewall).refused(found.gateway.connections, _places(made))
-        refused += [("gateway", one) for one in ways]
-    # No rule there looks at connections, so the kernel tracks none.
-    refused += [("agent", one) for one in found.agent.connections]
-    refused += [("host", one) for one in found.connections if not one.direct]
-    if refused:
-        (where, first), more = refused[0], f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-        expected = f"in the namespace of the {where} connections that the rules let begin"
-        yield Layer("network", Standing.WIDER, expected, f"{first}{more}")
-    for name, inside in (("gateway", found.gateway), ("agent", found.agent)):
-        if inside.expected:
-            expected = f"no connections that the kernel expects in the namespace of the {name}"
-            yield Layer("network", Standing.WIDER, expected, f"{inside.expected}")
-
-
 def _places(made: Network) -> Places:
     agent, gateway, uplink = (
         frozenset(ipaddress.ip_address(one).packed for one in several)
@@ -412,6 +437,7 @@ def _bounds(made: Network) -> Iterator[Layer]:
         held = Path(file).read_text().strip()
         if not cgroupfs.same(held, value):
             yield Layer("cgroup", Standing.WIDER, f"{Path(file).name} {value} for the run's gates", held)
+    yield from attest_cgroups.judge((str(Path(file).parent) for file in made.gates), "the run's gates")
     fenced = _fenced(made.gates)
     for one in made.bounded:
         if one.pid not in fenced and readback.name(one.pid) == one:

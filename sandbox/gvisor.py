@@ -15,6 +15,7 @@ from typing import Any
 
 from policy import data, denials, errors
 from policy.compile import bundle as compiled_bundle
+from policy.prove import connections
 from sandbox import attest, attest_network, bundle, covered, host, mounting, prelude, revocation
 from sandbox.broker import Broker
 from sandbox.bundle import RunDirectory
@@ -295,7 +296,11 @@ def _network(job: Job, gate: gateway.Gateway, gates: cgroupfs.Leaf) -> attest_ne
     gate.make()
     nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
     bounds = gate_leaf.written(gates)
-    return attest_network.Network.made(gate.spaces, device=job.config.uplink, nft=nft, own=own, gates=bounds)
+    # What the host's other tables hold now is the operator's; what comes to touch the run later is drift.
+    reach = connections.reachable(job.artefacts.files["firewall.nft"])
+    return attest_network.Network.made(
+        gate.spaces, device=job.config.uplink, nft=nft, own=own, gates=bounds, reach=reach, state=job.config.state
+    )
 
 
 def _attestor(

@@ -52,7 +52,7 @@ def read(raw: bytes) -> Listing:
     Raises:
         errors.ArtefactError: something in our table is not understood, or a name led to what no name may lead to.
     """
-    items = _items(raw)
+    items = objects(raw)
     own = [(kind, body) for kind, body in items if _table(kind, body) == _OURS]
     return Listing(_text(own), _others(items))
 
@@ -63,14 +63,14 @@ def others(raw: bytes) -> bytes:
     Raises:
         errors.ArtefactError: it is no listing.
     """
-    return _others(_items(raw))
+    return _others(objects(raw))
 
 
 def _others(items: list[tuple[str, dict[str, Any]]]) -> bytes:
     """In the order of their tables' names: which of them was made first means nothing."""
     beside = [(kind, body) for kind, body in items if _table(kind, body) != _OURS]
     beside.sort(key=lambda item: str(_table(*item)))
-    return dumps([{kind: _restful(body)} for kind, body in beside])
+    return dumps([{kind: resting(body)} for kind, body in beside])
 
 
 def text(raw: bytes) -> bytes:
@@ -78,8 +78,12 @@ def text(raw: bytes) -> bytes:
     return read(raw).text
 
 
-def _items(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """Kind and body of everything that is listed but the program's own version."""
+def objects(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Kind and body of everything that is listed but the program's own version.
+
+    Raises:
+        errors.ArtefactError: it is no listing.
+    """
     if len(raw) > MAX_BYTES:
         raise refuse(LIVE, "too long to be read")
     try:
@@ -100,14 +104,14 @@ def _table(kind: str, body: Mapping[str, Any]) -> tuple[object, object]:
     return body.get("family"), body.get("name" if kind == "table" else "table")
 
 
-def _restful(value: Any) -> Any:
+def resting(value: Any) -> Any:
     """The same without what changes by itself: elements of sets with timeouts go as well, being looked at nowhere."""
     if isinstance(value, dict):
-        held = {key: _restful(item) for key, item in value.items() if key not in _RESTLESS}
+        held = {key: resting(item) for key, item in value.items() if key not in _RESTLESS}
         if type(flags := held.get("flags")) is list and "timeout" in flags:
             held.pop("elem", None)
         return held
-    return [_restful(item) for item in value] if isinstance(value, list) else value
+    return [resting(item) for item in value] if isinstance(value, list) else value
 
 
 def _text(own: list[tuple[str, dict[str, Any]]]) -> bytes:
@@ -350,4 +354,4 @@ _EXPRESSIONS: Final[Mapping[str, Callable[[Any], str | None]]] = {
     **{word: _bare(word) for word in ("accept", "drop", "return")},
 }
 
-__all__ = ["FIREWALL", "Listing", "others", "read", "text"]
+__all__ = ["FIREWALL", "Listing", "objects", "others", "read", "resting", "text"]

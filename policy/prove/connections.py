@@ -135,6 +135,12 @@ def point(packed: bytes) -> int:
     return int.from_bytes(packed) + (nft.BASE_V6 if len(packed) == 16 else 0)
 
 
+def span(address: str) -> tuple[int, int]:
+    """One address as a span of that line."""
+    at = point(ipaddress.ip_address(address).packed)
+    return at, at
+
+
 def reachable(firewall: bytes) -> Spans:
     """All destinations that a grant names, or that a granted name may lead to.
 

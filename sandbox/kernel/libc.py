@@ -450,7 +450,8 @@ def set_seccomp_filter(program: bytes) -> None:
 
 
 def attached_programs(index: int, place: int) -> int:
-    """How many BPF programs stand at a place (enum bpf_attach_type) of a device of the calling thread's namespace.
+    """How many BPF programs are attached at a place (enum bpf_attach_type) of a device of the calling thread's
+    namespace. For a place of a cgroup or of a network namespace, ``index`` is a descriptor of it.
 
     0 where the kernel has no such place, or does not let itself be asked.
     """
@@ -459,7 +460,7 @@ def attached_programs(index: int, place: int) -> int:
     try:
         _syscall(SYS_BPF, "bpf", f"device {index}", ctypes.c_int(16), query, ctypes.c_uint(64))
     except OSError as e:
-        if e.errno in (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+        if e.errno in (errno.EINVAL, errno.EBADF, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return 0
         raise
     return int(struct.unpack_from("=I", query, 24)[0])

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import ipaddress
+import os
 import re
 import socket
 import struct
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from policy import errors
+from policy.decompile.nft import BASE_V6
+from policy.grants.spans import Spans
 from sandbox.kernel import libc
 from sandbox.kernel.netlink_wire import HEADER, attribute, attributes, messages
 
@@ -44,6 +47,8 @@ _NETNS_COOKIE: Final = 71  # SO_NETNS_COOKIE of asm-generic/socket.h, from Linux
 _NETLINK_NETFILTER = 12
 # linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS (from Linux 6.6); programs there need no queue that would be listed.
 _PROGRAMS: Final = {"ingress": 46, "egress": 47}
+# BPF_FLOW_DISSECTOR, BPF_SK_LOOKUP: which socket takes a packet, past the gates that listen for it.
+_SPACE_PROGRAMS: Final = {"flow_dissector": 17, "sk_lookup": 36}
 _SECONDS = 10.0
 _ROUTE_TYPES: Final = {1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole"}
 
@@ -56,7 +61,7 @@ def lines() -> frozenset[str]:
     Raises:
         errors.KernelError: the kernel does not say.
     """
-    found = {*_transformations(), *_old_tables()}
+    found = {*_transformations(), *_old_tables(), *_space_programs()}
     with _socket(socket.NETLINK_ROUTE) as sock:
         for number, (kind, head, say) in enumerate(_TABLE, 1):
             for body in _dump(sock, kind, number, head):
@@ -92,6 +97,35 @@ def device_lines(index: int) -> frozenset[str]:
                 # Not every kind can be asked about one device.
                 found.update(line for line in say(body) if mine.search(line))
     return frozenset(found)
+
+
+def routing_rules(device: str, own: Spans) -> frozenset[str]:
+    """The namespace's routing rules that name a device, or an address of ``own`` (on policy.grants.addresses' line).
+
+    Raises:
+        errors.KernelError: the kernel does not say.
+    """
+    found: set[str] = set()
+    with _socket(socket.NETLINK_ROUTE) as sock:
+        for body in _dump(sock, _RULE, 1, bytes(12)):
+            if _rule_names(body, device, own):
+                found.update(_rule(body))
+    return frozenset(found)
+
+
+def _rule_names(body: bytes, device: str, own: Spans) -> bool:
+    family, lengths, found = body[0], body[1:3], attributes(body[12:])
+    # FRA_IIFNAME, FRA_OIFNAME; FRA_DST and FRA_SRC with the lengths of their prefixes (linux/fib_rules.h).
+    if device.encode() in (found.get(key, b"").rstrip(b"\0") for key in (3, 17)):
+        return True
+    held = [(found[key], length) for key, length in ((1, lengths[0]), (2, lengths[1])) if key in found and length]
+    nets = [ipaddress.ip_network((address, length), strict=False) for address, length in held]
+    base = BASE_V6 if family == socket.AF_INET6 else 0
+    return any(
+        first <= int(one.broadcast_address) + base and int(one.network_address) + base <= last
+        for one in nets
+        for first, last in own
+    )
 
 
 def index_of(device: str) -> int:
@@ -194,6 +228,26 @@ def _old_tables() -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):
             for table in Path("/proc/thread-self/net", name).read_text().split():
                 yield f"old table {table} of {name.partition('_')[0]}"
+
+
+def _space_programs() -> Iterator[str]:
+    fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for place, number in _SPACE_PROGRAMS.items():
+            if count := libc.attached_programs(fd, number):
+                yield f"program at {place} of the namespace: {count}"
+    finally:
+        os.close(fd)
+
+
+def raw_sockets() -> frozenset[str]:
+    """The namespace's sockets below TCP and UDP, by kind and owner: each may read or write packets past all rules."""
+    found: set[str] = set()
+    for kind in ("packet", "raw", "raw6"):
+        with contextlib.suppress(FileNotFoundError):
+            lines = Path("/proc/thread-self/net", kind).read_text().splitlines()[1:]
+            found.update({f"socket {kind}: {len(lines)}"} if lines else ())
+    return frozenset(found)
 
 
 def _next_hop(body: bytes) -> Iterator[str]:

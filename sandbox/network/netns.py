@@ -42,6 +42,12 @@ GATEWAY_SETTINGS: Final = {
     "ipv4/conf/default/send_redirects": 0,
     "ipv4/conf/all/rp_filter": 1,
     "ipv4/conf/all/arp_ignore": 1,
+    # Of `all` what would hold for each device whatever that says itself.
+    "ipv4/conf/all/accept_local": 0,
+    "ipv4/conf/all/route_localnet": 0,
+    "ipv4/conf/all/proxy_arp": 0,
+    "ipv4/conf/all/src_valid_mark": 0,
+    "ipv6/conf/all/proxy_ndp": 0,
     # After ten refusals an error would take a second, and an agent that is refused should know at once.
     "ipv4/icmp_ratelimit": 0,
     "ipv6/icmp/ratelimit": 0,

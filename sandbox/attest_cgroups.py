@@ -1,0 +1,62 @@
+"""What widens a cgroup beside its limits: bursts, protections, and BPF programs that are attached to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from policy.prove.live import Layer, Standing
+from sandbox.kernel import libc
+
+# Files that no policy has a word for, and what each holds in a cgroup that nobody changed. Of memory.oom_control the
+# first line alone. A kernel without a file has nothing to widen there.
+_FILES: Final = {
+    "cpu.cfs_burst_us": "0",
+    "cpu.max.burst": "0",
+    "cpu.rt_runtime_us": "0",
+    "cpu.uclamp.min": "0.00",
+    "memory.oom_control": "oom_kill_disable 0",
+    "memory.min": "0",
+    "memory.low": "0",
+}
+_FAIR: Final = frozenset({os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE})
+# linux/bpf.h, enum bpf_attach_type: every place of a cgroup up to BPF_CGROUP_UNIX_GETSOCKNAME.
+_PLACES: Final = (*range(4), 6, *range(8, 16), *range(18, 23), *range(29, 33), 34, 43, *range(49, 54))
+
+
+def judge(directories: Iterable[str], what: str) -> Iterator[Layer]:
+    """What is not as in a cgroup that was just made. ``what`` names whose cgroup it is.
+
+    Programs are of version 2 alone: the kernel attaches none to a cgroup of version 1.
+    """
+    for directory in sorted(set(directories)):
+        for name, value in _FILES.items():
+            try:
+                held = Path(directory, name).read_text().partition("\n")[0].strip()
+            except FileNotFoundError:
+                continue
+            if held != value:
+                yield Layer("cgroup", Standing.WIDER, f"{name} {value} for {what}", held)
+        if count := programs(directory):
+            yield Layer("cgroup", Standing.WIDER, f"no BPF program at the cgroup of {what}", str(count))
+
+
+def scheduled(threads: Iterable[int]) -> Iterator[Layer]:
+    """Threads under a scheduling policy that the quota of the processor does not hold (real time, deadlines)."""
+    for thread in sorted(threads):
+        with contextlib.suppress(ProcessLookupError):
+            if (policy := os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK) not in _FAIR:
+                found = f"policy {policy} for thread {thread}"
+                yield Layer("cgroup", Standing.WIDER, "the run's threads under the quota of the processor", found)
+
+
+def programs(directory: str) -> int:
+    """How many BPF programs are attached to a cgroup itself."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return sum(libc.attached_programs(fd, place) for place in _PLACES)
+    finally:
+        os.close(fd)
