@@ -2,7 +2,8 @@
 """Attest one agent under real runsc, with a network and without, beside `nft -j list ruleset` of its gateway.
 
     the first look of a run (which also asks for gVisor's filters), a look while the rules rest, one after a name was
-    answered, and the program alone, in turns, so that a busy machine is busy for all of them
+    answered, and the program alone, in turns, so that a busy machine is busy for all of them; a look at a run with
+    100 connections open
 
 An internet of namespaces of its own, as the tests have; needs root, and leaves nothing.
 
@@ -22,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sandbox import artefact_files, attest, bundle  # noqa: E402
-from sandbox.kernel import netns, nft  # noqa: E402
+from sandbox.kernel import conntrack, netns, nft  # noqa: E402
 from tests.kernel import internet  # noqa: E402
-from tests.kernel.live_runs import Live, live  # noqa: E402
+from tests.kernel.live_runs import Live, live, until  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
 GRANTS = internet.entries(
@@ -84,6 +85,28 @@ def networked(base: Path, looks: int) -> dict[str, list[float]]:
     return out
 
 
+HOLDS = """
+import socket, time
+held = [socket.create_connection(("93.184.216.34", 80), timeout=10) for _ in range(100)]
+time.sleep(300)
+"""
+
+
+def connected(base: Path, looks: int) -> dict[str, list[float]]:
+    """The figures of a run that has 100 connections open."""
+    out: dict[str, list[float]] = {"look, 100 connections": []}
+    with internet.made() as net:
+        world = internet.configured(internet.NetworkedWorld(base), net, attest_seconds=3600)
+        with live(world, HOLDS, network="full", more=GRANTS) as one:
+            seen, network = Looks(one), one.made.network
+            assert network is not None
+            fd = network.gateway.fd
+            until(lambda: len(netns.within(fd, conntrack.connections)) >= 100)
+            for _ in range(looks):
+                out["look, 100 connections"].append(took_ms(seen.look))
+    return out
+
+
 def alone(base: Path, looks: int) -> dict[str, list[float]]:
     """The figures of a run without one."""
     out: dict[str, list[float]] = {"first look, no network": [], "look, no network": []}
@@ -101,10 +124,14 @@ def main() -> None:
     """Print each median and its ratio to the program alone."""
     looks = int(sys.argv[1]) if len(sys.argv) > 1 else 30
     with tempfile.TemporaryDirectory() as directory:
-        bases = [Path(directory, name) for name in ("networked", "alone")]
+        bases = [Path(directory, name) for name in ("networked", "connected", "alone")]
         for base in bases:
             base.mkdir()
-        figures = {**networked(bases[0], looks), **alone(bases[1], looks)}
+        figures = {
+            **networked(bases[0], looks),
+            **connected(bases[1], looks),
+            **alone(bases[2], looks),
+        }
     base_ms = statistics.median(figures["nft -j list ruleset alone"])
     for name, times in figures.items():
         median = statistics.median(times)

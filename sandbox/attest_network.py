@@ -23,14 +23,14 @@ from typing import Any, Final, TypeVar
 
 from policy import errors
 from policy.connections import Connection
-from policy.decompile import host_rules, live_nft
+from policy.decompile import documents, host_rules, live_nft
 from policy.grants import spans
 from policy.grants.spans import Spans
 from policy.prove import connections
 from policy.prove.connections import Places
 from policy.prove.live import Layer, Standing
 from sandbox import attest_cgroups, attest_connections, memo
-from sandbox.kernel import cgroupfs, conntrack, netlink, nft, readback, readback_net
+from sandbox.kernel import cgroupfs, conntrack, netlink, nft, old_tables, readback, readback_net
 from sandbox.kernel import netns as spaces
 from sandbox.kernel.readback import Name
 from sandbox.network import addresses, netns, uplink, walls
@@ -244,7 +244,13 @@ def _settle(wait: Callable[[], object]) -> None:
 def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[str]]:
     """The digest of the host's own table, and the rules of its other tables that touch the run."""
     digest, others = _host_listing(Path(made.nft), path, seen)
-    return digest, host_rules.touching(others, made.run) if made.run is not None else frozenset()
+    if made.run is None:
+        return digest, frozenset()
+    touching = host_rules.touching(others, made.run)
+    # No number says when a table of the older iptables changed.
+    if old := old_tables.listed():
+        touching |= host_rules.touching(documents.dumps({"nftables": old}), made.run)
+    return digest, touching
 
 
 def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:

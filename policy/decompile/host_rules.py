@@ -32,6 +32,7 @@ _CHANGES: Final = frozenset({
     "dnat", "snat", "redirect", "tproxy", "queue", "dup", "fwd", "notrack", "flow", "synproxy", "ct helper",
     "ct timeout", "ct expectation", "mangle", "xt",
 })  # fmt: skip
+_ENDS: Final = frozenset({"accept", "drop", "reject", "jump", "goto", "return"})
 _HARMLESS_XT: Final = frozenset({
     "MASQUERADE", "LOG", "NFLOG", "TCPMSS", "REJECT", "CHECKSUM", "AUDIT", "TRACE", "IDLETIMER", "RATEEST", "LED",
 })  # fmt: skip
@@ -143,7 +144,7 @@ class _Walk:
             if not all(self._may(one, key) for one in matches) or self._excluded(expressions):
                 continue
             says_us = named or any(self._names(one, key) for one in matches)
-            if any(_changes(one) for one in expressions) or (says_us and _accepts(expressions)):
+            if any(_changes(one, expressions) for one in expressions) or (says_us and _accepts(expressions)):
                 yield f"{self.table} {key[2]}: {_text(expressions)}"
             for target in self._targets(expressions, key):
                 yield from self.chain((key[0], key[1], target), named=says_us)
@@ -166,8 +167,12 @@ class _Walk:
                     yield from self._targets(inner, key)
 
     def _excluded(self, expressions: list[Any]) -> bool:
-        kinds = [one["xt"] for one in expressions if isinstance(one, dict) and isinstance(one.get("xt"), dict)]
-        return self.way.out and any((one.get("type"), one.get("name")) == ("match", "addrtype") for one in kinds)
+        """Whether a match of iptables says that the packet is for the host itself, as docker's rules for its published
+        ports do. An nft before 1.0.8 names no such match: then a jump that has one is taken for that."""
+        kinds = [one["xt"] for one in expressions if isinstance(one, dict) and "xt" in one]
+        leads = any(isinstance(one, dict) and one.keys() & {"jump", "goto"} for one in expressions)
+        named = [(one.get("type"), one.get("name")) if isinstance(one, dict) else None for one in kinds]
+        return self.way.out and (("match", "addrtype") in named or (leads and None in named))
 
     def _may(self, match: Any, key: Key) -> bool:
         if not isinstance(match, dict):
@@ -258,9 +263,12 @@ def _span(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> tuple[int, 
     return int(network.network_address) + base, int(network.broadcast_address) + base
 
 
-def _changes(statement: Any) -> bool:
+def _changes(statement: Any, beside: list[Any]) -> bool:
     if not isinstance(statement, dict) or not statement.keys() & _CHANGES:
         return False
+    if "xt" in statement and not isinstance(statement["xt"], dict):
+        # It has no name: a match where the rule has a verdict, and else the rule's target.
+        return not any(isinstance(one, dict) and one.keys() & _ENDS for one in beside)
     if isinstance(xt := statement.get("xt"), dict):
         return xt.get("type") != "match" and xt.get("name") not in _HARMLESS_XT
     if isinstance(mangle := statement.get("mangle"), dict):

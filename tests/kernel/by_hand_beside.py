@@ -20,6 +20,7 @@ from tests.kernel.hands import (
     ip,
     limit,
     moved,
+    old_nat,
     process,
     program,
     rules,
@@ -75,6 +76,7 @@ HOST: Final[dict[str, Change]] = {
             "host", 'filter hook ingress device "<<dev>>" priority 0; policy accept', "ip daddr set 10.8.8.8", "netdev"
         )
     ),
+    "a DNAT in a table of the older iptables": caught(old_nat("93.184.216.34/32")),
     "a routing rule for the run's device": caught(
         ip("host", "rule add iif {dev} lookup 99", "rule delete iif {dev} lookup 99")
     ),
@@ -108,6 +110,9 @@ HOST: Final[dict[str, Change]] = {
     "a DNAT of an address that is not granted": stands(
         chain("host", "nat hook prerouting priority -110; policy accept", "ip daddr 10.9.9.9 dnat to 10.8.8.8"),
         "No packet of the run goes there",
+    ),
+    "a DNAT in a table of the older iptables, of an address that is not granted": stands(
+        old_nat("10.9.9.9/32"), "No packet of the run goes there"
     ),
     "a DNAT for another device": stands(
         chain("host", "nat hook prerouting priority -110; policy accept", 'iifname "docker0" dnat to 10.8.8.8'),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sandbox.kernel import netlink, netns
 from sandbox.network import addresses
-from tests.kernel import planted, planted_bpf
+from tests.kernel import planted, planted_bpf, planted_iptables
 from tests.kernel.test_attest import within
 from tests.kernel.test_attest_network import Hand, rewritten
 
@@ -198,6 +198,21 @@ def program(place: str, kind: int, at: int, device: str = "", gives: int = 1) ->
             yield
         finally:
             made.__exit__(None, None, None)
+
+    return tamper
+
+
+def old_nat(destination: str) -> Tamper:
+    """A DNAT of the older iptables on the host."""
+
+    @contextlib.contextmanager
+    def tamper(hand: Hand) -> Iterator[None]:
+        rule = planted_iptables.rule(planted_iptables.dnat("10.8.8.8"), destination=destination)
+        netns.within(space(hand, "host"), lambda: planted_iptables.load_nat(rule))
+        try:
+            yield
+        finally:
+            netns.within(space(hand, "host"), planted_iptables.load_nat)
 
     return tamper
 

@@ -15,6 +15,7 @@ from policy.connections import Connection, Ends
 from sandbox import attest_network
 from sandbox.kernel import conntrack, netns
 from tests.kernel import internet, planted
+from tests.kernel.hands import Tamper, chain, old_nat
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import Live, live, until
 from tests.kernel.planted import TCP, UDP, ends
@@ -134,6 +135,27 @@ def test_a_host_entry_that_redirects_is_drift(tmp_path: Path, warm: Path, net: I
         host(lambda: planted.gone(UDP, begun))
         gateway(lambda: planted.gone(UDP, GRANTED))
         assert found(one) == []
+
+
+def _by_nft(hand: Hand) -> contextlib.AbstractContextManager[None]:
+    base = "nat hook prerouting priority -110; policy accept"
+    return chain("host", base, "ip daddr 9.9.9.9 udp dport 123 dnat to 10.8.8.8")(hand)
+
+
+@pytest.mark.parametrize("make", [_by_nft, old_nat("9.9.9.9/32")], ids=["nft", "iptables"])
+def test_a_host_rule_that_redirects_is_drift(tmp_path: Path, warm: Path, net: Internet, make: Tamper) -> None:
+    with running(tmp_path, warm, net, ASKS) as hand:
+        one, place = hand.one, place_of(hand.one)
+        elsewhere = net.listen("world", "10.8.8.8", 123, udp=True, name="elsewhere")
+        until(lambda: tracked(one))
+        assert (found(one), elsewhere.received) == ([], 0), "control"
+        with make(hand):
+            # What is tracked keeps its way: the next packet is the first of a connection again.
+            inside(hand, "host")(lambda: conntrack.forget(place))
+            until(lambda: elsewhere.received)
+            assert [layer for layer, _ in found(one)] == ["network"]
+        inside(hand, "host")(lambda: conntrack.forget(place))
+        until(lambda: not found(one))
 
 
 Plant = tuple[str, Callable[[str], None], Callable[[str], None], str]

@@ -1,0 +1,179 @@
+"""Tables of the older iptables (xtables), read by getsockopt and said as ``nft -j`` would list them.
+
+No listing of nftables has them. A table exists as soon as a program asks for it, so that its name says nothing: what
+counts are its rules. Formats: linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h,
+linux/netfilter/x_tables.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from policy import errors
+
+_GET_INFO, _GET_ENTRIES = 64, 65
+_HOOKS: Final = ("prerouting", "input", "forward", "output", "postrouting")
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_NAME = 32
+# Verdicts of a standard target: -NF_DROP-1, -NF_ACCEPT-1, -NF_QUEUE-1, -NF_REPEAT-1.
+_VERDICTS: Final = {-1: "drop", -2: "accept", -4: "queue", -5: "return"}
+_INV_IN, _INV_OUT, _INV_SOURCE, _INV_DESTINATION = 0x01, 0x02, 0x08, 0x10
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One family: how long an address is, where the devices and the offsets of an entry are, its socket level."""
+
+    family: str
+    names: str
+    domain: int
+    level: int
+    bytes: int
+    inverted: int
+    offsets: int
+    entry: int
+
+
+# struct ipt_entry and struct ip6t_entry of a 64-bit kernel.
+_FORMS: Final = (
+    _Form("ip", "ip_tables_names", socket.AF_INET, socket.IPPROTO_IP, 4, 83, 88, 112),
+    _Form("ip6", "ip6_tables_names", socket.AF_INET6, socket.IPPROTO_IPV6, 16, 132, 140, 168),
+)
+
+
+def listed() -> list[dict[str, Any]]:
+    """Every rule and chain of these tables in the calling thread's namespace.
+
+    Raises:
+        errors.KernelError: the kernel does not say.
+    """
+    found: list[dict[str, Any]] = []
+    for form in _FORMS:
+        try:
+            names = Path("/proc/thread-self/net", form.names).read_text().split()
+        except FileNotFoundError:
+            continue
+        for name in names:
+            try:
+                found += _table(form, name)
+            except OSError as e:
+                raise errors.KernelError(f"table {name} of the older iptables: {e.strerror}") from e
+    return found
+
+
+def _table(form: _Form, name: str) -> Iterator[dict[str, Any]]:
+    with socket.socket(form.domain, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        info = _asked(sock, form.level, _GET_INFO, struct.pack("=32s", name.encode()) + bytes(52))
+        valid, *numbers = struct.unpack_from("=I12I", info, _NAME)
+        size = numbers[11]
+        raw = _asked(sock, form.level, _GET_ENTRIES, struct.pack("=32sI4x", name.encode(), size) + bytes(size))
+    entries = raw[40 : 40 + size]
+    hooks = {numbers[at]: hook for at, hook in enumerate(_HOOKS) if valid & 1 << at}
+    yield from _rules(form, f"{name} (iptables)", entries, hooks)
+
+
+def _asked(sock: socket.socket, level: int, option: int, request: bytes) -> bytes:
+    buffer = ctypes.create_string_buffer(request, len(request))
+    size = ctypes.c_uint32(len(request))
+    if _LIBC.getsockopt(sock.fileno(), level, option, buffer, ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return buffer.raw
+
+
+def _rules(form: _Form, table: str, entries: bytes, hooks: dict[int, str]) -> Iterator[dict[str, Any]]:
+    """The chains in the order of the table: a hook begins one, and so does a target ``ERROR``, which has its name."""
+    about, cut = {"family": form.family, "table": table}, list(_cut(form, entries))
+    # A jump says the place of the first rule.
+    names = {at + size: _text(data) for at, size, _, name, data in cut if name == "ERROR"}
+    chain = ""
+    for at, size, target_at, name, data in cut:
+        if at in hooks:
+            chain = hooks[at]
+            kind = "nat" if table.startswith("nat") else "filter"
+            yield {"chain": {**about, "name": chain, "type": kind, "hook": chain, "prio": 0}}
+        if name == "ERROR":
+            chain = names[at + size]
+            yield {"chain": {**about, "name": chain}}
+        else:
+            matches = [*_head(form, entries[at : at + form.entry]), *_further(form, entries, at, target_at)]
+            yield {"rule": {**about, "chain": chain, "expr": [*matches, _statement(name, data, names)]}}
+
+
+def _cut(form: _Form, entries: bytes) -> Iterator[tuple[int, int, int, str, bytes]]:
+    """Each entry: its place, its size, where its target is in it, the target's name, and what that holds."""
+    at = 0
+    while at + form.entry <= len(entries):
+        target_at, size = struct.unpack_from("=HH", entries, at + form.offsets)
+        if size < form.entry or target_at + 32 > size:
+            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+        # struct xt_entry_target: u16 size, 29 bytes of name, revision; what it holds is after it.
+        name = _text(entries[at + target_at + 2 : at + target_at + 31])
+        yield at, size, target_at, name, entries[at + target_at + 32 : at + size]
+        at += size
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0")[0].decode("ascii", "replace")
+
+
+def _statement(name: str, data: bytes, names: dict[int, str]) -> dict[str, Any]:
+    if name:
+        return {"xt": {"type": "target", "name": name, "data": data.hex()}}
+    (verdict,) = struct.unpack_from("=i", data)
+    if verdict >= 0:
+        return {"jump": {"target": names.get(verdict, str(verdict))}}
+    return {_VERDICTS.get(verdict, "queue"): None}
+
+
+def _head(form: _Form, entry: bytes) -> Iterator[dict[str, Any]]:
+    """What every rule may ask for: addresses with masks, and devices."""
+    flags, size = entry[form.inverted], form.bytes
+    source, destination, source_mask, destination_mask = (entry[n * size : (n + 1) * size] for n in range(4))
+    for field, address, mask, inverted in (
+        ("saddr", source, source_mask, _INV_SOURCE),
+        ("daddr", destination, destination_mask, _INV_DESTINATION),
+    ):
+        if any(mask):
+            left = {"payload": {"protocol": form.family, "field": field}}
+            yield _match(left, _prefix(address, mask), inverted=bool(flags & inverted))
+    base = 4 * size
+    for key, at, inverted in (("iifname", base, _INV_IN), ("oifname", base + 16, _INV_OUT)):
+        name, mask = entry[at : at + 16], entry[at + 32 : at + 48]
+        if any(mask):
+            held = name.rstrip(b"\0").decode("ascii", "replace")
+            # Where the mask ends before the name's own end, the rest may be anything.
+            whole = mask[len(held) : len(held) + 1] == b"\xff"
+            yield _match({"meta": {"key": key}}, held if whole else f"{held}*", inverted=bool(flags & inverted))
+
+
+def _prefix(address: bytes, mask: bytes) -> Any:
+    bits = int.from_bytes(mask).bit_count()
+    straight = int.from_bytes(mask) == ((1 << bits) - 1) << (8 * len(mask) - bits)
+    text = str(ipaddress.ip_address(address))
+    # A mask with holes is not understood, and so may match everything.
+    return {"prefix": {"addr": text, "len": bits}} if straight else {"mask": [text, mask.hex()]}
+
+
+def _match(left: Any, right: Any, *, inverted: bool) -> dict[str, Any]:
+    return {"match": {"op": "!=" if inverted else "==", "left": left, "right": right}}
+
+
+def _further(form: _Form, entries: bytes, at: int, target_at: int) -> Iterator[dict[str, Any]]:
+    """The rule's other matches by name, each with what it holds."""
+    inner = at + form.entry
+    while inner + 32 <= at + target_at:
+        (size,) = struct.unpack_from("=H", entries, inner)
+        if size < 32:
+            return
+        name = _text(entries[inner + 2 : inner + 31])
+        yield {"xt": {"type": "match", "name": name, "data": entries[inner + 32 : inner + size].hex()}}
+        inner += size
