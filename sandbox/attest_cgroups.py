@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 from policy.prove.live import Layer, Standing
-from sandbox.kernel import libc
+from sandbox.kernel import files, libc
 
 # Files that no policy has a word for, and what each holds in a cgroup that nobody changed. Of memory.oom_control the
 # first line alone. A kernel without a file has nothing to widen there.
@@ -33,15 +33,24 @@ def judge(directories: Iterable[str], what: str) -> Iterator[Layer]:
     Programs are of version 2 alone: the kernel attaches none to a cgroup of version 1.
     """
     for directory in sorted(set(directories)):
-        for name, value in _FILES.items():
-            try:
-                held = Path(directory, name).read_text().partition("\n")[0].strip()
-            except FileNotFoundError:
-                continue
+        for name, value in _present(directory):
+            held = files.whole(f"{directory}/{name}").decode().partition("\n")[0].strip()
             if held != value:
                 yield Layer("cgroup", Standing.WIDER, f"{name} {value} for {what}", held)
-        if count := programs(directory):
+        if _unified(directory) and (count := programs(directory)):
             yield Layer("cgroup", Standing.WIDER, f"no BPF program at the cgroup of {what}", str(count))
+
+
+@functools.lru_cache(maxsize=64)
+def _present(directory: str) -> tuple[tuple[str, str], ...]:
+    """Those of the files that a cgroup has: the kernel gives and takes none while it exists."""
+    there = set(os.listdir(directory))
+    return tuple((name, value) for name, value in _FILES.items() if name in there)
+
+
+@functools.lru_cache(maxsize=64)
+def _unified(directory: str) -> bool:
+    return os.path.exists(f"{directory}/cgroup.controllers")
 
 
 def scheduled(threads: Iterable[int]) -> Iterator[Layer]:

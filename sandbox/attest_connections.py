@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Final
 
 from policy.connections import Connection, Ends
 from policy.prove.connections import Places, Ways
 from policy.prove.live import Layer, Standing
 from sandbox.kernel import conntrack
 
-_COUNT: Final = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 Begun = tuple[int, Ends]
 
 
@@ -26,8 +23,7 @@ def tracked() -> tuple[tuple[Connection, ...], int]:
 
     A listing walks the table of all namespaces, so the thread asks first for the number of entries.
     """
-    count = int(_COUNT.read_text())
-    return (tuple(conntrack.connections()) if count else (), conntrack.expectations())
+    return (tuple(conntrack.connections()) if conntrack.count() else (), conntrack.expectations())
 
 
 def continued(found: Iterable[Connection], uplink: Iterable[str]) -> list[Begun]:

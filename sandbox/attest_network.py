@@ -124,14 +124,12 @@ class Network:
         supervisor = Name(**found["supervisor"])
         device = found["device"], tuple(found["device_lines"])
         bounded = tuple(Name(**one) for one in found["bounded"])
-        run = (
-            None
-            if found["run"] is None
-            else host_rules.Run(
-                found["run"]["device"], found["run"]["uplink"], *(_spans(found["run"][key]) for key in ("own", "reach"))
-            )
-        )
-        more = *device, found["gates"], bounded, run, tuple(found["touching"])
+        # A run that was started by an earlier version has neither.
+        held = found.get("run")
+        run = None
+        if held is not None:
+            run = host_rules.Run(held["device"], held["uplink"], _spans(held["own"]), _spans(held["reach"]))
+        more = *device, found["gates"], bounded, run, tuple(found.get("touching", ()))
         return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *more)
 
     def to_json(self) -> dict[str, Any]:
@@ -263,13 +261,21 @@ def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:
     if (held.get("where"), held.get("number")) == (where, number) and "others" in held:
         digest, others = str(held["digest"]), str(held["others"]).encode()
     else:
-        mine, others = host_rules.split(nft.listed(binary, "ruleset"), "inet", uplink.TABLE)
+        mine, others = host_rules.split(_ruleset(binary), "inet", uplink.TABLE)
         digest = _beside(mine)
         if readback_net.generation() != number:
             return digest, others
         memo.write(path, {"where": where, "number": number, "digest": digest, "others": others.decode()})
     seen.host = (where, number), digest, others
     return digest, others
+
+
+def _ruleset(binary: Path) -> bytes:
+    try:
+        return nft.listed(binary, "ruleset")
+    except errors.KernelError as e:
+        hint = "let `nft -j list ruleset` work on this host: attestation reads which rules touch a run"
+        raise errors.KernelError(e.message, where=e.where, hint=hint) from e
 
 
 def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: set[int]) -> Iterator[Layer]:

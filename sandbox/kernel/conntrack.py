@@ -14,10 +14,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from policy import errors
-from policy.connections import Connection, Ends
+from policy.connections import PROTOCOLS, Connection, Ends
 from sandbox.kernel.netlink_wire import attribute, attributes, messages
 
 _NETFILTER, _SUBSYSTEM, _GET, _DELETE = 12, 1, 1, 2
@@ -29,6 +30,8 @@ _ODD = {5: "helper", 14: "master", _ZONE: "zone"}
 _TUPLE_REPLY, _TUPLE_PROTO = 2, 2
 _TUPLE_ZONE, _EXPECTATIONS = 3, 2
 _FILTER, _ORIG_FLAGS, _REPLY_FLAGS, _BY_SOURCE = 25, 1, 2, 1
+_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+_LISTED = Path("/proc/thread-self/net/nf_conntrack")
 _SECONDS = 10
 # An agent that is being ended may begin more meanwhile, for as long as it takes to be ended.
 _ROUNDS = 32
@@ -61,13 +64,57 @@ def forget(address: str) -> None:
     raise errors.KernelError(f"connections of {address}: there are new ones again and again")
 
 
+def count() -> int:
+    """How many entries the calling thread's namespace has, those included whose time is up."""
+    return int(_COUNT.read_text())
+
+
 def connections() -> list[Connection]:
-    """Every entry of the table. The kernel walks the table of all namespaces for it: some 10 ms on a large one.
+    """Every entry of the table.
+
+    The kernel's text lists 262,144 places in 0.2 ms where netlink, which locks each of them, takes 10 to 30. So the
+    text says which there are, and netlink what each is. The text goes on by numbers: it may miss an entry while others
+    go. Then, and where a kernel has no such text, netlink lists all.
 
     Raises:
         errors.KernelError: the kernel does not list them.
     """
+    before = count()
+    try:
+        lines = _LISTED.read_text().splitlines()
+    except FileNotFoundError:
+        return dumped()
+    if len(lines) < min(before, count()):
+        return dumped()
+    parsed = [_line(line) for line in lines]
+    plain = [(one.protocol, one.sent) for one in parsed if not one.odd and one.protocol in PROTOCOLS]
+    odd = [one for one in parsed if one.odd or one.protocol not in PROTOCOLS]
+    return [*odd, *looked_up(plain)]
+
+
+def dumped() -> list[Connection]:
+    """As ``connections``, by netlink alone."""
     return [_connection(body) for body in _dumped(_SUBSYSTEM, 0, b"")]
+
+
+def _line(line: str) -> Connection:
+    """One line of nf_conntrack: a family, a protocol, a time, then both directions word by word."""
+    fields = line.split()
+    held = [field.partition("=")[::2] for field in fields if "=" in field]
+
+    def ends(which: int) -> Ends:
+        found: dict[str, str] = {}
+        for key in ("src", "dst", "sport", "dport"):
+            values = [value for name, value in held if name == key]
+            found[key] = values[which] if which < len(values) else ""
+        source, destination = (ipaddress.ip_address(found[key]).packed for key in ("src", "dst"))
+        return Ends(source, destination, int(found["sport"] or 0), int(found["dport"] or 0))
+
+    zone = next((name for name, value in held if name.startswith("zone") and value != "0"), "")
+    try:
+        return Connection(int(fields[3]), ends(0), ends(1), zone)
+    except (ValueError, IndexError) as e:
+        raise errors.KernelError(f"connections cannot be listed: {line[:80]!r} is no entry") from e
 
 
 def looked_up(begun: Iterable[tuple[int, Ends]]) -> list[Connection]:

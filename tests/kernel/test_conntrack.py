@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from policy.connections import Connection
 from sandbox.kernel import conntrack
 from sandbox.kernel import netns as spaces
 from tests.kernel import internet
@@ -55,3 +56,35 @@ def test_every_connection_of_one_source_is_forgotten_and_no_other(
 def _remembered(net: Internet, place: str) -> int:
     lines = net.within("host", lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
     return len([line for line in lines if f"src={place} " in line])
+
+
+def test_text_and_netlink_list_the_same_connections(net: Internet) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+    with Opened(net, artefacts) as one, contextlib.ExitStack() as stack:
+
+        def connect() -> None:
+            for _ in range(60):
+                stack.enter_context(socket.create_connection(("93.184.216.34", 80), timeout=10))
+
+        spaces.within(one.gateway.spaces.agent, connect)
+
+        def both() -> tuple[set[Connection], set[Connection], int]:
+            return set(conntrack.connections()), set(conntrack.dumped()), conntrack.count()
+
+        by_text, by_netlink, count = spaces.within(one.gateway.spaces.gateway, both)
+        assert by_text == by_netlink
+        assert count == len(by_text) == 60
+
+
+def test_a_text_that_misses_an_entry_is_not_believed(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
+    artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(*ENTRIES)))
+    with (
+        Opened(net, artefacts) as one,
+        contextlib.closing(
+            spaces.within(one.gateway.spaces.agent, lambda: socket.create_connection(("93.184.216.34", 80), timeout=10))
+        ),
+    ):
+        monkeypatch.setattr(conntrack, "_LISTED", Path("/dev/null"))
+        assert len(spaces.within(one.gateway.spaces.gateway, conntrack.connections)) == 1
+        monkeypatch.setattr(conntrack, "_LISTED", Path("/nowhere"))
+        assert len(spaces.within(one.gateway.spaces.gateway, conntrack.connections)) == 1
