@@ -125,9 +125,8 @@ class Network:
         device = found["device"], tuple(found["device_lines"])
         bounded = tuple(Name(**one) for one in found["bounded"])
         # A run that was started by an earlier version has neither.
-        held = found.get("run")
         run = None
-        if held is not None:
+        if (held := found.get("run")) is not None:
             run = host_rules.Run(held["device"], held["uplink"], _spans(held["own"]), _spans(held["reach"]))
         more = *device, found["gates"], bounded, run, tuple(found.get("touching", ()))
         return cls(supervisor, found["thread"], agent, gateway, found["uplink"], found["nft"], *more)
