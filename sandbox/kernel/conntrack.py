@@ -100,21 +100,26 @@ def dumped() -> list[Connection]:
 def _line(line: str) -> Connection:
     """One line of nf_conntrack: a family, a protocol, a time, then both directions word by word."""
     fields = line.split()
-    held = [field.partition("=")[::2] for field in fields if "=" in field]
-
-    def ends(which: int) -> Ends:
-        found: dict[str, str] = {}
-        for key in ("src", "dst", "sport", "dport"):
-            values = [value for name, value in held if name == key]
-            found[key] = values[which] if which < len(values) else ""
-        source, destination = (ipaddress.ip_address(found[key]).packed for key in ("src", "dst"))
-        return Ends(source, destination, int(found["sport"] or 0), int(found["dport"] or 0))
-
-    zone = next((name for name, value in held if name.startswith("zone") and value != "0"), "")
+    held: dict[str, list[str]] = {}
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if equals:
+            held.setdefault(name, []).append(value)
+    zone = next((name for name, values in held.items() if name.startswith("zone") and values != ["0"]), "")
+    ports = held.get("sport", ["0", "0"]), held.get("dport", ["0", "0"])
     try:
-        return Connection(int(fields[3]), ends(0), ends(1), zone)
-    except (ValueError, IndexError) as e:
+        sent, answered = (
+            Ends(_packed(held["src"][at]), _packed(held["dst"][at]), int(ports[0][at]), int(ports[1][at]))
+            for at in (0, 1)
+        )
+        return Connection(int(fields[3]), sent, answered, zone)
+    except (ValueError, LookupError) as e:
         raise errors.KernelError(f"connections cannot be listed: {line[:80]!r} is no entry") from e
+
+
+@functools.lru_cache(maxsize=4096)
+def _packed(address: str) -> bytes:
+    return ipaddress.ip_address(address).packed
 
 
 def looked_up(begun: Iterable[tuple[int, Ends]]) -> list[Connection]:
