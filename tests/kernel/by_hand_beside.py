@@ -188,7 +188,6 @@ def _nothing(pid: int) -> None:
 
 
 _BIND = libc.MS_BIND
-# On a machine with cgroups of version 1.
 PROCESSES: Final[dict[str, Change]] = {
     "pids.max raised": caught(limit("pids", "pids.max", "max"), "cgroup"),
     "the quota of the processor raised": caught(limit("cpu", "cpu.cfs_quota_us", "900000"), "cgroup"),
@@ -206,6 +205,10 @@ PROCESSES: Final[dict[str, Change]] = {
     "the sandbox frozen": stands(
         limit("freezer", "freezer.state", "FROZEN"), "It does nothing meanwhile, and its limits are as they were"
     ),
+    "the quota raised (version 2)": caught(limit("cpu", "cpu.max", "900000 100000"), "cgroup"),
+    "a burst of the processor (version 2)": caught(limit("cpu", "cpu.max.burst", "100000"), "cgroup"),
+    "the weight of the processor raised (version 2)": caught(limit("cpu", "cpu.weight", "400"), "cgroup"),
+    "memory protected from the host (version 2)": caught(limit("memory", "memory.low", "1048576"), "cgroup"),
     "the sandbox moved out of a cgroup": caught(moved("memory"), "cgroup"),
     "the sandbox moved to a cgroup below": caught(moved("pids", below=True), "cgroup"),
     "one thread moved out of a cgroup": caught(moved("cpu", thread=True), "cgroup"),
@@ -231,6 +234,21 @@ PROCESSES: Final[dict[str, Change]] = {
     "a gate stopped": stands(process("gate", stopped, gone_on), "Nothing passes it meanwhile"),
     "memory of the sandbox written": stands(process("sandbox", _poked, _nothing), MEMORY),
     "memory of a gate written": stands(process("gate", _poked, _nothing), MEMORY),
+}
+
+# Files that one version of cgroups has and the other has not: a machine tries those of its own.
+OF_VERSION: Final[dict[int, frozenset[str]]] = {
+    1: frozenset(
+        name
+        for name in PROCESSES
+        if not name.endswith("(version 2)")
+        and name.startswith(
+            ("the quota", "the period", "the weight", "swappiness", "the out-of-memory", "a soft limit")
+        )
+        or name in ("a burst of the processor", "a burst of the gates", "one thread moved out of a cgroup")
+        or name == "the sandbox frozen"
+    ),
+    2: frozenset(name for name in PROCESSES if name.endswith("(version 2)")),
 }
 
 FILES: Final[dict[str, Change]] = {

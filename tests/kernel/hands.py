@@ -307,19 +307,20 @@ def moved(controller: str, *, thread: bool = False, below: bool = False, gates: 
         if gates:
             network = hand.one.made.network
             assert network is not None
-            own = next(Path(one).parent for one in network.gates if f"/{controller}/" in one)
+            own = next(Path(one).parent for one in network.gates if Path(one).name.startswith(controller))
         pid = int((own / "cgroup.procs").read_text().split()[0]) if gates else hand.one.family().sandbox.name.pid
         file = "tasks" if thread else "cgroup.procs"
+        every = "tasks" if (own / "tasks").exists() else "cgroup.procs"
         which = next(one for one in os.listdir(f"/proc/{pid}/task") if one != str(pid)) if thread else str(pid)
         with aside(own / "x" if below else own, f"hand-{hand.one.made.run_id}") as other:
             (other / file).write_text(which)
             try:
                 yield
             finally:
-                while left := (other / "tasks").read_text().split():
+                while left := (other / every).read_text().split():
                     for task in left:
                         with contextlib.suppress(ProcessLookupError):
-                            (own / "tasks").write_text(task)
+                            (own / every).write_text(task)
 
     return tamper
 
