@@ -241,9 +241,11 @@ OF_VERSION: Final[dict[int, frozenset[str]]] = {
     1: frozenset(
         name
         for name in PROCESSES
-        if not name.endswith("(version 2)")
-        and name.startswith(
-            ("the quota", "the period", "the weight", "swappiness", "the out-of-memory", "a soft limit")
+        if (
+            not name.endswith("(version 2)")
+            and name.startswith(
+                ("the quota", "the period", "the weight", "swappiness", "the out-of-memory", "a soft limit")
+            )
         )
         or name in ("a burst of the processor", "a burst of the gates", "one thread moved out of a cgroup")
         or name == "the sandbox frozen"
