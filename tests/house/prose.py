@@ -27,7 +27,7 @@ VAGUE = re.compile(r"\b(whoever|whatever|somebody|nobody|such a one|that one)\b"
 # Rule 12: a docstring begins with what the thing is or does.
 OPENING = re.compile(r"(What|Who|Whether|Of)\b")
 SUBJECT_CHARACTERS = 72
-SUBJECT = re.compile(r"[a-z0-9_./-]+(, [a-z0-9_./-]+)*: [A-Za-z`]")
+SUBJECT = re.compile(r"[a-z0-9_./-]+(,? [a-z0-9_./-]+){0,3}: [A-Za-z`]")
 # The first commit that the rules hold for comes after this one.
 RULES_SINCE = "94b57d5bb90bb5f02a890e7ef0714c1834ed14aa"
 

@@ -37,6 +37,7 @@ def test_each_test_that_is_cited_exists(clone: pathlib.Path) -> None:
     found = {
         f"{path.relative_to(clone)}: {name}"
         for path in _tracked(clone)
+        if path.name != "prose_allowed.json"  # it lists modules of other folders of tests too
         for name in cited.findall(path.read_text(errors="replace"))
         if not (clone / name).is_file()
     }

@@ -328,7 +328,7 @@ def test_a_start_that_clears_up_says_so(
     terminal: tuple[int, Far], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     near, far = terminal
-    own = cast("Supervisor", SimpleNamespace(path=tmp_path, config=Config(), ledger=None, isolated=False))
+    own = cast("Supervisor", SimpleNamespace(path=tmp_path, config=Config(), ledger=None, state=None, isolated=False))
     monkeypatch.setattr(recovery, "recover", lambda runs, **more: far.until(b"taking away what was left"))
     monkeypatch.setattr(rows, "cut_off", lambda ledger: None)
     with spinner.shown("the agent is at work", fd=near):

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from policy import errors
 from sandbox.serve import frames
+from sandbox.serve.overdue import Overdue
 from sandbox.serve.server import Server
 
 
@@ -31,12 +33,13 @@ class Full:
 
 
 @pytest.fixture
-def loop() -> Iterator[tuple[Server, Full]]:
+def loop(tmp_path: Path) -> Iterator[tuple[Server, Full]]:
     config = SimpleNamespace(callers=(), caller_requests=1, request_seconds=60.0)
     supervisor: Any = SimpleNamespace(config=config)
     with socket.socket(socket.AF_UNIX) as listener:
         made, full = Server(supervisor, listener), Full()
         made._selector = full  # type: ignore[assignment]
+        made._overdue = Overdue(tmp_path, made)
         yield made, full
 
 
