@@ -31,8 +31,6 @@ from covenant.stores.settlement.durable import DurableReceipts
 _LOG: Final = logging.getLogger(__name__)
 # A store that cannot be closed must not keep the daemon from ending.
 _CLOSE_SECONDS: Final = 30.0
-# After so many moments with many writers at once the audit log has a process of its own to write it.
-_CROWDS: Final = 16
 
 
 def now_ms() -> int:
@@ -73,8 +71,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         memory = closing("memory", await DurableMemory.open(home / "memory.db", space=embedder.name))
         receipts = closing("receipts", await DurableReceipts.open(home / "receipts" / "working.jsonl"))
         identity = await anyio.to_thread.run_sync(Identity.load, home)
-        log = await DurableAudit.open(home, issuer=identity.agent, now_ms=clock, crowds=_CROWDS)
-        audit = closing("audit", log)
+        audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=clock))
         runtime = await stack.enter_async_context(
             wiring.opened(settings, audit=audit, now_ms=clock, operator=identity.agent.pubkey)
         )

@@ -151,20 +151,11 @@ def extend(head: Head, rows: Sequence[Row]) -> tuple[bytes, Head, Head]:
     """As ``Head.advance`` for many rows at once: the chain lines with their newlines, the last head but one, and the
     last. For no rows both are ``head``."""
     sha256 = hashlib.sha256
-    event_hashes = [sha256(row[0]).hexdigest() for row in rows]
-    sizes = (sum([len(row[0]) for row in rows]) + len(rows), len(rows[-1].line) + 1) if rows else (0, 0)
-    return extend_hashed(head, event_hashes, [row[1:] for row in rows], *sizes)
-
-
-def extend_hashed(
-    head: Head, event_hashes: Sequence[str], anchors: Iterable[tuple[str, int]], size: int, last_size: int
-) -> tuple[bytes, Head, Head]:
-    """``extend`` for whoever has the lines' hashes: with each the line's event id and time; ``size`` is that of all
-    lines with their newlines, ``last_size`` that of the last."""
-    if not event_hashes:
+    if not rows:
         return b"", head, head
     first = head.count
-    hashes, entries = _linked(first, head.chain_hash_hex, event_hashes, anchors)
+    event_hashes = [sha256(row[0]).hexdigest() for row in rows]
+    hashes, entries = _linked(first, head.chain_hash_hex, event_hashes, [row[1:] for row in rows])
     chain = "".join(entries).encode()
     kept = dict(head.marks)
 
@@ -172,9 +163,9 @@ def extend_hashed(
         marks = tuple((n, hashes[n - first] if n > first else kept[n]) for n in _mark_counts(count))
         return Head(count, hashes[count - first], events, chain, marks)
 
-    events_bytes = head.events_bytes + size
+    events_bytes = head.events_bytes + sum([len(row[0]) for row in rows]) + len(rows)
     last = at(first + len(event_hashes), events_bytes, head.chain_bytes + len(chain))
-    before = at(last.count - 1, events_bytes - last_size, last.chain_bytes - len(entries[-1]))
+    before = at(last.count - 1, events_bytes - len(rows[-1].line) - 1, last.chain_bytes - len(entries[-1]))
     return chain, before, last
 
 

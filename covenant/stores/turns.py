@@ -75,18 +75,6 @@ class Turns(Generic[T, R]):
             loop.call_soon(self._begin, loop)
         return mine
 
-    def take_over(self, waiting: Sequence[tuple[asyncio.Future[R], T]]) -> None:
-        """Write what others waited for elsewhere, as if they had submitted it here."""
-        if self._failure is not None:
-            for future, _ in waiting:
-                if not future.done():
-                    refuse(future, self._refused())
-            return
-        self._queue.extend(waiting)
-        if waiting and not self._busy:
-            self._busy = True
-            self._begin(asyncio.get_running_loop())
-
     async def close(self, reason: str) -> None:
         """Refuse what comes from now on, after what waits has been written."""
         self._failure = self._failure or reason
@@ -108,7 +96,13 @@ class Turns(Generic[T, R]):
             if self._told is not None:
                 self._told(answers)
         finally:
-            answer(waiting, answers)
+            for future, answer in zip(waiting, answers, strict=True):
+                if future.done():  # its waiter was cancelled
+                    continue
+                if isinstance(answer, Exception):
+                    _refuse(future, answer)
+                else:
+                    future.set_result(answer)
 
     def _tell_last(
         self,
@@ -124,12 +118,12 @@ class Turns(Generic[T, R]):
     def _fail(
         self, loop: asyncio.AbstractEventLoop, waiting: Sequence[asyncio.Future[R]], cause: BaseException
     ) -> None:
-        self._failure = reason(cause)
+        self._failure = _reason(cause)
         for future in [*waiting, *(future for future, _ in self._queue)]:
             if not future.done():
                 error = self._refused()
                 error.__cause__ = cause
-                refuse(future, error)
+                _refuse(future, error)
         self._queue.clear()
         self._rest(loop)
 
@@ -142,7 +136,11 @@ class Turns(Generic[T, R]):
             self._idle.set()
 
     def _refused(self) -> errors.StoreError:
-        return refused(self._what, self._failure or "")
+        return errors.StoreError(
+            f"{self._what} takes no more records after: {self._failure}",
+            hint="nothing that was acknowledged is lost; mend the disk and start the daemon again",
+            where=self._what,
+        )
 
     # --- in the thread ----------------------------------------------------------------------------------
 
@@ -217,35 +215,15 @@ def _in_no_thread(items: Sequence[object]) -> NoReturn:
     raise AssertionError("these are written on the loop")
 
 
-def refused(what: str, failure: str) -> errors.StoreError:
-    """What whoever waits hears when nobody knows what is on the disk."""
-    return errors.StoreError(
-        f"{what} takes no more records after: {failure}",
-        hint="nothing that was acknowledged is lost; mend the disk and start the daemon again",
-        where=what,
-    )
-
-
-def answer(waiting: Sequence[asyncio.Future[R]], answers: Sequence[R | Exception]) -> None:
-    """Have each of those that still wait go on with its answer."""
-    for future, one in zip(waiting, answers, strict=True):
-        if future.done():  # cancelled by whoever waited
-            continue
-        if isinstance(one, Exception):
-            refuse(future, one)
-        else:
-            future.set_result(one)
-
-
-def refuse(future: asyncio.Future[R], error: Exception) -> None:
-    """Have whoever waits fail with the error."""
+def _refuse(future: asyncio.Future[R], error: Exception) -> None:
+    """Fail the future with the error."""
     future.set_exception(error)
-    # Whoever waits hears of it. Where that one is cancelled just now nobody does, which is no bug to be logged.
+    # The waiter gets the error. Where the waiter was cancelled just now nobody reads it, which asyncio need not log.
     future.exception()
 
 
-def reason(error: BaseException) -> str:
-    """Why nobody knows what is on the disk."""
+def _reason(error: BaseException) -> str:
+    """Return the cause of a failed write, for the errors of later ones."""
     if isinstance(error, errors.CovenantError):
         return error.message
     return (isinstance(error, OSError) and error.strerror) or type(error).__name__

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
 
 from covenant.runtime import shares
@@ -20,7 +18,6 @@ from covenant.stores.audit import (
     adopting,
     checking,
     cutting,
-    dictation,
     files,
     interface,
     notary,
@@ -36,16 +33,8 @@ from policy import audit, errors, events, ledger, note
 
 T = TypeVar("T")
 
-_LOG: Final = logging.getLogger(__name__)
-
 _WHAT: Final = "the audit log"
 _MOST_AT_ONCE: Final = 1024
-# So many at once are a crowd: the daemon is busy enough for a second process to pay.
-_CROWD: Final = 16
-# So many crowds make a crowded time.
-_AGAIN: Final = 16
-
-
 # So many look for rows at one time, whoever they are for: each is a thread that keeps the interpreter from the loop for
 # as long as there are rows, and of the threads that there are others have something to do as well.
 _READERS: Final = 4
@@ -74,7 +63,6 @@ class DurableAudit:
         kept: journal.Journal,
         issuer: AgentId,
         now_ms: Callable[[], int],
-        crowds: int | None = None,
     ) -> None:
         self._files = of
         self._notes = notes
@@ -87,19 +75,11 @@ class DurableAudit:
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
         self._turns: turns.Turns[_Item, _Answer] = turns.Turns(
-            self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._told
+            self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._publish
         )
         self._shape = reading.Shape()
         self._readers = shares.Shares(_READERS, operator=issuer.pubkey)
         self._proving = anyio.Lock()
-        # Who writes: a thread of ours, or, while many wait at once, a process (``covenant.stores.audit.scribe``).
-        self._dictation: dictation.Dictation | None = None
-        self._crowds_until_scribe = crowds
-        self._changing_hands = anyio.Lock()
-        self._handing: asyncio.Task[None] | None = None
-        self._taking: asyncio.Task[None] | None = None
-        # Where the next row of the scribe's stands; how many had the log.
-        self._begin_offset = self._scribes = 0
 
     @classmethod
     async def open(
@@ -109,11 +89,8 @@ class DurableAudit:
         issuer: AgentId,
         now_ms: Callable[[], int],
         origin: str | None = None,
-        crowds: int | None = None,
     ) -> Self:
         """Open or make the log; what a crash left is set right first (``recovered``).
-
-        A process of its own writes once ``crowds`` times more waited at once than one group needs; None is never.
 
         Raises:
             errors.LedgerError: a file is unsafe, or the log does not hold together.
@@ -130,10 +107,7 @@ class DurableAudit:
         except BaseException:
             await anyio.to_thread.run_sync(of.close)
             raise
-        opened = cls(of, notes, kept, issuer, now_ms, crowds)
-        if crowds == 0:
-            await opened._hand_over()
-        return opened
+        return cls(of, notes, kept, issuer, now_ms)
 
     @property
     def recovered(self) -> list[str]:
@@ -198,14 +172,10 @@ class DurableAudit:
 
     async def verify(self) -> audit.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
-        return await self._reading(lambda: checking.verify(self._files, self._snapshot()))
+        return await self._reading(lambda: checking.verify(self._files, self._files.snapshot()))
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
-        # Whoever asked may go away; who writes is decided all the same.
-        while self._dictation is not None:
-            self._taking = asyncio.get_running_loop().create_task(self._by_the_thread())
-            await asyncio.shield(self._taking)
         done = await self._turns.submit(_Cut(before_ms))
         assert isinstance(done, interface.Purged)
         if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
@@ -238,10 +208,9 @@ class DurableAudit:
 
     async def close(self) -> None:
         """As the interface says."""
-        settled = await self._end_writing()
         await self._turns.close("it was closed")
         await self._kept.close()
-        await anyio.to_thread.run_sync(self._close, settled)
+        await anyio.to_thread.run_sync(self._close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -256,14 +225,7 @@ class DurableAudit:
         return shared.body_text(kind, fields, who), who.pubkey
 
     def _submit(self, item: tuple[_New, ...]) -> asyncio.Future[_Answer]:
-        return (self._dictation or self._turns).submit(item)
-
-    def _told(self, answers: Sequence[_Answer | Exception]) -> None:
-        if self._crowds_until_scribe and len(answers) >= _CROWD:
-            self._crowds_until_scribe -= 1
-            if self._crowds_until_scribe == 0:
-                self._handing = asyncio.get_running_loop().create_task(self._hand_over())
-        self._publish(answers)
+        return self._turns.submit(item)
 
     def _publish(self, answers: Sequence[_Answer | Exception]) -> None:
         """Rows are told as they stand in the log, whatever became of whoever wrote them."""
@@ -299,84 +261,7 @@ class DurableAudit:
             await self.append("audit_checkpoint", shared.checkpoint_fields(checkpoint))
         return found
 
-    # --- who writes -------------------------------------------------------------------------------------
-
-    async def _hand_over(self) -> None:
-        """Have a process write from now on. Where none can be started the thread goes on."""
-        told = dictation.Told(self._batch, self._wrote, self._publish)
-        taking = dictation.Dictation(self._files, told, what=_WHAT)
-        async with self._changing_hands:
-            try:
-                await taking.start()
-            except (OSError, errors.CovenantError) as e:
-                _LOG.warning("the audit log goes on without a process of its own: %s", e)
-                return
-            # What is submitted from now on waits there, until what was before is written.
-            self._dictation = taking
-            try:
-                await self._turns.submit(())
-                self._begin_offset = self._files.head.events_bytes
-                # INVARIANT: before: a reader's thread looks at it while the scribe may write already.
-                self._scribes += 1
-                taking.begin()
-            except (OSError, errors.CovenantError) as e:
-                _LOG.warning("the audit log goes on without a process of its own: %s", e)
-                await self._without(taking.withdraw())
-
-    async def _by_the_thread(self) -> None:
-        async with self._changing_hands:
-            if self._dictation is not None:
-                await self._take_back(self._dictation)
-
-    async def _take_back(self, taken: dictation.Dictation) -> None:
-        """Have the thread write again."""
-        await self._without(taken.end())
-        self._crowds_until_scribe = _AGAIN
-
-    async def _without(self, ending: Awaitable[Sequence[tuple[dictation.Waiter, dictation.Item]]]) -> None:
-        left = await ending
-        # INVARIANT: at once: nothing is submitted between the two.
-        self._dictation = None
-        self._turns.take_over(left)
-
-    async def _end_writing(self) -> bool:
-        """Refuse what comes from now on, after what waits has been written; whether the files are ours."""
-        self._crowds_until_scribe = None
-        if self._handing is not None:
-            await asyncio.wait([self._handing])
-        async with self._changing_hands:
-            taken = self._dictation
-            if taken is None:
-                return True
-            taken.refuse("it was closed")
-            try:
-                await taken.drained()
-                await self._without(taken.end())
-            except errors.CovenantError:
-                # Whoever waited was told; the next opening finds out what is on the disk.
-                await taken.abandon("it was closed")
-                return False
-            return True
-
-    def _snapshot(self) -> files.Snapshot:
-        """How the files are between two writes; asked from a reader's thread, which keeps a cut off."""
-        while True:
-            before = self._scribes
-            found = anyio.from_thread.run(self._shown)
-            if found is not None:
-                return found
-            # INVARIANT: in this thread. Another of the same threads might never come: as many readers hold them all.
-            found = self._files.snapshot()
-            # A scribe that was given the log meanwhile writes without asking us.
-            if self._scribes == before:
-                return found
-
-    async def _shown(self) -> files.Snapshot | None:
-        """What the scribe says; None where it has not got the log."""
-        taken = self._dictation
-        return await taken.snapshot() if taken is not None else None
-
-    # --- in the writer's thread, or where rows are dictated ---------------------------------------------
+    # --- in the writer's thread -------------------------------------------------------------------------
 
     def _write(self, items: Sequence[_Item]) -> list[_Answer | Exception]:
         answers: list[_Answer | Exception] = []
@@ -393,34 +278,20 @@ class DurableAudit:
     def _write_rows(self, items: Sequence[tuple[_New, ...]]) -> list[_Answer | Exception]:
         if not any(items):
             return [[] for _ in items]
-        batch = self._batch(items)
-        begin = self._files.head.events_bytes
-        try:
-            self._files.append(batch.rows)
-        except errors.StoreFullError as e:
-            return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
-        self._rows.wrote(batch.pubkeys, [row.line for row in batch.rows], begin)
-        return [*batch.answers]
-
-    def _batch(self, items: Sequence[tuple[_New, ...]]) -> dictation.Batch:
-        if not any(items):
-            return dictation.Batch(self._last_ms, [], [], [[] for _ in items])
         # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
         new = [one for item in items for one in item]
         ids = shared.event_ids(len(new))
         lines = events.lines(ids, now, [body for body, _ in new])
         made = list(map(ledger.Row, lines, ids, itertools.repeat(now)))
-        pubkeys = [pubkey for _, pubkey in new]
-        if len(items) == len(made) and all(items):
-            return dictation.Batch(now, made, pubkeys, [[row] for row in made])
+        begin = self._files.head.events_bytes
+        try:
+            self._files.append(made)
+        except errors.StoreFullError as e:
+            return [errors.StoreFullError(e.message, hint=e.hint, where=e.where) for _ in items]
+        self._rows.wrote([pubkey for _, pubkey in new], lines, begin)
         following = iter(made)
-        return dictation.Batch(now, made, pubkeys, [list(itertools.islice(following, len(item))) for item in items])
-
-    def _wrote(self, batch: dictation.Batch) -> None:
-        lines = [row[0] for row in batch.rows]
-        self._rows.wrote(batch.pubkeys, lines, self._begin_offset)
-        self._begin_offset += sum(map(len, lines)) + len(lines)
+        return [list(itertools.islice(following, len(item))) for item in items]
 
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
@@ -436,8 +307,8 @@ class DurableAudit:
                 self._prover.forget()
         return interface.Purged(done.purged, before, self._files.head.chain_hash_hex, done.rebase_id)
 
-    def _close(self, settled: bool) -> None:
-        self._files.close(settled=settled)
+    def _close(self) -> None:
+        self._files.close()
         self._files.at.close()
 
 

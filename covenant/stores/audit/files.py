@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from covenant.stores.audit import places
 from policy import errors, events, ledger, pending
 from sandbox import durable
@@ -50,45 +48,21 @@ class Snapshot:
     chain_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """The files as one process of ours hands them to another: descriptors of events, chain, ``pending`` and
-    ``head.json``, the signed head and the one a row before, and where the next record goes."""
-
-    fds: tuple[int, int, int, int]
-    head: bytes
-    before: bytes
-    end: int
-
-
 class Files:
     """The open files of the log. ``head`` is what is acknowledged; ``recovered`` what was found and set right."""
 
-    def __init__(self, at: places.Places, handed: tuple[Handed, Ed25519PrivateKey] | None = None) -> None:
-        """Open the files; or go on with those that another process of ours opened, with the key of their heads.
+    def __init__(self, at: places.Places) -> None:
+        """Open the files.
 
         Raises:
             errors.LedgerError: a file is unsafe, or the log does not hold together.
         """
         self.recovered: list[str] = []
         self.at = at
-        self._head = self._before = ledger.Head()
-        # The head that who has the files told of last, signed, and that one read.
-        self._told: bytes | None = None
-        self._read: tuple[bytes, ledger.Head] = (b"", self._head)
+        self.head = self._before = ledger.Head()
         self._end = 0
         self._last_signed: tuple[ledger.Head, bytes] | None = None
-        # Whether ``head.json`` names ``head``.
-        self._shown = True
         self._writing = threading.Lock()
-        if handed is not None:
-            given, self.key = handed
-            self._signer = ledger.key_id(self.key.public_key())
-            self.events, self.chain, self._pending, self._head_fd = given.fds
-            self._stack = contextlib.ExitStack()
-            self.taken_back(given)
-            self._identify()
-            return
         with contextlib.ExitStack() as stack:
             new = not any(at.exists(name) for name in (places.HEAD, places.KEY, places.PENDING))
             self.events = self._file(places.EVENTS, at.log, stack)
@@ -104,49 +78,6 @@ class Files:
             self._identify()
             self._stack = stack.pop_all()
 
-    def hand(self) -> Handed:
-        """What another process needs to write on. INVARIANT: until ``taken_back`` nobody writes here."""
-        return Handed(self.fds, self._signed(self.head), self._signed(self._before), self._end)
-
-    @property
-    def fds(self) -> tuple[int, int, int, int]:
-        """The descriptors, in the order of ``Handed``."""
-        return self.events, self.chain, self._pending, self._head_fd
-
-    def taken_back(self, given: Handed) -> None:
-        """Go on where the other process ended.
-
-        Raises:
-            errors.LedgerError: the heads do not verify.
-        """
-        public = self.key.public_key()
-        head, before = (ledger.read_signed_head(signed, public) for signed in (given.head, given.before))
-        if head is None or before is None or not 0 <= head.count - before.count <= 1:
-            self._broken("the heads of who wrote the log do not verify")
-        self.head, self._before, self._end = head, before, given.end
-
-    def acknowledged(self, signed: bytes) -> None:
-        """Rows up to this head were made durable by the process that has the files."""
-        self._told = signed
-
-    @property
-    def head(self) -> ledger.Head:
-        """What is acknowledged. Of what another process wrote it is read when somebody asks: nobody does for a row."""
-        told = self._told
-        if told is None:
-            return self._head
-        read, head = self._read
-        if read is not told:
-            found = ledger.read_signed_head(told, self.key.public_key())
-            if found is None:
-                self._broken("a head of who writes the log does not verify")
-            self._read, head = (told, found), found
-        return head
-
-    @head.setter
-    def head(self, head: ledger.Head) -> None:
-        self._head, self._told = head, None
-
     def append(self, rows: Sequence[ledger.Row]) -> None:
         """Acknowledge rows: when this returns they are durable.
 
@@ -155,42 +86,30 @@ class Files:
             errors.LedgerError, OSError: anything else; nobody knows what is on the disk until it is opened again.
         """
         lines = b"".join([row.line + b"\n" for row in rows])
-        with self.held():
-            self.commit(lines, *ledger.extend(self.head, rows))
-
-    def commit(self, lines: bytes, entries: bytes, before: ledger.Head, head: ledger.Head) -> bytes:
-        """``append`` for rows whose chain was made already, and without ``head.json``: whoever holds the lock that
-        readers wait for writes that before letting go of it (``held``). The signed head is returned."""
-        signed = self._signed(head)
-        record = b"".join((signed, b"\n", lines))
-        if self._end + len(record) > PENDING_BYTES:
-            self._settle()
-        try:
-            _write(self._pending, record, self._end)
-            # This begins to write to the disk, and does not wait: the files get theirs meanwhile. It is no more
-            # than advice, which a file system may not take; the sync below tells what became of it.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
-            _write(self.events, lines, self.head.events_bytes)
-            _write(self.chain, entries, self.head.chain_bytes)
-            os.fdatasync(self._pending)
-        except OSError as e:
-            if e.errno not in _FULL:
-                raise
-            self._take_back()
-            raise self._full(f"the audit log could not take {head.count - self.head.count} rows", e) from e
-        self.head, self._before, self._shown = head, before, False
-        self._end += len(record)
-        return signed
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock that readers wait for over several ``commit``; ``head.json`` is written behind the last."""
+        entries, before, head = ledger.extend(self.head, rows)
+        record = b"".join((self._signed(head), b"\n", lines))
         with self._writing, self._turn():
             self._check_names()
-            yield
-            if not self._shown:
-                self._show_again()
+            if self._end + len(record) > PENDING_BYTES:
+                self._settle()
+            try:
+                _write(self._pending, record, self._end)
+                # This begins to write to the disk, and does not wait: the files get theirs meanwhile. It is no more
+                # than advice, which a file system may not take; the sync below tells what became of it.
+                with contextlib.suppress(OSError):
+                    os.posix_fadvise(self._pending, self._end, len(record), os.POSIX_FADV_DONTNEED)
+                _write(self.events, lines, self.head.events_bytes)
+                _write(self.chain, entries, self.head.chain_bytes)
+                shown = self._slots(head, before)
+                os.fdatasync(self._pending)
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                self._take_back()
+                raise self._full(f"the audit log could not take {len(rows)} rows", e) from e
+            self.head, self._before = head, before
+            self._end += len(record)
+            _write(self._head_fd, shown, 0)
 
     def settle(self) -> None:
         """Sync the files, so that they need nothing of ``pending``."""
@@ -213,10 +132,6 @@ class Files:
             self._show_again()
             self._settle()
 
-    def let_readers_in(self) -> None:
-        """Let go of the lock that a process that died while it had the files did not: these are its descriptors too."""
-        fcntl.flock(self.events, fcntl.LOCK_UN)
-
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """The acknowledged lines between two offsets where lines begin, each with its own."""
         stop = self.head.events_bytes if end is None else end
@@ -232,11 +147,10 @@ class Files:
             sizes = (os.fstat(fd).st_size for fd in (self.events, self.chain))
             return Snapshot(self.head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0), *sizes)
 
-    def close(self, *, settled: bool = True) -> None:
-        """Sync, and let go of the files. Not ``settled``: what is on the disk is for the next opening to find out."""
-        if settled:
-            with contextlib.suppress(OSError, errors.CovenantError):
-                self.settle()
+    def close(self) -> None:
+        """Sync and close the files."""
+        with contextlib.suppress(OSError, errors.CovenantError):
+            self.settle()
         self._stack.close()
 
     # --- opening ----------------------------------------------------------------------------------------
@@ -324,13 +238,17 @@ class Files:
         return last[1]
 
     def _show_again(self) -> None:
-        # The newest first: it was signed for `pending` just now.
-        heads = {head.count: head for head in (self.head, self._before, self.head)}.values()
-        _write(self._head_fd, _slots(*((head, self._signed(head)) for head in heads)), 0)
-        self._shown = True
+        _write(self._head_fd, self._slots(self.head, self._before), 0)
+
+    def _slots(self, head: ledger.Head, before: ledger.Head) -> bytes:
+        """Return the bytes of ``head.json``: both heads signed, each in its slot; a slot without a head is blank."""
+        heads = {one.count: one for one in (before, head)}.values()
+        # ``head`` first: its signature is the one that ``_signed`` still has.
+        signed = {ledger.slot_offset(one): ledger.slot(self._signed(one)) for one in reversed(heads)}
+        return signed.get(0, _BLANK) + signed.get(ledger.SLOT_BYTES, _BLANK)
 
     def _settle(self) -> None:
-        if not self._shown or not os.fstat(self._head_fd).st_size:
+        if not os.fstat(self._head_fd).st_size:
             self._show_again()
         for fd in (self.events, self.chain, self._head_fd):
             os.fdatasync(fd)
@@ -481,13 +399,6 @@ def _lines(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         for line in whole:
             yield offset, line
             offset += len(line) + 1
-
-
-def _slots(*heads: tuple[ledger.Head, bytes]) -> bytes:
-    """Both slots of ``head.json``: the head and the one before it, each with its signed line; blank where there is
-    none."""
-    slots = {ledger.slot_offset(head): ledger.slot(signed) for head, signed in heads}
-    return slots.get(0, _BLANK) + slots.get(ledger.SLOT_BYTES, _BLANK)
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:

@@ -23,7 +23,7 @@ NOTE_KEY, NOTE_PUBLIC = "checkpoint.key", "checkpoint.vkey"
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _KEY_BYTES: Final = 32
-# How long whoever opens the log waits for a writer that is just ending.
+# How long ``open`` waits for a daemon that is ending.
 _LOCK_SECONDS: Final = 10.0
 
 
@@ -52,8 +52,7 @@ class Places:
                     fd = durable.open_subdirectory(above, name, where=str(home), make=True, error=errors.LedgerError)
                     opened.callback(os.close, fd)
                     found.append(fd)
-                # INVARIANT: one writer. Descriptors that a process of ours was given hold it as well, and it is free
-                # only when that is gone too: what it has begun to write it has written, or never will.
+                # INVARIANT: one writer. A daemon that was killed holds the lock until its last write has ended.
                 if not durable.take(found[1], _LOCK_SECONDS):
                     raise errors.LedgerError(
                         f"another process has had the log open for {_LOCK_SECONDS:.0f} seconds",

@@ -39,14 +39,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["durable", "scribe", "in_memory"])
+@pytest.fixture(params=["durable", "in_memory"])
 async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[AuditLog]:
     if request.param == "in_memory":
         yield InMemoryAudit(issuer=DAEMON, now_ms=clock)
         return
     tmp_path.chmod(0o700)
-    crowds = 0 if request.param == "scribe" else None
-    async with await DurableAudit.open(tmp_path, issuer=DAEMON, now_ms=clock, crowds=crowds) as opened:
+    async with await DurableAudit.open(tmp_path, issuer=DAEMON, now_ms=clock) as opened:
         yield opened
 
 

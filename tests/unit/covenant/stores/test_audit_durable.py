@@ -39,7 +39,6 @@ from covenant.stores.audit.durable import DurableAudit
 from covenant.wire.types import AgentId
 
 HOME, PURGE = pathlib.Path(sys.argv[1]), "purge" in sys.argv[2]
-CROWDS = 0 if "scribe" in sys.argv[2] else None
 DAEMON = AgentId(display="user@local", pubkey="8opHzTAnfzRpPEx21XtnrVTX28YQuCpAjcn1PczScKh")
 
 class Clock:
@@ -50,7 +49,7 @@ class Clock:
 
 async def main():
     clock = Clock()
-    opening = DurableAudit.open(HOME, issuer=DAEMON, now_ms=clock, crowds=CROWDS)
+    opening = DurableAudit.open(HOME, issuer=DAEMON, now_ms=clock)
     async with await opening as log, anyio.create_task_group() as group:
         async def write(name):
             for n in range(100_000):
@@ -415,7 +414,7 @@ async def test_rows_stand_only_behind_an_opening_that_is_on_the_disk(
 # kill -9 ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["write", "purge", "scribe", "scribe and purge"])
+@pytest.mark.parametrize("mode", ["write", "purge"])
 async def test_kill_in_a_loop_loses_nothing_that_was_acknowledged(home: Path, mode: str) -> None:
     told: list[str] = []
     for round_ in range(4):
