@@ -63,6 +63,8 @@ class Files:
         self._end = 0
         self._last_signed: tuple[ledger.Head, bytes] | None = None
         self._writing = threading.Lock()
+        # Whether a write failed: the disk's state is unknown then, and the next opening finds out.
+        self._failed = False
         with contextlib.ExitStack() as stack:
             new = not any(at.exists(name) for name in (places.HEAD, places.KEY, places.PENDING))
             self.events = self._file(places.EVENTS, at.log, stack)
@@ -148,9 +150,12 @@ class Files:
             return Snapshot(self.head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0), *sizes)
 
     def close(self) -> None:
-        """Sync and close the files."""
-        with contextlib.suppress(OSError, errors.CovenantError):
-            self.settle()
+        """Sync and close the files. After a failed write only close them."""
+        # INVARIANT: a refused sync is told once (lib/errseq.c of Linux), and the next one succeeds without the rows. So
+        # `pending`, which still holds them, must not begin anew.
+        if not self._failed:
+            with contextlib.suppress(OSError, errors.CovenantError):
+                self.settle()
         self._stack.close()
 
     # --- opening ----------------------------------------------------------------------------------------
@@ -165,8 +170,9 @@ class Files:
 
         (1) What is acknowledged: `pending` where it begins with a head that verifies, else the newest in `head.json`.
         (2) A cut that was decided is finished.
-        (3) Each file gets what it lacks; what is beyond is set aside.
+        (3) The rows of `pending` are written again, also where they are there; what is beyond is set aside.
         (4) The last record must be the one that the head signs.
+        (5) The files and `head.json` are synced.
         """
         # (1)
         public = self.key.public_key()
@@ -180,6 +186,11 @@ class Files:
                 self._broken("no head record verifies under the log's key")
             head = shown or ledger.Head()
             found = pending.Replay(head, head, slots[-1] if slots else head, b"", b"", 0, b"")
+        # INVARIANT: before a file changes or `head.json` names its rows. A daemon that was killed may have left
+        # `pending` without its sync.
+        _hear_of_refusals(self._pending)
+        _write(self._pending, raw[: found.end], 0)
+        os.fdatasync(self._pending)
         # (2)
         if found.rebased:
             self._rename(found.base)
@@ -188,14 +199,15 @@ class Files:
             if shown is not None and shown.count > found.head.count:
                 self._broken("the head names rows that `pending` does not hold")
         # (3)
+        _hear_of_refusals(self.events, self.chain, self._head_fd)
         base, head = found.base, found.head
         self._complete(self.events, places.EVENTS, found.events, base.events_bytes, head)
         self._complete(self.chain, places.CHAIN, found.chain, base.chain_bytes, head)
         # (4)
         self._check_last(head)
         self.head, self._before = head, found.before
-        if shown != head or not ledger.head_is_whole(shown_raw, public):
-            self._show_again()
+        self._show_again()
+        # (5)
         self._settle()
 
     def _complete(self, fd: int, name: str, lines: bytes, base: int, head: ledger.Head) -> None:
@@ -207,8 +219,10 @@ class Files:
             # After a power cut blocks of a file may hold zeros, or nothing yet.
             if there.strip(b"\0") and not lines.startswith(there):
                 self._aside(name, there, head.count)
-            _write(fd, lines, base)
             self.recovered.append(f"`{name}` got {len(lines)} acknowledged bytes that it lacked or held otherwise")
+        # INVARIANT: also where they are there. The kernel shows what the disk has refused as if it were written, and
+        # told a daemon that is gone.
+        _write(fd, lines, base)
         if size > end:
             self._aside(name, os.pread(fd, size - end, end), head.count)
             os.ftruncate(fd, end)
@@ -359,6 +373,11 @@ class Files:
         durable.take(self.events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS)
         try:
             yield
+        except errors.StoreFullError:
+            raise
+        except BaseException:
+            self._failed = True
+            raise
         finally:
             fcntl.flock(self.events, fcntl.LOCK_UN)
 
@@ -370,6 +389,16 @@ class Files:
 
     def _broken(self, message: str) -> NoReturn:
         raise errors.LedgerError(message, hint=_HINT, where=str(self.at.home / "audit"))
+
+
+def _hear_of_refusals(*fds: int) -> None:
+    """Have the kernel tell now that an earlier write was refused: it tells the first sync after an opening.
+
+    The caller then writes again all that such an error can be about, so that a later error is one of its own writes.
+    """
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.fdatasync(fd)
 
 
 def last_line(fd: int, end: int) -> bytes:
