@@ -390,6 +390,37 @@ def read_public_key(raw: bytes) -> Ed25519PublicKey:
 
 def read_signed_head(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
     """The head of one slot or line, or None when its signature does not verify or it does not carry what it says."""
+    claimed = _claimed(slot, key_id(public_key))
+    if claimed is None:
+        return None
+    try:
+        public_key.verify(claimed.signature, _DOMAIN + claimed.body)
+    except InvalidSignature:
+        return None
+    carried, rest = claimed.carried, claimed.rest
+    size = carried["events_bytes"] if carried else 0
+    if rest[size:].strip(b" \n"):
+        return None
+    return _with_carried(claimed.head, carried["previous_hash_hex"], rest[:size]) if carried else claimed.head
+
+
+def claimed_head(line: bytes, public_key: Ed25519PublicKey) -> Head | None:
+    """Return the head of a line without a look at its signature. Verify a later head that its rows lead to."""
+    claimed = _claimed(line, key_id(public_key))
+    return claimed.head if claimed is not None else None
+
+
+class _Claimed(NamedTuple):
+    """What a signed line says, and the rows that stand behind it in its slot."""
+
+    head: Head
+    body: bytes
+    signature: bytes
+    carried: dict[str, Any] | None
+    rest: bytes
+
+
+def _claimed(slot: bytes, signer: str) -> _Claimed | None:
     line, _, rest = slot.partition(b"\n")
     try:
         document = json.loads(line)
@@ -401,18 +432,14 @@ def read_signed_head(slot: bytes, public_key: Ed25519PublicKey) -> Head | None:
             document["chain_bytes"],
             tuple((count, value) for count, value in document["marks"]),
         )
-        body = _head_body(head, key_id(public_key))
+        body = _head_body(head, signer)
         if carries := document.get("carried"):
             body["carried"] = {name: carries[name] for name in ("previous_hash_hex", "events_bytes")}
         # Closed: only what sign_head writes is read, so no field can stand beside the signature.
         if body != document or [m[0] for m in head.marks] != _mark_counts(head.count):
             return None
-        public_key.verify(signature, _DOMAIN + _dump(body))
-        size = carries["events_bytes"] if carries else 0
-        if rest[size:].strip(b" \n"):
-            return None
-        return _with_carried(head, carries["previous_hash_hex"], rest[:size]) if carries else head
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidSignature):
+        return _Claimed(head, _dump(body), signature, body.get("carried"), rest)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

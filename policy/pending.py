@@ -4,8 +4,9 @@
     signed head, rows           after each group: the head behind it, and its lines
     ...
 
-A record counts when its rows lead from the head before it to its own, whose signature verifies. What follows the last
-such record was being written when the writer died, or is left of an earlier use of the file; it was never acknowledged.
+A record counts when its rows lead from the head before it to its own, and its signature or a later one verifies: the
+chain hash of a head covers all rows before it. What follows the last such record was being written when the writer
+died, or is left of an earlier use of the file; it was never acknowledged.
 
 Where the line ``rebase`` stands between the first two heads the files were cut: whole new ones lie beside them, and are
 to be put in their place.
@@ -13,8 +14,9 @@ to be put in their place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -60,22 +62,42 @@ def replay(raw: bytes, public_key: Ed25519PublicKey) -> Replay | None:
     before, position = _head(raw, position + rebased * (len(_REBASE) + 1), public_key)
     if base is None or before is None:
         return None
-    head, events, chain, signed = base, [], [], raw[: raw.find(b"\n")]
-    while True:
-        following, start = _head(raw, position, public_key)
+    found = list(_records(raw, position, base, public_key))
+    # A signature costs ten times as much as the rest of a record, and the last one is enough.
+    while found and ledger.read_signed_head(found[-1].signed, public_key) is None:
+        found.pop()
+    events, chain = (b"".join(parts) for parts in ([one.events for one in found], [one.chain for one in found]))
+    last = found[-1] if found else _Record(base, before, raw[: raw.find(b"\n")], b"", b"", position)
+    return Replay(base, last.head, last.before, events, chain, last.end, last.signed, rebased)
+
+
+class _Record(NamedTuple):
+    """A group that leads on: its head, the head one row before, its signed line, its lines of both files, its end."""
+
+    head: ledger.Head
+    before: ledger.Head
+    signed: bytes
+    events: bytes
+    chain: bytes
+    end: int
+
+
+def _records(raw: bytes, position: int, head: ledger.Head, public_key: Ed25519PublicKey) -> Iterator[_Record]:
+    """The groups from a position on whose rows lead from head to head; no signature is looked at."""
+    while (line_end := raw.find(b"\n", position, position + ledger.SLOT_BYTES)) >= 0:
+        signed, start = raw[position:line_end], line_end + 1
+        following = ledger.claimed_head(signed, public_key)
         if following is None:
-            break
+            return
         end = start + following.events_bytes - head.events_bytes
         rows = ledger.read_rows(raw[start:end]) if start < end <= len(raw) else None
         if rows is None:
-            break
-        entries, last_but_one, last = ledger.extend(head, rows)
+            return
+        entries, before, last = ledger.extend(head, rows)
         if last != following:
-            break
-        head, before, signed, position = last, last_but_one, raw[position : start - 1], end
-        events.append(raw[start:end])
-        chain.append(entries)
-    return Replay(base, head, before, b"".join(events), b"".join(chain), position, signed, rebased)
+            return
+        yield _Record(last, before, signed, raw[start:end], entries, end)
+        head, position = last, end
 
 
 def caught_up(events: bytes, chain: bytes, head: bytes, found: Replay) -> tuple[bytes, bytes, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from policy import ledger, pending
 from policy.pending import Replay
@@ -84,3 +84,61 @@ def test_a_group_that_holds_no_events_ends_what_counts(line: bytes) -> None:
     found = pending.replay(begun + one, KEY.public_key())
     assert found is not None
     assert found.head == good
+
+
+OTHER = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
+
+
+def _groups(keys: list[Ed25519PrivateKey]) -> tuple[bytes, list[ledger.Head]]:
+    """A file with one row in each group, signed by these keys, and the heads."""
+    raw, heads = pending.opening(ledger.signed_head(BASE, KEY), ledger.signed_head(BASE, KEY)), [BASE]
+    for number, key in enumerate(keys, 2):
+        row = ledger.Row(b'{"id":"%d","timestamp_ms":%d}' % (number, number), str(number), number)
+        heads.append(ledger.extend(heads[-1], [row])[2])
+        raw += pending.group(ledger.signed_head(heads[-1], KEY), [row]) if key is KEY else _forged(heads[-1], row)
+    return raw, heads
+
+
+def _forged(head: ledger.Head, row: ledger.Row) -> bytes:
+    """A group that says that it is of our key, and is signed by another."""
+    signed = ledger.signed_head(head, OTHER, signer=ledger.key_id(KEY.public_key()))
+    return pending.group(signed, [row])
+
+
+@pytest.mark.parametrize("forged", range(6))
+def test_groups_count_up_to_the_last_verified_head(forged: int) -> None:
+    raw, heads = _groups([KEY] * (5 - forged) + [OTHER] * forged)
+    found = pending.replay(raw, KEY.public_key())
+    assert found is not None
+    assert (found.head, found.before) == (heads[5 - forged], heads[max(0, 4 - forged)])
+    assert raw[: found.end] == _groups([KEY] * (5 - forged))[0]
+    assert found.events.count(b"\n") == found.chain.count(b"\n") == 5 - forged
+
+
+def test_a_verified_head_covers_the_groups_before_it() -> None:
+    raw, heads = _groups([KEY, OTHER, KEY])
+    found = pending.replay(raw, KEY.public_key())
+    assert found is not None
+    assert found.head == heads[-1]
+    # And no row of theirs may be another.
+    changed = pending.replay(
+        raw.replace(b'{"id":"3","timestamp_ms":3}', b'{"id":"3","timestamp_ms":4}'), KEY.public_key()
+    )
+    assert changed is not None
+    assert changed.head == heads[1]
+
+
+def test_a_file_of_many_groups_costs_three_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: list[bytes] = []
+    real = ledger.read_signed_head
+
+    def counted(line: bytes, key: Ed25519PublicKey) -> ledger.Head | None:
+        verified.append(line)
+        return real(line, key)
+
+    raw, heads = _groups([KEY] * 50)
+    monkeypatch.setattr(ledger, "read_signed_head", counted)
+    found = pending.replay(raw, KEY.public_key())
+    assert found is not None
+    assert found.head == heads[-1]
+    assert len(verified) == 3
