@@ -66,7 +66,7 @@ def test_a_child_that_is_shown_late_is_ended_where_the_log_takes_no_row(
             raise errors.LedgerError("no space left")
         return append(self, kind, *arguments, **more)
 
-    with live(world) as parent, live(world) as child:
+    with live(world) as parent, live(world, id="late") as child:
 
         def below(entries: Iterable[registry.Entry], run_id: str) -> list[registry.Entry]:
             entries = list(entries)
