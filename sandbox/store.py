@@ -45,9 +45,10 @@ class PackageStore:
                 os.rename(making, target)
             durable.sync_directory(self._directory)
         finally:
-            os.close(lock)
+            # A sweep of another process takes an unlocked copy for a dead maker's, so the copy goes before its lock.
             if making.exists():
                 _remove(making)
+            os.close(lock)
         return target
 
     def sweep(self) -> None:

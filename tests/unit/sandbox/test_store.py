@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -63,3 +65,20 @@ def test_what_a_killed_maker_left_goes_with_the_next_start_and_a_live_makers_cop
     makers[1].join()
     folder.sweep()
     assert list((tmp_path / "p").iterdir()) == []
+
+
+def test_unused_copy_survives_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, remove = store.PackageStore(tmp_path / "p"), shutil.rmtree
+
+    def swept(path: Path) -> None:
+        store.PackageStore(tmp_path / "p").sweep()
+        remove(path)
+
+    def taken(source: Path, target: Path) -> None:
+        raise FileExistsError(errno.EEXIST, "another maker was first", str(target))
+
+    monkeypatch.setattr(os, "rename", taken)
+    monkeypatch.setattr(shutil, "rmtree", swept)
+    # Another process sweeps while this maker removes its unused copy: neither fails.
+    folder.put(_package())
+    assert not list((tmp_path / "p").iterdir())
