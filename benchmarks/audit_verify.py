@@ -29,12 +29,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.audit_append import grown  # noqa: E402
 from covenant.stores.audit import checking, files, places  # noqa: E402
-from policy import audit, ledger  # noqa: E402
+from policy.audit_log import chain as audit_log_chain  # noqa: E402
+from policy.audit_log import verify  # noqa: E402
 
 
 def bare(lines: list[bytes]) -> str:
     """The two hashes a line, and nothing else."""
-    previous = ledger.GENESIS
+    previous = audit_log_chain.GENESIS
     for line in lines:
         event = hashlib.sha256(line).hexdigest()
         previous = hashlib.sha256(f"{previous}\n{event}".encode()).hexdigest()
@@ -59,16 +60,16 @@ def main(rows: int, rounds: int) -> None:
         events = (home / "audit" / "events.jsonl").read_bytes()
         chain = (home / "audit" / "events.chain.jsonl").read_bytes()
         head = (home / "audit-head" / "head.json").read_bytes()
-        key = ledger.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
+        key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
         lines = events.split(b"\n")[:-1]
         at = places.Places.open(home)
         opened = files.Files(at)
         actions: dict[str, Callable[[], object]] = {
             "bare": lambda: bare(lines),
-            "verify": lambda: audit.verify(events, chain, head, key),
+            "verify": lambda: verify.verify(events, chain, head, key),
             "daemon": lambda: checking.verify(opened, opened.snapshot()),
         }
-        assert audit.verify(events, chain, head, key).root_hash_hex == bare(lines)
+        assert verify.verify(events, chain, head, key).root_hash_hex == bare(lines)
         assert checking.verify(opened, opened.snapshot()).valid
         results: dict[str, list[float]] = {name: [] for name in actions}
         for _ in range(rounds):

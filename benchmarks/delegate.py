@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from policy.grants.credentials import Credentials  # noqa: E402
-from policy.grants.domain import NameSet  # noqa: E402
 from policy.grants.effective import Effective  # noqa: E402
 from policy.grants.executables import Executables  # noqa: E402
 from policy.grants.identity import Identity  # noqa: E402
@@ -29,6 +28,7 @@ from policy.grants.lifetime import Lifetime  # noqa: E402
 from policy.grants.network import Network  # noqa: E402
 from policy.grants.paths import Filesystem  # noqa: E402
 from policy.grants.resources import UNITS, Resources  # noqa: E402
+from policy.grants.sets.domain import NameSet  # noqa: E402
 from policy.grants.skills import Skills  # noqa: E402
 from policy.grants.spawning import Spawning  # noqa: E402
 from policy.grants.syscalls import Syscalls  # noqa: E402

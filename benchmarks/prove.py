@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: E402
 
-from policy.decompile import network, read  # noqa: E402
+from policy.decompile import read  # noqa: E402
+from policy.decompile.network import network  # noqa: E402
 from policy.manifest import parse  # noqa: E402
 from tests import proof_kit  # noqa: E402
 from tests.unit.policy.compile import sample  # noqa: E402

@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from policy import errors, events, lifecycle
+from policy import errors, lifecycle
+from policy.audit_log import events
 from policy.signing import strict_json
 from sandbox import durable
 

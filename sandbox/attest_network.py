@@ -23,9 +23,10 @@ from typing import Any, Final, TypeVar
 
 from policy import errors
 from policy.connections import Connection
-from policy.decompile import documents, host_rules, live_nft
-from policy.grants import spans
-from policy.grants.spans import Spans
+from policy.decompile import documents, host_rules
+from policy.decompile.network import live_nft
+from policy.grants.sets import spans
+from policy.grants.sets.spans import Spans
 from policy.prove import connections
 from policy.prove.connections import Places
 from policy.prove.live import Layer, Standing
@@ -44,7 +45,7 @@ _GATES: Final = (64_990, 65_000)
 WALLS: Final = "walls.json"
 # Below it too: how the host's table read last, and after which transaction there.
 HOST_RULES: Final = "host-rules.json"
-# Of what is remembered there: another when policy.decompile.live_nft.others says the same in other words.
+# Of what is remembered there: another when policy.decompile.network.live_nft.others says the same in other words.
 _FORM: Final = 1
 
 

@@ -17,10 +17,10 @@ from typing import Final
 
 from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
-from policy.decompile import gates
 from policy.decompile import read as reading
+from policy.decompile.network import gates
 from policy.decompile.read import Decompiled
-from policy.grants.access import Access
+from policy.grants.sets.access import Access
 from sandbox import canary_program
 from sandbox.canary_program import Argument, Bytes, Call, Result
 from sandbox.network import addresses

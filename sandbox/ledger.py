@@ -26,7 +26,8 @@ from typing import Any, NoReturn, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from policy import errors, events, ledger
+from policy import errors
+from policy.audit_log import chain, events
 from sandbox import durable, ledger_files
 from sandbox.kernel import libc
 
@@ -62,7 +63,7 @@ class Ledger:
         self._head_path = head
         self._threads = threading.Lock()
         self._failure: str | None = None
-        self._head = ledger.Head()
+        self._head = chain.Head()
         self._raw = b""
         self._slot = 0  # where the newest head stands
         self._unsynced = False  # whether the files may lack what that carries
@@ -76,7 +77,7 @@ class Ledger:
             self._head_fd = self._scratch = -1
             with self._turn():
                 self._key = key or ledger_files.key(KEY, self._head_dir, head=head.name, log=directory)
-                self._signer = ledger.key_id(self._key.public_key())
+                self._signer = chain.key_id(self._key.public_key())
                 self._open_head(stack)
                 ledger_files.show_key(PUBLIC_KEY, self._head_dir, self._key.public_key(), log=directory)
                 self._reload(opening=True)
@@ -130,9 +131,9 @@ class Ledger:
         first = str(uuid.uuid4())
         rows = []
         for position, record in enumerate(records):
-            event_id = ledger.following_id(first, position) if position else first
+            event_id = chain.following_id(first, position) if position else first
             line = events.event_line(record.kind, record.fields, event_id=event_id, issuer=issuer, now_ms=record.now_ms)
-            rows.append(ledger.Row(line, event_id, record.now_ms))
+            rows.append(chain.Row(line, event_id, record.now_ms))
         if not 0 < len(rows) <= MOST_RECORDS or sum(len(one.line) + 1 for one in rows) > ledger_files.MAX_TAIL_BYTES:
             raise errors.EventError(f"{len(rows)} audit events are no number, or too large, for one write")
         with self._threads:
@@ -248,18 +249,18 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _write(self, rows: Sequence[ledger.Row], meanwhile: Callable[[], None], *, carried: bool) -> None:
+    def _write(self, rows: Sequence[chain.Row], meanwhile: Callable[[], None], *, carried: bool) -> None:
         self._catch_up()
-        entries, before, head = ledger.extend(self._head, rows)
+        entries, before, head = chain.extend(self._head, rows)
         lines = b"".join(row.line + b"\n" for row in rows)
         slot = None
         if carried and self._head.count:  # of a log's first write the other slot would say that there is nothing
-            slot = ledger.carrying_slot(self._head, head, lines, self._key, signer=self._signer)
+            slot = chain.carrying_slot(self._head, head, lines, self._key, signer=self._signer)
         if slot is not None:
             self._carry(slot, lines, entries, meanwhile)
         else:
             self._put(lines, entries, [head, before][: len(rows)], meanwhile)
-        self._head, self._raw = head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        self._head, self._raw = head, os.pread(self._head_fd, chain.HEAD_BYTES, 0)
 
     def _carry(self, slot: bytes, lines: bytes, entries: bytes, meanwhile: Callable[[], None]) -> None:
         """The write that is durable with its head, which carries it."""
@@ -272,7 +273,7 @@ class Ledger:
         self._show([slot])
         self._unsynced = True
 
-    def _put(self, lines: bytes, entries: bytes, heads: Sequence[ledger.Head], meanwhile: Callable[[], None]) -> None:
+    def _put(self, lines: bytes, entries: bytes, heads: Sequence[chain.Head], meanwhile: Callable[[], None]) -> None:
         # INVARIANT: both files are durable before the head is written: it never names what a crash could take away.
         # Both are written before either is synced, so that what the second sync needs mostly lies on the disk with
         # the first. Of each a power cut may leave any part until then, and none of it was acknowledged
@@ -293,13 +294,13 @@ class Ledger:
             os.fdatasync(self._chain)
             self._unsynced = False
 
-    def _slots(self, heads: Sequence[ledger.Head]) -> list[bytes]:
+    def _slots(self, heads: Sequence[chain.Head]) -> list[bytes]:
         """What is put into the slots, the newest first. Of a write of one row the head before stands there already."""
-        return [ledger.slot(ledger.signed_head(one, self._key, signer=self._signer)) for one in heads]
+        return [chain.slot(chain.signed_head(one, self._key, signer=self._signer)) for one in heads]
 
     def _catch_up(self) -> None:
         sizes = self._check_names()
-        raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
+        raw = os.pread(self._head_fd, chain.HEAD_BYTES, 0)
         if raw != self._raw or sizes != (self._head.events_bytes, self._head.chain_bytes):
             self._reload()
 
@@ -319,14 +320,14 @@ class Ledger:
         # INVARIANT: the slot of the newest acknowledged head is written only when a newer one is durable in the other.
         # That is written and durable in one call, which no kill comes between: there is no head that the next writer
         # reads and goes on from while the disk does not have it (pwritev2(2), RWF_DSYNC).
-        free = ledger.SLOT_BYTES - self._slot
+        free = chain.SLOT_BYTES - self._slot
         try:
             written = os.pwritev(self._head_fd, [slots[0]], free, os.RWF_DSYNC)
         except OSError:
             # What the disk refused is still read from memory: the next writer would go on from it, and overwrite the
             # one slot that the disk has.
             with contextlib.suppress(OSError):
-                os.pwritev(self._head_fd, [self._raw[free : free + ledger.SLOT_BYTES]], free, os.RWF_DSYNC)
+                os.pwritev(self._head_fd, [self._raw[free : free + chain.SLOT_BYTES]], free, os.RWF_DSYNC)
             raise
         if written != len(slots[0]):
             raise errors.LedgerError("the head record was written in part", where=str(self._head_path))
@@ -384,16 +385,16 @@ class Ledger:
                 self._broken("the log holds records and its head is missing")
             if ledger_files.exists(PUBLIC_KEY, self._head_dir):
                 self._broken("the log's public key is there and its head is missing")
-            blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
-            durable.replace(self._head_dir, name, ledger.sign_head(ledger.Head(), self._key) + blank)
+            blank = b" " * (chain.SLOT_BYTES - 1) + b"\n"
+            durable.replace(self._head_dir, name, chain.sign_head(chain.Head(), self._key) + blank)
             os.fsync(self._dir)
         self._head_fd = self._open_file(name, self._head_dir, stack, 0)
 
     def _reload(self, *, opening: bool = False) -> None:
         """Read the head, compare it with the last record of both files, set aside what is beyond it. Whoever opens the
         log writes anew what the head carries, and the heads: a power cut may have taken it, or the disk refused it."""
-        raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
-        newest = ledger.newest_head(raw, self._key.public_key())
+        raw = os.pread(self._head_fd, chain.HEAD_BYTES, 0)
+        newest = chain.newest_head(raw, self._key.public_key())
         if newest is None:
             self._broken("no head record verifies under the log's key")
         head, slot = newest
@@ -427,8 +428,8 @@ class Ledger:
         # A power cut tears nothing that is needed: where the disk has the same bytes no part of them changes; where it
         # lacks the newest its other slot is whole, as it was read or with a newer head that was refused; and by the
         # second call it has the newest.
-        for at in (newest, ledger.SLOT_BYTES - newest):
-            os.pwritev(self._head_fd, [raw[at : at + ledger.SLOT_BYTES]], at, os.RWF_DSYNC)
+        for at in (newest, chain.SLOT_BYTES - newest):
+            os.pwritev(self._head_fd, [raw[at : at + chain.SLOT_BYTES]], at, os.RWF_DSYNC)
 
     def _check_last(self, ends: tuple[int, int], chain_hash_hex: str, count: int) -> None:
         """That both files reach there, and the last of ``count`` records is the one that the head signs."""
@@ -436,10 +437,10 @@ class Ledger:
             if ledger_files.size(fd) < end:
                 self._broken(f"`{name}` is shorter than its signed head says")
         last = ledger_files.last_line(self._events, ends[0]), ledger_files.last_line(self._chain, ends[1])
-        if not ledger.is_last(*last, chain_hash_hex, count):
+        if not chain.is_last(*last, chain_hash_hex, count):
             self._broken("the last record is not the one that the head signs")
 
-    def _put_right(self, starts: tuple[int, int], carried: ledger.Carried, count: int) -> None:
+    def _put_right(self, starts: tuple[int, int], carried: chain.Carried, count: int) -> None:
         files = (self._events, EVENTS, carried.events), (self._chain, CHAIN, carried.chain)
         for (fd, name, lines), start in zip(files, starts, strict=True):
             if said := ledger_files.put_right(fd, name, self._dir, start, lines, count):

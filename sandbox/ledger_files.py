@@ -12,7 +12,8 @@ from typing import Final, NoReturn
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from policy import errors, events, ledger
+from policy import errors
+from policy.audit_log import chain, events
 from sandbox import durable
 
 # What a writer leaves beyond the head at most.
@@ -104,7 +105,7 @@ def show_key(name: str, folder: int, public: Ed25519PublicKey, *, log: Path) -> 
         errors.LedgerError: another lies there.
     """
     # INVARIANT: written after the first head, so that where it lies and no head does, the head was taken away.
-    shown = ledger.public_key_file(public)
+    shown = chain.public_key_file(public)
     known = read_private(name, folder)
     if known is None:
         durable.replace(folder, name, shown)
@@ -163,7 +164,7 @@ def put_right(fd: int, name: str, folder: int, start: int, content: bytes, count
     return said
 
 
-def tails(events_fd: int, chain_fd: int, head: ledger.Head, log: Path) -> tuple[bytes, bytes]:
+def tails(events_fd: int, chain_fd: int, head: chain.Head, log: Path) -> tuple[bytes, bytes]:
     """What stands in both files beyond the head: what a writer left that died or whose disk was full. The next opening
     sets it aside, and ``covenant audit`` reads the files without it; neither where this refuses it.
 
@@ -178,7 +179,7 @@ def tails(events_fd: int, chain_fd: int, head: ledger.Head, log: Path) -> tuple[
     ):
         extra = size(fd) - end
         tail = os.pread(fd, min(extra, MAX_TAIL_BYTES), end) if extra > 0 else b""
-        if extra > MAX_TAIL_BYTES or not ledger.is_one_write(tail, openings):
+        if extra > MAX_TAIL_BYTES or not chain.is_one_write(tail, openings):
             broken(f"`{name}` holds {extra} bytes after the signed head that no writer of ours leaves", log)
         found.append(tail)
     return found[0], found[1]

@@ -10,7 +10,8 @@ import contextlib
 import time
 from typing import Any
 
-from policy import contract, errors, events
+from policy import contract, errors
+from policy.audit_log import events
 from policy.package import Package
 from sandbox import catalogue, delegation, lifecycle
 from sandbox.lifecycle import Means, Request, Run

@@ -24,8 +24,8 @@ from typing import Final, Protocol
 
 from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
-from policy.decompile import gates
 from policy.decompile import read as reading
+from policy.decompile.network import gates
 from policy.host import Closure, ClosureFile
 from sandbox import canary, durable, prelude_object, raising
 from sandbox.canary_program import Argument, Bytes, Call, Result

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from policy import events
+from policy.audit_log import events
 from sandbox.ledger import Ledger
 
 # Of one family: so many rows and bytes of them are told, the first and, from here on, the last.

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from policy import clocks, contract, denials, errors, events, lifecycle
+from policy import clocks, contract, denials, errors, lifecycle
+from policy.audit_log import events
 from policy.lifecycle import State
 from policy.manifest.agent import Manifest
 from policy.prove import live

@@ -27,7 +27,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from policy import denials, errors, event_text
+from policy import denials, errors
+from policy.audit_log import event_text
 from policy.grants.effective import Effective
 from policy.grants.paths import PathSet
 from policy.rules.parent import Drawn, OnExcess

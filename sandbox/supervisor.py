@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from policy import base58, decide, errors, events
+from policy import base58, decide, errors
+from policy.audit_log import events
 from sandbox import config as configuration
 from sandbox import (
     lifecycle,

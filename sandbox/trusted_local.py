@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policy import errors, prove_local
+from policy import errors
 from policy.compile import trusted_local as compiler
 from policy.manifest.agent import Manifest
 from policy.package import Package
+from policy.prove import local
 from sandbox import bundle, core_dumps, host
 from sandbox import config as configuration
 from sandbox.bundle import RunDirectory
@@ -69,7 +70,7 @@ class Plan:
     policy: compiler.LocalPolicy
     identity: Identity
     program: str
-    demand: prove_local.Demand
+    demand: local.Demand
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ def plan(manifest: Manifest, *, config: configuration.Config, user: str | None, 
     interpreter = {"python3": config.python3, "node": config.node}.get(policy.runtime)
     own = f"{WORKSPACE}/{policy.entry}"
     program = own if interpreter is None else str(configuration.trusted_binary(interpreter))
-    return Plan(policy, identity, program, prove_local.demanded(manifest))
+    return Plan(policy, identity, program, local.demanded(manifest))
 
 
 def identify(name: str, config: configuration.Config) -> Identity:
@@ -275,14 +276,14 @@ def _environment(plan: Plan, run_id: str) -> dict[str, str]:
 
 
 def _proved_filter(plan: Plan) -> Any:
-    """The filter that the child will load, after its program was read back (policy.prove_local).
+    """The filter that the child will load, after its program was read back (policy.prove.local).
 
     Raises:
         errors.ProofError: it refuses more or less than the manifest demands.
         errors.HostError: libseccomp cannot make it.
     """
     prepared = seccomp_loader.prepare(plan.policy.filter)
-    prove_local.prove(seccomp_loader.export(prepared), plan.demand, arch=host.architecture())
+    local.prove(seccomp_loader.export(prepared), plan.demand, arch=host.architecture())
     return prepared
 
 

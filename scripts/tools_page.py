@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from policy.manifest import report, tool_checks, tool_pins, tool_shapes, tool_uri, tools
+from policy.manifest import report, tool_uri
+from policy.manifest.tools import checks, document, pins, shapes
 
 COMMAND = "python tests/golden/test_tools_page.py"
 
@@ -22,24 +23,24 @@ _INTRO = f"""\
 
 Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
 
-An agent's tools stand in `{tools.FILE}` beside `agent.toml`, in the format of Matrix, read strictly. It is a file of
+An agent's tools stand in `{document.FILE}` beside `agent.toml`, in the format of Matrix, read strictly. It is a file of
 the package, so it is signed with the rest. Until tools run in sandboxes of their own, `covenant run` refuses an agent
 that is granted any; everything else here works, offline and without starting a server.
 
 ```sh
 covenant tools list mine          # URI, class of side effect, granted or why not
-covenant tools pin mine           # writes the digests: package_digest in {tools.FILE}, each tool's in {tool_pins.LOCK}
+covenant tools pin mine           # writes the digests: package_digest in {document.FILE}, each tool's in {pins.LOCK}
 covenant tools verify mine        # status 0, or 3 with every reason why not
 covenant tools describe mine matrix://tool/mcp/fs/read_text_file@2026.1.14
 covenant manifest schema --tools > tools.schema.json
 ```
 
-- The file is one JSON object in UTF-8, at most {tools.MAX_BYTES:,} bytes, nested at most {tools.NESTING} deep. A key
-  that stands twice, an unknown key and a number with a fraction are errors, each at `{tools.FILE}:LINE:COLUMN`.
+- The file is one JSON object in UTF-8, at most {document.MAX_BYTES:,} bytes, nested at most {document.NESTING} deep. A key
+  that stands twice, an unknown key and a number with a fraction are errors, each at `{document.FILE}:LINE:COLUMN`.
 - Absent allows nothing. A tool may be called when its URI stands in `allow` and its class in `side_effects` of
   `[permissions.skills]`, and its class in `allowed_side_effects` here.
 - What a grant names must be here: `covenant manifest check` says what is not, and `covenant tools verify` refuses it.
-- The agent's DID is `{tools.DID}` and the id of `agent.toml`, letter by letter.
+- The agent's DID is `{document.DID}` and the id of `agent.toml`, letter by letter.
 
 ## Tool URIs
 
@@ -62,7 +63,7 @@ Its `command` is `node` or `python3` with a script of that directory as first ar
 by a path with a slash (`./server`), since a bare name is looked up in the machine's PATH.
 A command that fetches what it runs ({{fetchers}} and the like) parses and does not verify: no digest covers
 what it fetches. The digest may be a placeholder (zeros, a repeated pattern, an abbreviation) until `covenant tools pin`
-replaces it, which changes nothing else in the file. `{tool_pins.LOCK}` keeps the SHA-256 of each tool's name,
+replaces it, which changes nothing else in the file. `{pins.LOCK}` keeps the SHA-256 of each tool's name,
 description and input schema: what reaches a model cannot change without somebody running `pin` again and signing.
 
 ## Credentials
@@ -75,7 +76,7 @@ and any literal under the name of one (`Authorization`, `API_KEY`) are errors. A
 
 def page() -> str:
     """The whole page, as Markdown."""
-    fetchers = ", ".join(f"`{name}`" for name in ("npx", "uvx", "docker") if name in tool_checks.FETCHERS)
+    fetchers = ", ".join(f"`{name}`" for name in ("npx", "uvx", "docker") if name in checks.FETCHERS)
     intro = _INTRO.replace("{uris}", "\n".join(_uris())).replace("{fetchers}", fetchers)
     return "\n".join([intro, *_objects(), *_rules(), *_codes(), *_schema()]) + "\n"
 
@@ -91,10 +92,10 @@ def _uris() -> Iterator[str]:
 
 def _objects() -> Iterator[str]:
     for heading, model in (
-        ("The document", tools.ToolManifest),
-        ("servers[]", tools.Server),
-        ("servers[].tools[]", tools.Tool),
-        ("native_tools[]", tools.NativeTool),
+        ("The document", document.ToolManifest),
+        ("servers[]", document.Server),
+        ("servers[].tools[]", document.Tool),
+        ("native_tools[]", document.NativeTool),
     ):
         about = (model.__doc__ or "").split("\n")[0].split(": ", 1)[-1].replace("``", "`")
         yield from ("", f"## {heading}", "", f"{about[:1].upper()}{about[1:]}", "")
@@ -132,13 +133,13 @@ def _default(info: FieldInfo) -> str:
 
 def _rules() -> Iterator[str]:
     yield from ("", "## Rules between keys", "")
-    for rule in tools.RULES:
+    for rule in document.RULES:
         yield f"- {' '.join((rule.__doc__ or '').split())}"
 
 
 def _codes() -> Iterator[str]:
     yield from ("", "## What does not verify", "", "| code | meaning |", "|---|---|")
-    for code, meaning in tool_checks.CODES.items():
+    for code, meaning in checks.CODES.items():
         yield f"| `{code}` | {meaning} |"
 
 
@@ -146,4 +147,4 @@ def _schema() -> Iterator[str]:
     yield from ("", "## The schema", "")
     yield "[tools.schema.json](schema/tools.schema.json) accepts what the parser accepts; left to the parser is:"
     yield ""
-    yield from (f"- {left}" for left in tool_shapes.LEFT)
+    yield from (f"- {left}" for left in shapes.LEFT)

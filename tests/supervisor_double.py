@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from policy import errors, events, ledger
+from policy import errors
+from policy.audit_log import chain, events
 from sandbox.serve import frames
 
 # The id of the log's key, and the issuer of its rows.
@@ -51,7 +52,7 @@ def answer(request: Document, text: str, **fields: Any) -> dict[str, Any]:
 
 def told(request: Document, *lines: bytes, **fields: Any) -> dict[str, Any]:
     """The frame with the rows of a run: these lines as a log would have them from its record 7 on."""
-    head, rows = ledger.Head(count=7), []
+    head, rows = chain.Head(count=7), []
     for number, line in enumerate(lines):
         anchor, head = head.advance(line, event_id=json.loads(line)["id"], timestamp_ms=number)
         rows.append([anchor.decode(), line.decode()])

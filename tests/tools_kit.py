@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from policy import package as packages
-from policy.manifest import tool_pins, tools
 from policy.manifest.agent import Manifest
 from policy.manifest.parse import parse as parse_manifest
+from policy.manifest.tools import document as tools_document
+from policy.manifest.tools import pins
 from tests import signing_kit
 
 SEED = (pathlib.Path(__file__).resolve().parent / "golden" / "tools" / "seed.json").read_bytes()
@@ -98,14 +99,14 @@ def package(
     contents = {
         "agent.toml": signing_kit.MANIFEST + grants.encode(),
         "main.py": b"print('hi')\n",
-        tools.FILE: raw,
+        tools_document.FILE: raw,
         **SERVER_FILES,
         **(files or {}),
     }
     read = packages.Package(contents)
     if pin:
-        pinned, lock = tool_pins.pin(read, tools.parse(raw))
-        read = packages.Package({**contents, tools.FILE: pinned, tool_pins.LOCK: lock})
+        pinned, lock = pins.pin(read, tools_document.parse(raw))
+        read = packages.Package({**contents, tools_document.FILE: pinned, pins.LOCK: lock})
     return read
 
 

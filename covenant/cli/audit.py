@@ -31,7 +31,7 @@ from policy import errors
 from sandbox import progress
 
 if TYPE_CHECKING:
-    from policy import ledger
+    from policy.audit_log import chain as audit_log_chain
 
 _LOCK_SECONDS = 10.0
 _TRIES = 10
@@ -140,13 +140,13 @@ def started_policies() -> dict[str, str]:
     Raises:
         errors.LedgerError: there is no log, it cannot be read, or it does not hold.
     """
-    from policy import audit as check
-    from policy import ledger
+    from policy.audit_log import chain as audit_log_chain
+    from policy.audit_log import verify as check
 
     for log in read_logs():
         if log.name != "supervisor":
             continue
-        key = None if log.public_key is None else ledger.read_public_key(log.public_key)
+        key = None if log.public_key is None else audit_log_chain.read_public_key(log.public_key)
         if not check.verify(log.events, log.chain, log.head, key).valid:
             raise errors.LedgerError("the supervisor's log does not hold", hint="run `covenant audit verify`")
         kinds = [json.loads(line)["kind"] for line in log.events.split(b"\n") if b'"run_started"' in line]
@@ -213,7 +213,7 @@ def _read(name: str, path: Path) -> Log | None:
 
 
 def _snapshot(name: str, path: Path) -> Log | None:
-    from policy import ledger
+    from policy.audit_log import chain as audit_log_chain
     from sandbox import durable
 
     head_folder = path.with_name("audit-head")
@@ -235,7 +235,7 @@ def _snapshot(name: str, path: Path) -> Log | None:
             signed = None
             if head is not None and key is not None:
                 with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
-                    signed = ledger.read_head(head, ledger.read_public_key(key))
+                    signed = audit_log_chain.read_head(head, audit_log_chain.read_public_key(key))
             ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
             if log is not None and chain is not None and signed is not None and name == "supervisor":
                 ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
@@ -244,12 +244,12 @@ def _snapshot(name: str, path: Path) -> Log | None:
                 # grow, and what takes their place has other descriptors: the writer need wait no longer.
                 fcntl.flock(log, fcntl.LOCK_UN)
         events, entries = (_first(fd, end) for fd, end in zip((log, chain), ends, strict=True))
-        events, entries = ledger.completed(events, entries, signed)
+        events, entries = audit_log_chain.completed(events, entries, signed)
         return Log(name, path, events, entries, head, key, tuple(aside), *daemons, tuple(beyond), refused)
 
 
 def _acknowledged(
-    log: int, chain: int, head: ledger.Head, sizes: list[int], path: Path
+    log: int, chain: int, head: audit_log_chain.Head, sizes: list[int], path: Path
 ) -> tuple[list[int], list[str], str | None]:
     """How far both files are to be read, and in words what is beyond, or why the next start refuses that: then it is
     read."""

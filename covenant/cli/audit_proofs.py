@@ -21,8 +21,8 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.cli.audit import Log
-    from policy import audit as check
-    from policy import merkle, note
+    from policy.audit_log import merkle, note
+    from policy.audit_log import verify as check
 
 
 def register(group: click.Group) -> None:
@@ -35,14 +35,15 @@ def report(log: Log) -> check.Report:
     """What verifying a log as it was read finds, its checkpoints with it."""
     from dataclasses import replace
 
-    from policy import audit as check
-    from policy import ledger, pending
+    from policy.audit_log import chain as audit_log_chain
+    from policy.audit_log import verify as check
+    from policy.audit_log import write_ahead
 
-    key = None if log.public_key is None else ledger.read_public_key(log.public_key)
+    key = None if log.public_key is None else audit_log_chain.read_public_key(log.public_key)
     events, chain, head = log.events, log.chain, log.head
-    found = pending.replay(log.pending, key) if log.pending and key is not None else None
+    found = write_ahead.replay(log.pending, key) if log.pending and key is not None else None
     if found is not None:
-        events, chain, head = pending.caught_up(events, chain, head or b"", found)
+        events, chain, head = write_ahead.caught_up(events, chain, head or b"", found)
     done = check.verify(events, chain, head, key)
     wrong = [] if log.checkpoints is None else _wrong_checkpoints(log, events)
     wrong += _missing_checkpoints(log, events)
@@ -76,7 +77,7 @@ def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> No
 def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
     """Prove that a row is in the daemon's log, and check the proof against its checkpoint. Status 3: it has no such
     row, or none that you may see."""
-    from policy import merkle, note
+    from policy.audit_log import merkle, note
 
     proof = _asked("prove_audit_inclusion", event_id=event_id)["proof"]
     if proof is None:
@@ -109,7 +110,7 @@ def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
 @click.option("--old", type=click.IntRange(0), help="Print what a witness that knows this size is sent (tlog-witness).")
 def checkpoint(old: int | None) -> None:
     """Print the newest checkpoint of the daemon's log as a signed note; made anew where a daemon runs."""
-    from policy import note
+    from policy.audit_log import note
 
     signed = _newest()
     if old is None:
@@ -134,7 +135,7 @@ def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
 
     A running daemon keeps them, for its operator; where none runs, this does.
     """
-    from policy import note
+    from policy.audit_log import note
 
     known = [note.Verifier.parse(text_or_file(text)) for text in witnesses]
     text = file.read(note.MAX_BYTES + 1).decode("utf-8", "replace")
@@ -154,7 +155,7 @@ def cosigned(file: Any, witnesses: tuple[str, ...]) -> None:
 
 def _cosigned_by(signatures: list[note.Signature], known: list[note.Verifier]) -> note.Note:
     """The newest checkpoint of the log's that these cosignatures are of: rows may have come since it was shown."""
-    from policy import note
+    from policy.audit_log import note
 
     wrong: errors.NoteError | None = None
     for signed in reversed(_stored()):
@@ -184,7 +185,7 @@ async def _kept(signed: note.Note, known: list[note.Verifier]) -> note.Note:
 
 def _newest() -> note.Note:
     """The newest checkpoint: of a running daemon one that covers its newest row, else the last that was kept."""
-    from policy import note
+    from policy.audit_log import note
 
     try:
         with door.daemon() as daemon:
@@ -198,7 +199,7 @@ def _newest() -> note.Note:
 
 
 def _stored() -> list[note.Note]:
-    from policy import note
+    from policy.audit_log import note
 
     path = common.home() / "audit" / "checkpoints.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -220,9 +221,9 @@ def _tree() -> merkle.Tree:
 
 
 def _tree_of(lines: list[bytes]) -> merkle.Tree:
-    from policy import merkle, rebase
+    from policy.audit_log import merkle, truncation
 
-    begun = rebase.frontier(lines[0], None) if lines else None
+    begun = truncation.frontier(lines[0], None) if lines else None
     begun = begun or merkle.Frontier()
     tree = merkle.Tree(begun.size, begun.hashes)
     for line in lines[1 if begun.size else 0 :]:
@@ -232,8 +233,8 @@ def _tree_of(lines: list[bytes]) -> merkle.Tree:
 
 def _wrong_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
     """Checkpoints that the log signed, and that its rows do not lead to."""
-    from policy import audit as check
-    from policy import note
+    from policy.audit_log import note
+    from policy.audit_log import verify as check
 
     wrong = []
     tree: merkle.Tree | None = None
@@ -262,7 +263,7 @@ def _missing_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
     The store writes the row after the file, so a row without its checkpoint means that the file was changed. The head
     signs the rows: who takes the file away cannot take away the row.
     """
-    from policy import audit as check
+    from policy.audit_log import verify as check
 
     stored = _stored_checkpoints(log)
     missing = []
@@ -284,7 +285,7 @@ def _missing_checkpoints(log: Log, events: bytes) -> list[check.Failure]:
 
 def _stored_checkpoints(log: Log) -> dict[int, tuple[str, note.Note]]:
     """By size: the root in hexadecimal and the note, the last line of each size. Lines that are none are left out."""
-    from policy import note
+    from policy.audit_log import note
 
     found: dict[int, tuple[str, note.Note]] = {}
     for line in (log.checkpoints or b"").split(b"\n")[:-1]:
@@ -304,12 +305,12 @@ def _checkpoint_row(line: bytes) -> tuple[str | None, int, dict[str, Any]] | Non
             return None
         return row.get("event_id"), kind["tree_size"], kind
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None  # `policy.audit` names a line that is no event
+        return None  # `policy.audit_log.verify` names a line that is no event
 
 
 def _is_cosigned(signed: note.Note, witness: object) -> bool:
     """Whether the note has a signature of this witness, by the key that the row names, that verifies."""
-    from policy import note
+    from policy.audit_log import note
 
     try:
         return bool(signed.verified([note.Verifier.parse(str(witness))]))
@@ -318,7 +319,7 @@ def _is_cosigned(signed: note.Note, witness: object) -> bool:
 
 
 def _log_key(folder: Path | None = None) -> note.Verifier:
-    from policy import note
+    from policy.audit_log import note
 
     path = (folder or common.home() / "audit-head") / "checkpoint.vkey"
     try:
@@ -329,7 +330,7 @@ def _log_key(folder: Path | None = None) -> note.Verifier:
 
 def _witnesses(signed: note.Note) -> list[note.Verifier]:
     """The keys of ``audit-head/witnesses``, one a line, of those that are on the note."""
-    from policy import note
+    from policy.audit_log import note
 
     path = common.home() / "audit-head" / "witnesses"
     lines = path.read_text("utf-8").splitlines() if path.exists() else []

@@ -21,7 +21,7 @@ from covenant.cli import audit_proofs, common, door
 from policy import errors
 
 if TYPE_CHECKING:
-    from policy import note
+    from policy.audit_log import note
 
 _TURN_SECONDS = 60.0
 _ROOT_BYTES = 32
@@ -42,7 +42,7 @@ def cosign(file: Any, key: Path, name: str, log_key: str) -> None:
     Prints the cosignature line. What was cosigned last is kept in KEY.seen; those who use one key at once take turns
     (KEY.lock).
     """
-    from policy import note
+    from policy.audit_log import note
 
     log = note.Verifier.parse(audit_proofs.text_or_file(log_key))
     old, proof, signed = _request(file.read(note.MAX_BYTES + 1))
@@ -84,7 +84,7 @@ def _seen(path: Path) -> dict[str, dict[str, Any]]:
 
 def _request(raw: bytes) -> tuple[int, list[bytes], note.Note]:
     """What a witness is sent: the size that it knows, the proof from there, the checkpoint. A bare note has neither."""
-    from policy import note
+    from policy.audit_log import note
 
     if not raw.startswith(b"old "):
         return 0, [], note.Note.parse(raw)
@@ -97,7 +97,7 @@ def _request(raw: bytes) -> tuple[int, list[bytes], note.Note]:
 
 
 def _must_extend(seen: dict[str, Any] | None, old: int, given: note.Checkpoint, proof: list[bytes]) -> None:
-    from policy import merkle
+    from policy.audit_log import merkle
 
     known = seen["size"] if seen else 0
     root = bytes.fromhex(seen["root_hex"]) if seen else merkle.EMPTY_ROOT
@@ -113,7 +113,7 @@ def _must_extend(seen: dict[str, Any] | None, old: int, given: note.Checkpoint, 
 def _witness_key(path: Path, name: str) -> Any:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from policy import note
+    from policy.audit_log import note
 
     if not note.is_name(name):
         raise errors.UsageError(f"a witness cannot have the name `{name}`", hint="no blanks, no plus")

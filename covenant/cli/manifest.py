@@ -248,7 +248,7 @@ def show(package: Path, as_json: bool) -> None:
 @_JSON
 def schema(which: str | None, as_json: bool) -> None:
     """Print the JSON Schema of agent.toml, for editors and other programs."""
-    from policy.manifest import json_schema
+    from policy.manifest.reference import json_schema
 
     make = {"statement": json_schema.for_statement, "tools": json_schema.for_tools}.get(
         which or "", json_schema.for_agent

@@ -19,7 +19,8 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
     """What is acceptable and still worth a word."""
     from policy import data
     from policy import package as packages
-    from policy.manifest import names, parse, tool_checks
+    from policy.manifest import names, parse
+    from policy.manifest.tools import checks
 
     notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
     notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
@@ -34,7 +35,7 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
         notes.append(f"entry `{parsed.agent.entry}` is not a file of the package ({place}); run refuses that")
     if role := names.unknown_role(parsed, data.roles().by_name):
         notes.append(role)
-    notes += tool_checks.notes(read, parsed)
+    notes += checks.notes(read, parsed)
     return notes
 
 

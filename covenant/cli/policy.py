@@ -87,7 +87,7 @@ def write_out(out: Path, files: Mapping[str, bytes]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(package: Path, parent: Path | None, as_json: bool) -> None:
     """Say for every rule in PACKAGE's artefacts which manifest line, default or ceiling of a parent caused it."""
-    from policy import explain as explaining
+    from policy.explain import report as explaining
     from policy.manifest import parse
 
     looked = looking.package(package, parent=parent)

@@ -13,7 +13,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.cli.looking import Looked, LookedPackage
-    from policy.diff import Diff
+    from policy.explain.diff import Diff
     from policy.grants.effective import Effective
     from policy.why.ask import Answer, Question, Sight
 
@@ -103,7 +103,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
     Each is a package, or a directory that `covenant policy compile` wrote.
     """
     from covenant.cli import looking
-    from policy import diff as comparing
+    from policy.explain import diff as comparing
 
     before, after = looking.look(old), looking.look(new)
     found = comparing.compare_artefacts(before.artefacts, after.artefacts)
@@ -253,9 +253,9 @@ def sight(looked: LookedPackage, parent: Path | None) -> Sight:
 
 def _cause(looked: LookedPackage, answer: Answer) -> tuple[str, str]:
     """The manifest's key and line, or the built-in, that caused the rule which decided."""
-    from policy import explain
+    from policy.explain import report
 
-    for row in explain.explain(looked.artefacts, where=looked.manifest.where):
+    for row in report.explain(looked.artefacts, where=looked.manifest.where):
         if answer.rule and f"{row.artefact}:{row.rule}" == answer.rule:
             return f"{row.kind}: {row.key}", row.where
     return "", ""

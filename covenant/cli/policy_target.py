@@ -14,7 +14,7 @@ from covenant.cli import common, times
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from policy.compile.targets import Output
+    from policy.compile.targets.all import Output
     from policy.host import HostFacts
     from policy.manifest.agent import Manifest
     from policy.package import Package
@@ -40,14 +40,14 @@ def compile_for(
         errors.UsageError: an image or an accepted loss that does not belong here.
     """
     from policy import decide
-    from policy.compile import targets
+    from policy.compile.targets import all as targets_all
     from policy.rules import unsigned
     from sandbox import package as packages
 
     read = packages.read(package)
     manifest = decide.manifest_of(read)
     facts = _facts(read, manifest, target)
-    order = targets.Order(
+    order = targets_all.Order(
         effective=unsigned.check(read, manifest, facts),
         manifest=manifest,
         host=facts,
@@ -55,7 +55,7 @@ def compile_for(
         accepted=accepted,
         image=image,
     )
-    output = targets.compile(target, order)
+    output = targets_all.compile(target, order)
     if output.accepted:
         _log_first(manifest, target, read.digest, output)
     write(out, output.files)
@@ -69,9 +69,9 @@ def refuse_options(*, accepted: tuple[str, ...], image: str | None) -> None:
         errors.UsageError: something was given.
     """
     if accepted or image is not None:
-        from policy.compile import targets
+        from policy.compile.targets import all as targets_all
 
-        targets.refuse_options(accepted=accepted, image=image)
+        targets_all.refuse_options(accepted=accepted, image=image)
 
 
 def _facts(package: Package, manifest: Manifest, target: str) -> HostFacts:

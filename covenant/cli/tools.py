@@ -18,7 +18,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
-    from policy.manifest.tools import ToolManifest
+    from policy.manifest.tools.document import ToolManifest
     from policy.package import Package
 
 _PACKAGE = click.argument("package", type=click.Path(path_type=Path))
@@ -125,10 +125,10 @@ def describe(package: Path, uri: str, as_json: bool) -> None:
 @_JSON
 def verify(package: Path, as_json: bool) -> None:
     """Verify that PACKAGE's tools are pinned, are what was pinned, and are what agent.toml grants."""
-    from policy.manifest import tool_checks
+    from policy.manifest.tools import checks
 
     read, manifest, declared = _read(package)
-    findings = tool_checks.verify(read, manifest, declared)
+    findings = checks.verify(read, manifest, declared)
     if as_json:
         common.emit(
             {
@@ -154,18 +154,19 @@ def verify(package: Path, as_json: bool) -> None:
 def pin(package: Path, as_json: bool) -> None:
     """Write the digests of PACKAGE's servers into tools.json, and what each tool is now into tools.lock.json."""
     from covenant import signing
-    from policy.manifest import tool_pins, tools
+    from policy.manifest.tools import document as tools_document
+    from policy.manifest.tools import pins
     from sandbox import durable
 
     with signing.opened(package) as directory:
-        for name in (tools.FILE, tool_pins.LOCK):
+        for name in (tools_document.FILE, pins.LOCK):
             with contextlib.suppress(OSError):
                 os.unlink(durable.temporary_name(name), dir_fd=directory)
         read, manifest, declared = _read(directory)
-        document, lock = tool_pins.pin(read, declared)
+        document, lock = pins.pin(read, declared)
         changed = [
             name
-            for name, content in ((tools.FILE, document), (tool_pins.LOCK, lock))
+            for name, content in ((tools_document.FILE, document), (pins.LOCK, lock))
             if _replace(directory, read, name, content)
         ]
     if as_json:
@@ -195,23 +196,26 @@ def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
 
 
 def _read(path: Path | int) -> tuple[Package, Manifest, ToolManifest]:
-    from policy.manifest import parse, tools
+    from policy.manifest import parse
+    from policy.manifest.tools import document as tools_document
     from sandbox import package as reader
 
     read = reader.read(path)
     manifest = parse.parse(read.manifest)
-    raw = read.files.get(tools.FILE)
+    raw = read.files.get(tools_document.FILE)
     if raw is None:
-        raise errors.PackageError(f"the package has no `{tools.FILE}`", hint="docs/tools.md says what it holds")
-    return read, manifest, tools.parse(raw)
+        raise errors.PackageError(
+            f"the package has no `{tools_document.FILE}`", hint="docs/tools.md says what it holds"
+        )
+    return read, manifest, tools_document.parse(raw)
 
 
 def _rows(manifest: Manifest, declared: ToolManifest) -> list[dict[str, Any]]:
-    from policy.manifest import tool_checks
+    from policy.manifest.tools import checks
 
     rows = []
     for _, uri, side_effect in declared.tools():
-        reason = tool_checks.why_not(manifest, declared, uri, side_effect)
+        reason = checks.why_not(manifest, declared, uri, side_effect)
         rows.append(
             {"uri": str(uri), "side_effect_class": side_effect, "granted": not reason, "reason": reason or None}
         )
@@ -220,7 +224,7 @@ def _rows(manifest: Manifest, declared: ToolManifest) -> list[dict[str, Any]]:
 
 def _details(declared: ToolManifest, uri: str) -> dict[str, Any]:
     """What tools.json says of one of its tools beyond a row of the list."""
-    from policy.manifest import tool_pins
+    from policy.manifest.tools import pins
 
     for server in declared.servers:
         for tool in server.tools:
@@ -233,7 +237,7 @@ def _details(declared: ToolManifest, uri: str) -> dict[str, Any]:
                     "credentials": sorted({name for _, name in server.credentials()}),
                     "timeout_ms": tool.timeout_ms,
                     "package_digest": server.package_digest,
-                    "tool_digest": tool_pins.tool_digest(tool),
+                    "tool_digest": pins.tool_digest(tool),
                 }
     native = next(tool for tool in declared.native_tools if str(tool.uri) == uri)
     return {"description": native.description, "digest": native.digest}

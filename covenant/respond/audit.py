@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from covenant.respond import authority, fitting, integrity
 from covenant.respond.authority import Facts
 from covenant.wire import parts, requests, responses
-from policy import audit, errors, note
+from policy import errors
+from policy.audit_log import note, verify
 
 if TYPE_CHECKING:
     from covenant.respond.caller import Caller
@@ -106,7 +107,7 @@ async def cosign_audit_checkpoint(
     return responses.AuditCheckpoint(checkpoint=kept.raw.decode())
 
 
-def report(found: audit.Report) -> parts.AuditReport:
+def report(found: verify.Report) -> parts.AuditReport:
     """The report as version 1 sends it: its failures are texts."""
     return parts.AuditReport(
         events=found.events,
@@ -117,7 +118,7 @@ def report(found: audit.Report) -> parts.AuditReport:
     )
 
 
-def _failure(one: audit.Failure) -> str:
+def _failure(one: verify.Failure) -> str:
     return f"{one.kind}: {one.message}" + (f" (event {one.event_id})" if one.event_id else "")
 
 

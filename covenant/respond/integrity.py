@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from covenant.stores.audit.interface import AuditLog
-from policy import audit
+from policy.audit_log import verify
 
 if TYPE_CHECKING:
     from covenant.respond.server import Server
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class _Found:
     number: int
     at_ms: int
-    report: audit.Report
+    report: verify.Report
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Looks:
 _LOOKS: Final[WeakKeyDictionary[AuditLog, _Looks]] = WeakKeyDictionary()
 
 
-async def verified(server: Server, *, within_ms: int = 0) -> audit.Report:
+async def verified(server: Server, *, within_ms: int = 0) -> verify.Report:
     """What verifying the log finds: of a look that began after this was asked, or within the last ``within_ms``."""
     looks = _LOOKS.setdefault(server.audit, _Looks())
     asked = looks.begun

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policy import budget, errors, events, ledger
+from policy import budget, errors
+from policy.audit_log import chain, events
 from policy.contract import Usage
 
 # Twice what a supervisor sends: it is trusted, and a mistake of its is not to fill our memory.
@@ -22,7 +23,7 @@ _TOLD: Final = "told"
 class Row:
     """One row: its place in the supervisor's log, and its line, None where it is too long to be sent."""
 
-    anchor: ledger.Anchor
+    anchor: chain.Anchor
     line: str | None
     kind: str | None = None
     run_id: str | None = None
@@ -75,14 +76,14 @@ def read(document: Mapping[str, Any] | None) -> Told:
 
 
 def _row(anchor: str, line: str | None) -> Row:
-    place = ledger.Anchor.parse(anchor.encode())
+    place = chain.Anchor.parse(anchor.encode())
     if place is None:
         raise ValueError(anchor)
     if line is None:
         return Row(place, None)
     raw = line.encode()
     begins = events.begins(raw)
-    if begins is None or ledger.event_hash(raw) != place.event_hash_hex:
+    if begins is None or chain.event_hash(raw) != place.event_hash_hex:
         raise ValueError(line)
     return Row(place, line, begins.kind, begins.run_id)
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from policy import data, errors
-from policy.compile import cgroup, credentials, firewall, gates, mounts, oci, seccomp, supervision
+from policy.compile import cgroup, credentials, mounts, oci, seccomp, supervision
 from policy.compile.artefacts import Artefacts, Cause, Provenance, built_in, canonical
 from policy.compile.causes import Origins
-from policy.compile.destinations import Destinations
-from policy.compile.routes import Traced
+from policy.compile.network import firewall, gates
+from policy.compile.network.destinations import Destinations
+from policy.compile.network.routes import Traced
 from policy.grants.effective import RUNTIME_PROFILES, Effective
 from policy.host import Closure, HostFacts
 from policy.manifest import text

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policy.grants import access, paths
+from policy.grants import paths
 from policy.grants.credentials import Credentials
-from policy.grants.domain import NameSet
 from policy.grants.effective import Effective
 from policy.grants.executables import Executables
 from policy.grants.identity import Identity
@@ -20,6 +19,8 @@ from policy.grants.network import Network
 from policy.grants.paths import Filesystem, PathSet
 from policy.grants.resources import UNITS, Resources
 from policy.grants.roles import Role, Roles
+from policy.grants.sets import access
+from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, Skills
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 from policy.grants.syscalls import Syscalls

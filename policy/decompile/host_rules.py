@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from policy.decompile import live_nft
 from policy.decompile.documents import dumps
-from policy.decompile.nft import BASE_V6
-from policy.grants import addresses, spans
-from policy.grants.spans import Spans
+from policy.decompile.network import live_nft
+from policy.decompile.network.nft import BASE_V6
+from policy.grants.sets import addresses, spans
+from policy.grants.sets.spans import Spans
 
 Key = tuple[str, str, str]
 # Statements that change a packet or its way. Of `mangle`, `xt` and `masquerade` see ``_changes``.

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from policy import errors
-from policy.decompile import cgroup, config, documents, live_nft, mounts, nft
+from policy.decompile import cgroup, config, documents, mounts
 from policy.decompile.documents import Files, refuse, shown
+from policy.decompile.network import live_nft, nft
 
 # The flags of a mount by which mounts are told apart, in the order in which mounts.json has them.
 _FLAGS: Final = ("ro", "rw", "nosuid", "nodev", "noexec", "nosymfollow", "idmapped")

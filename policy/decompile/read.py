@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from policy import data
-from policy.decompile import calls, cgroup, config, documents, mounts, network, oci_seccomp, supervision
+from policy.decompile import calls, cgroup, config, documents, mounts, oci_seccomp, supervision
 from policy.decompile.calls import Calls
 from policy.decompile.documents import Files, fixed, refuse
+from policy.decompile.network import network
 from policy.grants.credentials import Credentials
-from policy.grants.domain import Domain
 from policy.grants.effective import DOMAINS
 from policy.grants.executables import Executables
 from policy.grants.identity import Identity
@@ -24,6 +24,7 @@ from policy.grants.lifetime import Lifetime
 from policy.grants.network import Network
 from policy.grants.paths import Filesystem
 from policy.grants.resources import Resources
+from policy.grants.sets.domain import Domain
 from policy.grants.skills import Skills
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import Syscalls

@@ -8,9 +8,9 @@ from typing import Any
 from policy.decompile import documents
 from policy.decompile.documents import OPTIONAL_INT, Files, closed, fixed, refuse
 from policy.grants.credentials import Credentials
-from policy.grants.domain import ANY, NameSet
 from policy.grants.identity import Identity
 from policy.grants.lifetime import ON_EXPIRY, Lifetime
+from policy.grants.sets.domain import ANY, NameSet
 from policy.grants.skills import SIDE_EFFECTS, Skills
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from policy.grants.domain import NameSet
+from policy.grants.sets.domain import NameSet
 
 
 @dataclass(frozen=True, slots=True)

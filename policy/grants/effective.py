@@ -15,13 +15,13 @@ from typing import Any, Self
 from policy import errors
 from policy.grants import source
 from policy.grants.credentials import Credentials
-from policy.grants.domain import Domain
 from policy.grants.executables import Executables
 from policy.grants.identity import Identity
 from policy.grants.lifetime import Lifetime
 from policy.grants.network import Network
 from policy.grants.paths import Filesystem
 from policy.grants.resources import UNITS, Resources
+from policy.grants.sets.domain import Domain
 from policy.grants.skills import Skills
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, Syscalls

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from policy.grants.domain import EMPTY, NameSet
+from policy.grants.sets.domain import EMPTY, NameSet
 
 
 @dataclass(frozen=True, slots=True)

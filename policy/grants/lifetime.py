@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from policy.grants.domain import at_most, lower
 from policy.grants.resources import least, within
+from policy.grants.sets.domain import at_most, lower
 
 OnExpiry = Literal["terminate", "suspend"]
 ON_EXPIRY: tuple[OnExpiry, ...] = ("terminate", "suspend")

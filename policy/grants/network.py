@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 from policy import errors
-from policy.grants import access, addresses, hostnames, spans
-from policy.grants.access import Access, Protocol
-from policy.grants.spans import Spans
+from policy.grants.sets import access, addresses, hostnames, spans
+from policy.grants.sets.access import Access, Protocol
+from policy.grants.sets.spans import Spans
 from policy.manifest import text
 
 Mode = Literal["off", "outbound-https-only", "full"]

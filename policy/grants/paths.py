@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from policy import errors
-from policy.grants.domain import at_most, lower
+from policy.grants.sets.domain import at_most, lower
 from policy.manifest import text
 
 Mode = Literal["read-only-package", "ephemeral", "host"]

@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from policy import errors
-from policy.grants import access, addresses, hostnames
-from policy.grants.access import PROTOCOLS, Access
 from policy.grants.credentials import Credentials
-from policy.grants.domain import ANY, NameSet
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executables
 from policy.grants.identity import Identity
@@ -23,6 +20,9 @@ from policy.grants.lifetime import ON_EXPIRY, Lifetime
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, Filesystem
 from policy.grants.resources import UNITS, Resources
+from policy.grants.sets import access, addresses, hostnames
+from policy.grants.sets.access import PROTOCOLS, Access
+from policy.grants.sets.domain import ANY, NameSet
 from policy.grants.skills import Skills
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 from policy.grants.syscalls import Syscalls

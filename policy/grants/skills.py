@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from policy.grants.domain import EMPTY, NameSet
+from policy.grants.sets.domain import EMPTY, NameSet
 
 SIDE_EFFECTS = ("chain", "network", "read", "shell", "write")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from policy.grants.access import Protocol as Transport
 from policy.grants.lifetime import OnExpiry
 from policy.grants.network import Mode as NetworkMode
 from policy.grants.paths import Mode as FilesystemMode
+from policy.grants.sets.access import Protocol as Transport
 from policy.grants.spawning import OnParentExit
 
 

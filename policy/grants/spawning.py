@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from policy.grants.domain import at_most, lower
 from policy.grants.resources import least, within
+from policy.grants.sets.domain import at_most, lower
 
 OnParentExit = Literal["terminate", "wind-down", "adopt"]
 # What lets this agent live longer after its parent stands higher.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from policy.grants.domain import NameSet
+from policy.grants.sets.domain import NameSet
 
 # What starts another program, and what makes one out of memory. The product drops the first without an
 # executables grant and the others always (decisions.md, "Filesystem and execution").

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from policy.connections import PROTOCOLS, Connection, Ends
-from policy.decompile import flows, nft
-from policy.decompile.flows import Flow, Kind
-from policy.decompile.packets import ACCEPT
-from policy.decompile.reach import AGENT, GATE_UID, UPLINK
-from policy.grants import addresses, spans
-from policy.grants.spans import Spans
+from policy.decompile.network import flows, nft
+from policy.decompile.network.flows import Flow, Kind
+from policy.decompile.network.packets import ACCEPT
+from policy.decompile.network.reach import AGENT, GATE_UID, UPLINK
+from policy.grants.sets import addresses, spans
+from policy.grants.sets.spans import Spans
 
 # Addresses that no packet to another machine carries: multicast, and the broadcast of IPv4.
 _NEARBY: Final = tuple(ipaddress.ip_network(one) for one in ("224.0.0.0/4", "255.255.255.255/32", "ff00::/8"))
@@ -131,7 +131,7 @@ def _read(firewall: bytes) -> Ways:
 
 
 def point(packed: bytes) -> int:
-    """An address as a point of the line of policy.grants.addresses. IPv4 written as IPv6 is IPv6 in a packet."""
+    """An address as a point of the line of policy.grants.sets.addresses. IPv4 written as IPv6 is IPv6 in a packet."""
     return int.from_bytes(packed) + (nft.BASE_V6 if len(packed) == 16 else 0)
 
 

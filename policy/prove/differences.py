@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policy import errors
 from policy.decompile import documents
-from policy.grants.domain import Domain
+from policy.grants.sets.domain import Domain
 
 
 @dataclass(frozen=True, slots=True)

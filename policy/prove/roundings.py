@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from policy import data
-from policy.decompile import network, reach
+from policy.decompile.network import network, reach
 from policy.decompile.read import Decompiled
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executables

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from policy import errors
-from policy.decompile import cgroup, config, documents, mounts, network, reach
+from policy.decompile import cgroup, config, documents, mounts
 from policy.decompile import read as reading
 from policy.decompile.documents import Files, closed, fixed, refuse, shown
+from policy.decompile.network import network, reach
 from policy.decompile.read import Decompiled
 from policy.grants.effective import DOMAINS, Effective
 
@@ -20,7 +21,7 @@ PROVENANCE = "provenance.json"
 _KINDS: Final = ("built-in", "default", "manifest")
 _OPTIONAL: Final = ("parent", "reason")
 # The artefacts for whose every rule there must be a cause, and for nothing else. The others' rules are numbered lines
-# of one text, which policy.explain pairs with their causes.
+# of one text, which policy.explain.report pairs with their causes.
 _PAIRED: Final = tuple(f"{name}:" for name in (reading.BPF, cgroup.CGROUP, mounts.MOUNTS, config.RUNTIME))
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from policy.grants.credentials import Credentials
-from policy.grants.domain import Domain, NameSet
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executables
 from policy.grants.lifetime import Lifetime
 from policy.grants.network import Network
 from policy.grants.paths import Filesystem, PathSet
 from policy.grants.resources import UNITS, Resources
+from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import Skills
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import Syscalls

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policy.compile.artefacts import Artefacts
-from policy.grants.domain import Domain
 from policy.grants.effective import DOMAINS, Effective
+from policy.grants.sets.domain import Domain
 from policy.grants.spawning import Spawning
 
 OnExcess = Literal["reject", "narrow"]

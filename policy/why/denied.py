@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from policy import denials, errors
 from policy.denials import Denial
-from policy.grants import addresses
-from policy.grants.access import PROTOCOLS, Protocol
+from policy.grants.sets import addresses
+from policy.grants.sets.access import PROTOCOLS, Protocol
 from policy.why import files, kernel, limit
 from policy.why.ask import Answer, Question, Sight, ask
 

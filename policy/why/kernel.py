@@ -9,10 +9,10 @@ from pydantic_core import PydanticCustomError
 from policy import data, errors
 from policy.decompile import conditions
 from policy.decompile.read import Grants
-from policy.grants import addresses
-from policy.grants.access import PROTOCOLS, Access
-from policy.grants.access import Protocol as Transport
 from policy.grants.effective import Effective
+from policy.grants.sets import addresses
+from policy.grants.sets.access import PROTOCOLS, Access
+from policy.grants.sets.access import Protocol as Transport
 from policy.manifest import hosts, text
 from policy.why.ask import Seen, Sight, toml
 

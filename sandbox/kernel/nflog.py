@@ -1,6 +1,6 @@
 """Packets that the gateway's firewall refused, as nfnetlink_log tells them: from a group of the namespace, by netlink.
 
-The rule that tells stands first in chain ``refuse`` and is bounded by a rate (policy.compile.firewall), so a flood
+The rule that tells stands first in chain ``refuse`` and is bounded by a rate (policy.compile.network.firewall), so a flood
 reaches this process as some 64 packets a second. How many there were beside those is read from the ruleset's counters
 at the end. What is read are the headers of packets that an agent made: nothing in them is believed beyond the
 destination, which the kernel itself has judged by.
@@ -19,8 +19,8 @@ import struct
 from collections.abc import Iterator
 
 from policy import denials, errors
-from policy.compile.firewall import LOG_BYTES, LOG_GROUP, REFUSED
-from policy.compile.nft import TABLE
+from policy.compile.network.firewall import LOG_BYTES, LOG_GROUP, REFUSED
+from policy.compile.network.nft import TABLE
 from sandbox.kernel.netlink_wire import HEADER, attribute, attributes, messages
 
 _NETLINK_NETFILTER, _SOL_NETLINK, _NO_ENOBUFS = 12, 270, 5

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from policy import errors
-from policy.decompile.nft import BASE_V6
-from policy.grants.spans import Spans
+from policy.decompile.network.nft import BASE_V6
+from policy.grants.sets.spans import Spans
 from sandbox.kernel import libc
 from sandbox.kernel.netlink_wire import HEADER, attribute, attributes, messages
 
@@ -100,7 +100,7 @@ def device_lines(index: int) -> frozenset[str]:
 
 
 def routing_rules(device: str, own: Spans) -> frozenset[str]:
-    """The namespace's routing rules that name a device, or an address of ``own`` (on policy.grants.addresses' line).
+    """The namespace's routing rules that name a device, or an address of ``own`` (on policy.grants.sets.addresses' line).
 
     Raises:
         errors.KernelError: the kernel does not say.

@@ -13,7 +13,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
-from policy.compile import firewall
+from policy.compile.network import firewall
 
 AGENT_DEVICE: Final = "eth0"
 GATEWAY_DEVICE: Final = firewall.AGENT

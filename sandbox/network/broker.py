@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from policy import errors
-from policy.compile import nft
-from policy.grants import addresses
+from policy.compile.network import nft
+from policy.grants.sets import addresses
 from sandbox.kernel import nft_elements
 from sandbox.network import broker_wire, dns_names
 from sandbox.network.tokens import Tokens

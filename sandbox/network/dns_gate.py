@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policy import denials, errors
-from policy.compile.firewall import GATE_UID
-from policy.grants import addresses as grants
+from policy.compile.network.firewall import GATE_UID
+from policy.grants.sets import addresses as grants
 from sandbox.kernel import nft_elements
 from sandbox.kernel.process import PATIENCE, Patience
 from sandbox.network import addresses, broker, gate_begun, gate_process

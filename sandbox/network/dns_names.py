@@ -1,6 +1,6 @@
 """Which names the DNS gate answers for, and which addresses it lets an answer hold: lookups in the plan's tables.
 
-The same meaning as policy.grants.hostnames and policy.grants.addresses (tests/property compares), without importing
+The same meaning as policy.grants.sets.hostnames and policy.grants.sets.addresses (tests/property compares), without importing
 them: the gate's process starts at each run and is to hold little.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 EVERY = "*"
-# Where IPv6 begins on the line of addresses (policy.grants.addresses).
+# Where IPv6 begins on the line of addresses (policy.grants.sets.addresses).
 _V6_BASE = 2**33
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from policy import denials, errors
-from policy.compile.firewall import GATE_UID
+from policy.compile.network.firewall import GATE_UID
 from sandbox.kernel.process import PATIENCE, Patience
 from sandbox.network import client_hello, gate_begun, gate_process, splice, tls_serve
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from policy import contract, errors, ledger
+from policy import contract, errors
+from policy.audit_log import chain
 from policy.package import MANIFEST_NAME, Package
 from policy.signing import trust
 from sandbox import package as packages
@@ -157,7 +158,7 @@ def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure:
             with contextlib.suppress(errors.CovenantError, OSError):
                 own.recover()
             told = retelling.read()
-        talk.tell(told.document(ledger.key_id(own.ledger.public_key)))
+        talk.tell(told.document(chain.key_id(own.ledger.public_key)))
     except errors.CovenantError as e:
         talk.tell({"kind": "rows", "missing": f"the supervisor could not read them: {e.message}"})
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from policy import errors
-from policy.compile.firewall import GATE_UID
+from policy.compile.network.firewall import GATE_UID
 from sandbox import metrics
 from sandbox.config import Config, check_owner
 from sandbox.network import gate_process

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy import audit, ledger
+from policy.audit_log import chain, verify
 from sandbox.kernel import cgroupfs
 from sandbox.kernel.delegation import BASE
 from tests.crash import traces
@@ -276,8 +276,8 @@ def verified(state: Path) -> list[str]:
     """What ``covenant audit verify`` says of a state's whole log; empty when it holds."""
     raw = [(state / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl")]
     head = (state / "audit-head" / "head.json").read_bytes()
-    key = ledger.read_public_key((state / "audit-head" / "ledger.pub").read_bytes())
-    report = audit.verify(raw[0], raw[1], head, key)
+    key = chain.read_public_key((state / "audit-head" / "ledger.pub").read_bytes())
+    report = verify.verify(raw[0], raw[1], head, key)
     return [] if report.valid else [f"the log does not verify: {report}"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from policy import event_kinds
+from policy.audit_log import event_kinds
 from tests import cli_daemon_kit
 from tests.cli_kit import call, done
 from tests.house.test_docs import commands

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from covenant.stores.settlement import interface
-from policy import errors, receipt_tree
+from policy import errors
+from policy.audit_log import receipt_tree
 from tests import daemon_kit
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from covenant.stores.audit import interface, notary, proving, rows, shared
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy import audit, events, ledger, merkle, note, rebase
+from policy.audit_log import chain, events, merkle, note, truncation
+from policy.audit_log import verify as audit_log_verify
 
 
 class InMemoryAudit:
@@ -26,7 +27,7 @@ class InMemoryAudit:
         self._listeners: list[interface.Listener] = []
         self._lines: list[bytes] = []
         self._chain = b""
-        self._before = self._head = ledger.Head()
+        self._before = self._head = chain.Head()
         self._last_ms = 0
         self._prover = proving.Prover(self, self._notes, public)
 
@@ -46,7 +47,7 @@ class InMemoryAudit:
         return len(self._lines)
 
     @property
-    def head(self) -> ledger.Head:
+    def head(self) -> chain.Head:
         """How far they go."""
         return self._head
 
@@ -63,7 +64,7 @@ class InMemoryAudit:
         bodies = [shared.body_text(one.kind, one.fields, one.issuer or self._issuer) for one in entries]
         now, ids = self._tick(), [str(uuid.uuid4()) for _ in entries]
         lines = events.lines(ids, now, bodies)
-        written = [ledger.Row(line, event_id, now) for line, event_id in zip(lines, ids, strict=True)]
+        written = [chain.Row(line, event_id, now) for line, event_id in zip(lines, ids, strict=True)]
         self._write(written)
         for row in written:
             event = rows.event(row.line)
@@ -94,12 +95,12 @@ class InMemoryAudit:
         lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
         return shared.scanned(lines, wanted, limit, since_ms)
 
-    async def verify(self) -> audit.Report:
+    async def verify(self) -> audit_log_verify.Report:
         """As the interface says."""
-        blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
-        slots = {ledger.slot_offset(head): ledger.sign_head(head, self._key) for head in (self._before, self._head)}
-        shown = slots.get(0, blank) + slots.get(ledger.SLOT_BYTES, blank)
-        return audit.verify(self._raw(), self._chain, shown, self._key.public_key())
+        blank = b" " * (chain.SLOT_BYTES - 1) + b"\n"
+        slots = {chain.slot_offset(head): chain.sign_head(head, self._key) for head in (self._before, self._head)}
+        shown = slots.get(0, blank) + slots.get(chain.SLOT_BYTES, blank)
+        return audit_log_verify.verify(self._raw(), self._chain, shown, self._key.public_key())
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
@@ -110,7 +111,7 @@ class InMemoryAudit:
 
     def _purge(self, before_ms: int) -> interface.Purged:
         root = self._head.chain_hash_hex
-        begun = rebase.frontier(self._lines[0], self._key.public_key()) if self._lines else None
+        begun = truncation.frontier(self._lines[0], self._key.public_key()) if self._lines else None
         begun = begun or merkle.Frontier()
         first = int(begun.size > 0)
         there = [_row(line) for line in self._lines]
@@ -122,13 +123,15 @@ class InMemoryAudit:
             whole.append(merkle.leaf_hash(row.line))
             if i == stay - 1:
                 tree = whole.copy()
-        previous = ledger.event_hash(self._lines[0]) if first else None
-        cut = rebase.Cut(stay - first, there[first], there[stay - 1], root, whole, tree, previous)
+        previous = chain.event_hash(self._lines[0]) if first else None
+        cut = truncation.Cut(stay - first, there[first], there[stay - 1], root, whole, tree, previous)
         now, event_id = self._tick(), str(uuid.uuid4())
         issuer = shared.issuer_text(self._issuer.display, self._issuer.pubkey)
-        line = events.assembled(event_id, now, issuer, events.kind_text(rebase.KIND, rebase.fields(cut, self._key)))
-        self._lines, self._chain, self._before, self._head = [], b"", ledger.Head(), ledger.Head()
-        self._write([ledger.Row(line, event_id, now), *there[stay:]])
+        line = events.assembled(
+            event_id, now, issuer, events.kind_text(truncation.KIND, truncation.fields(cut, self._key))
+        )
+        self._lines, self._chain, self._before, self._head = [], b"", chain.Head(), chain.Head()
+        self._write([chain.Row(line, event_id, now), *there[stay:]])
         self._prover.forget()
         return interface.Purged(stay - first, root, self._head.chain_hash_hex, event_id)
 
@@ -178,8 +181,8 @@ class InMemoryAudit:
             self._notes.keep(one)
             await self.append("audit_checkpoint", shared.checkpoint_fields(note.Checkpoint.parse(one.text)))
 
-    def _write(self, written: Sequence[ledger.Row]) -> None:
-        entries, before, head = ledger.extend(self._head, written)
+    def _write(self, written: Sequence[chain.Row]) -> None:
+        entries, before, head = chain.extend(self._head, written)
         self._lines += [row.line for row in written]
         self._chain += entries
         if written:
@@ -193,9 +196,9 @@ class InMemoryAudit:
         return self._last_ms
 
 
-def _row(line: bytes) -> ledger.Row:
+def _row(line: bytes) -> chain.Row:
     found = rows.opening(line)
-    return ledger.Row(line, found.event_id if found else "", found.timestamp_ms if found else 0)
+    return chain.Row(line, found.event_id if found else "", found.timestamp_ms if found else 0)
 
 
 def _pubkey(line: bytes) -> str | None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from policy import data, errors, prove
 from policy.compile.artefacts import Artefacts
-from policy.decompile import bpf, calls, conditions, nft, packets
+from policy.decompile import bpf, calls, conditions
+from policy.decompile.network import nft, packets
 from policy.grants import restore
 from policy.grants.effective import Effective
 from policy.rules import nine

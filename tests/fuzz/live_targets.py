@@ -13,9 +13,9 @@ from typing import Any
 from policy import errors
 from policy.compile import bundle
 from policy.compile.artefacts import Artefacts
-from policy.decompile import live_nft, nft
 from policy.decompile.live import Readout
-from policy.grants import addresses
+from policy.decompile.network import live_nft, nft
+from policy.grants.sets import addresses
 from policy.prove import live
 from tests.fuzz.drive import Target
 from tests.unit.policy.compile import sample

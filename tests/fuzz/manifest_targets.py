@@ -13,10 +13,10 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from policy import data, errors, package
-from policy.grants import access, hostnames
 from policy.grants import paths as path_grants
 from policy.grants.effective import Effective
 from policy.grants.network import Network
+from policy.grants.sets import access, hostnames
 from policy.manifest import hosts, lines, parse, paths, permissions
 from policy.manifest.agent import Manifest
 from tests.fuzz.drive import Target

@@ -11,7 +11,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.cli import times
-from policy import audit, base58, contract, errors, ledger
+from policy import base58, contract, errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify
 from sandbox import config, elf, ldso
 from sandbox.kernel import trace
 from tests.fuzz.drive import Target
@@ -46,18 +48,18 @@ def b58_bytes(raw: bytes) -> str:
 
 def anchor(raw: bytes) -> str:
     """A line of the chain file is what its writer would write, or nothing."""
-    read = ledger.Anchor.parse(raw)
+    read = audit_log_chain.Anchor.parse(raw)
     if read is None:
         raise ValueError("no anchor")
     assert read.line() == raw
-    assert ledger.Anchor.parse(read.line()) == read
+    assert audit_log_chain.Anchor.parse(read.line()) == read
     return "an anchor"
 
 
 def head(raw: bytes) -> str:
     """The head file: only a head that was signed is ever read."""
-    read = ledger.read_head(raw, _PUBLIC)
-    ledger.head_is_whole(raw, _PUBLIC)
+    read = audit_log_chain.read_head(raw, _PUBLIC)
+    audit_log_chain.head_is_whole(raw, _PUBLIC)
     if read is None:
         raise ValueError("no head")
     assert read in _HEADS
@@ -66,7 +68,7 @@ def head(raw: bytes) -> str:
 
 def public_key(raw: bytes) -> str:
     """The key file of the log."""
-    read = ledger.read_public_key(raw)
+    read = audit_log_chain.read_public_key(raw)
     assert read.public_bytes_raw().hex().encode() == raw.decode().strip().lower().replace(" ", "").encode()
     return "a key"
 
@@ -75,7 +77,7 @@ def log(raw: bytes) -> str:
     """The three files of a log, joined by NUL: valid only when all three are as they were written."""
     events, _, rest = raw.partition(b"\0")
     chain, _, signed = rest.partition(b"\0")
-    report = audit.verify(events, chain, signed, _PUBLIC)
+    report = verify.verify(events, chain, signed, _PUBLIC)
     json.dumps(report.to_json())
     if not report.valid:
         assert report.failures
@@ -85,8 +87,8 @@ def log(raw: bytes) -> str:
     return f"{len(lines)} records"
 
 
-def _log(records: int) -> tuple[bytes, bytes, list[ledger.Head]]:
-    heads, events, chain = [ledger.Head()], b"", b""
+def _log(records: int) -> tuple[bytes, bytes, list[audit_log_chain.Head]]:
+    heads, events, chain = [audit_log_chain.Head()], b"", b""
     for i in range(records):
         line = json.dumps({"id": f"e{i}", "timestamp_ms": 1000 + i, "issuer": "x", "kind": {"type": "t"}}).encode()
         entry, after = heads[-1].advance(line, event_id=f"e{i}", timestamp_ms=1000 + i)
@@ -102,8 +104,11 @@ _WRITTEN = {(b"\n".join(_LINES[:n]), n) for n in range(len(_LINES) + 1)}
 
 
 def _head_file(count: int) -> bytes:
-    slots = {ledger.slot_offset(h): ledger.sign_head(h, _KEY) for h in _HEADS[max(0, count - 1) : count + 1]}
-    return slots[0] + slots.get(ledger.SLOT_BYTES, b"")
+    slots = {
+        audit_log_chain.slot_offset(h): audit_log_chain.sign_head(h, _KEY)
+        for h in _HEADS[max(0, count - 1) : count + 1]
+    }
+    return slots[0] + slots.get(audit_log_chain.SLOT_BYTES, b"")
 
 
 def program(raw: bytes) -> str:
@@ -238,7 +243,9 @@ TARGETS = (
         (ValueError,),
         share=4,
     ),
-    Target("log key", public_key, lambda: (ledger.public_key_file(_PUBLIC),), (b"00", b"\n"), _REFUSED, share=4),
+    Target(
+        "log key", public_key, lambda: (audit_log_chain.public_key_file(_PUBLIC),), (b"00", b"\n"), _REFUSED, share=4
+    ),
     Target(
         "log",
         log,

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import digests, secrets, tool_checks, tool_pins, tool_uri, tools
+from policy.manifest import digests, tool_uri
+from policy.manifest.tools import checks, secret_scan
+from policy.manifest.tools import document as tools_document
+from policy.manifest.tools import pins as tools_pins
 from tests import tools_kit as kit
 from tests.fuzz.drive import Target
 
@@ -22,7 +25,7 @@ _WORDS = (
 
 def document(raw: bytes) -> str:
     """A tool manifest: every tool has a URI of its own, no literal looks like a secret, and verify has an answer."""
-    parsed = tools.parse(raw)
+    parsed = tools_document.parse(raw)
     uris = [uri for _, uri, _ in parsed.tools()]
     assert len(set(uris)) == len(uris)
     for uri in uris:
@@ -32,24 +35,24 @@ def document(raw: bytes) -> str:
         assert parsed.where(path).startswith("tools.json:")
     for server in parsed.servers:
         words = [server.command or "", *server.args]
-        words += [tools.split_variable(item)[1] for item in server.env]
+        words += [tools_document.split_variable(item)[1] for item in server.env]
         words += [*server.headers.values(), server.endpoint or ""]
         for word in words:
-            assert secrets.referenced(word) is not None or not secrets.looks_secret(word)
+            assert secret_scan.referenced(word) is not None or not secret_scan.looks_secret(word)
     read = kit.changed(_PACKAGE, {"tools.json": raw})
-    found = tool_checks.verify(read, kit.manifest(read), parsed)
-    assert {finding.code for finding in found} <= set(tool_checks.CODES)
+    found = checks.verify(read, kit.manifest(read), parsed)
+    assert {finding.code for finding in found} <= set(checks.CODES)
     return " ".join(sorted({finding.code for finding in found}))
 
 
 def pins(raw: bytes) -> str:
     """A lock: no placeholder, and what `verify` says of it is of the table."""
-    lock = tool_pins.parse(raw)
+    lock = tools_pins.parse(raw)
     for server in lock.servers.values():
         assert server.package_digest is None or not digests.filler(server.package_digest)
         assert not any(map(digests.filler, server.tools.values()))
-    read = kit.changed(_PACKAGE, {tool_pins.LOCK: raw})
-    found = tool_checks.verify(read, kit.manifest(read), tools.parse(read.files["tools.json"]))
+    read = kit.changed(_PACKAGE, {tools_pins.LOCK: raw})
+    found = checks.verify(read, kit.manifest(read), tools_document.parse(read.files["tools.json"]))
     assert {finding.code for finding in found} <= {"not_pinned", "pin_changed", "pin_unused"}
     return " ".join(sorted({finding.code for finding in found}))
 
@@ -74,7 +77,7 @@ def _documents() -> Sequence[bytes]:
 TARGETS = (
     Target("tool manifest", document, _documents, _WORDS, share=3),
     Target("tool manifest tree", document, _documents, _WORDS, share=3, json=True),
-    Target("tool pins", pins, lambda: (_PACKAGE.files[tool_pins.LOCK],), _WORDS, share=3, json=True),
+    Target("tool pins", pins, lambda: (_PACKAGE.files[tools_pins.LOCK],), _WORDS, share=3, json=True),
     Target(
         "tool uri",
         uri,

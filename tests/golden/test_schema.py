@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from covenant.cli.main import cli
-from policy.manifest import json_schema
+from policy.manifest.reference import json_schema
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "docs" / "schema"

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from policy.compile import targets
+from policy.compile.targets import all as targets_all
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from tests.unit.policy.compile import targets_kit as kit
@@ -45,7 +45,7 @@ MANIFESTS = {
     "network": lambda: kit.manifest(network="full", more=kit.NETWORK),
     "rest": lambda: kit.manifest(network="full", more=kit.NETWORK + REST, resources=IO),
 }
-CASES = [(name, target) for name in MANIFESTS for target in targets.COMPILERS]
+CASES = [(name, target) for name in MANIFESTS for target in targets_all.COMPILERS]
 
 
 def read_out(name: str, target: str) -> str:

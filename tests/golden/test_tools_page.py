@@ -9,7 +9,7 @@ import pathlib
 import re
 import subprocess
 
-from policy.manifest import tool_checks, tool_pins, tools
+from policy.manifest.tools import checks, document, pins
 from scripts import tools_page
 from tests import tools_kit
 
@@ -23,9 +23,9 @@ def test_page_is_what_the_models_say() -> None:
 
 def test_page_names_every_key_and_code() -> None:
     text = PAGE.read_text()
-    for model in (tools.ToolManifest, tools.Server, tools.Tool, tools.NativeTool):
+    for model in (document.ToolManifest, document.Server, document.Tool, document.NativeTool):
         assert [key for key in model.model_fields if f"| `{key}` |" not in text] == []
-    assert [code for code in tool_checks.CODES if f"| `{code}` |" not in text] == []
+    assert [code for code in checks.CODES if f"| `{code}` |" not in text] == []
 
 
 def test_the_digest_is_what_the_page_computes(tmp_path: pathlib.Path) -> None:
@@ -39,7 +39,7 @@ def test_the_digest_is_what_the_page_computes(tmp_path: pathlib.Path) -> None:
         ["/bin/sh", "-c", line], cwd=tmp_path / "tools/fs", capture_output=True, text=True, check=True, timeout=60
     )
     read = tools_kit.package(tools_kit.FULL, pin=False, files=files)
-    assert tool_pins.package_digest(read, "fs") == f"sha256:{done.stdout.split()[0]}"
+    assert pins.package_digest(read, "fs") == f"sha256:{done.stdout.split()[0]}"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policy.grants import addresses, spans
+from policy.grants.sets import addresses, spans
 
 NAMED = (("api.example.com", 443, "tls"), ("*.wild.example.com", 443, "tls"))
 SERVICE = (("203.0.113.5", 5432, "tcp"), ("203.0.113.5", 123, "udp"))

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 
 from policy import errors
-from policy.decompile import nft, packets
-from policy.decompile.flows import Flow, Kind
+from policy.decompile.network import nft, packets
+from policy.decompile.network.flows import Flow, Kind
 
 SETS = """\
 \tset s1 {

@@ -10,7 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant import signing
-from policy import decide, errors, ledger
+from policy import decide, errors
+from policy.audit_log import chain
 from policy.signing import change, envelope, root, strict_json, trust
 from sandbox import config
 from sandbox import package as packages
@@ -189,7 +190,7 @@ def test_one_signature_is_not_another(two: World) -> None:
         with pytest.raises(errors.SignatureError, match="does not fit"):
             two.run(path)
         # Nor is the signature of a log's head, by the same key, one of a payload that looks like the head.
-        head = json.loads(ledger.sign_head(ledger.Head(), two.key))
+        head = json.loads(chain.sign_head(chain.Head(), two.key))
         signature = envelope.Signature("", bytes.fromhex(head.pop("signature_hex")))
         body = json.dumps(head, separators=(",", ":")).encode()
         for text in (body, b"covenant.audit.head.v1\n" + body):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from policy.compile.firewall import LOG_BURST, LOG_PACKETS_PER_SECOND
+from policy.compile.network.firewall import LOG_BURST, LOG_PACKETS_PER_SECOND
 from policy.denials import MAX_ROWS, Denial
 from tests import cli_kit
 from tests.kernel import internet

@@ -16,7 +16,7 @@ import pytest
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
-from policy.grants import addresses
+from policy.grants.sets import addresses
 from sandbox.network import dns_names
 from tests.kernel import gated_names, three_namespaces
 from tests.kernel.gated_zone import ENTRIES, MANY, PUBLIC, zone

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from policy.compile.firewall import MAX_BYTES_PER_SECOND
-from policy.decompile import live_nft
+from policy.compile.network.firewall import MAX_BYTES_PER_SECOND
+from policy.decompile.network import live_nft
 from policy.manifest.agent import Manifest
 from tests.kernel import ruleset_text
 from tests.unit.policy.compile import sample

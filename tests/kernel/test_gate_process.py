@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from policy import denials, errors
-from policy.compile import firewall
+from policy.compile.network import firewall
 from sandbox.network import gate_begun, gate_process
 from tests.kernel.live_runs import until
 

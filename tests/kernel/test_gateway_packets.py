@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from policy.compile.artefacts import Artefacts
-from policy.compile.firewall import DNS_PORT, GATE_UID, TLS_PORT
+from policy.compile.network.firewall import DNS_PORT, GATE_UID, TLS_PORT
 from tests.kernel import three_namespaces
 from tests.kernel.three_namespaces import AGENT, GATEWAY, GATEWAY6, WORLD, WORLD6, Namespaces
 from tests.unit.policy.compile import sample

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from policy.decompile import host_rules
-from policy.grants import spans
+from policy.grants.sets import spans
 from policy.prove.connections import span
 from sandbox.kernel import netns, nft
 

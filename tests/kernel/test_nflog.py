@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from policy import errors
-from policy.compile.firewall import LOG_BURST, LOG_PACKETS_PER_SECOND, REFUSED
+from policy.compile.network.firewall import LOG_BURST, LOG_PACKETS_PER_SECOND, REFUSED
 from policy.denials import REST_CODE, Denial
 from sandbox.kernel.nflog import RefusedPackets
 from tests.kernel import three_namespaces

@@ -20,7 +20,7 @@ import pytest
 
 from policy import denials
 from policy.compile.artefacts import Artefacts
-from policy.compile.firewall import GATE_UID, TLS_PORT
+from policy.compile.network.firewall import GATE_UID, TLS_PORT
 from sandbox.network import tls_gate
 from tests import hello_kit as kit
 from tests.kernel import three_namespaces, tls_servers

@@ -18,7 +18,9 @@ import pytest
 from covenant.respond import accounting
 from covenant.runtime.running import Usage
 from covenant.runtime.told import Family, Told
-from policy import audit, errors, events, ledger
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import events, verify
 from sandbox import registry
 from sandbox.serve import client
 from tests import daemon_kit
@@ -98,8 +100,8 @@ def test_a_family_comes_byte_for_byte_as_the_log_has_it_and_with_what_it_used(se
     assert len(runs) == 3, answer
     assert answer["run_id"] in runs
     assert found == _of(served, *runs)
-    public = ledger.read_public_key((served.world.state / "audit-head" / "ledger.pub").read_bytes())
-    assert told["origin"] == ledger.key_id(public)
+    public = audit_log_chain.read_public_key((served.world.state / "audit-head" / "ledger.pub").read_bytes())
+    assert told["origin"] == audit_log_chain.key_id(public)
     assert (told["left_out"], told["whole"]) == (0, True)
     ended = _ended(found)
     used = sum(kind["cpu_ms"] for kind in ended)
@@ -303,7 +305,7 @@ async def test_the_daemons_log_has_the_supervisor_s_rows_byte_for_byte(served: S
         log = _of(served, *runs)
         assert [row["line"].encode() for row in copied] == [line for _, line in log]
         for row, (anchor, _) in zip(copied, log, strict=True):
-            place = ledger.Anchor.parse(anchor)
+            place = audit_log_chain.Anchor.parse(anchor)
             assert place is not None
             assert (row["index"], row["event_id"]) == (place.index, place.event_id)
             assert (row["event_hash_hex"], row["chain_hash_hex"]) == (place.event_hash_hex, place.chain_hash_hex)
@@ -320,8 +322,8 @@ async def test_the_daemons_log_has_the_supervisor_s_rows_byte_for_byte(served: S
         assert reads["pubkey"] == daemon.server.identity.agent.pubkey
         assert (await daemon.ask("verify_audit_integrity"))["report"]["valid"] is True
     events_, chain = ((home / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl"))
-    key = ledger.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
-    assert audit.verify(events_, chain, (home / "audit-head" / "head.json").read_bytes(), key).valid
+    key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
+    assert verify.verify(events_, chain, (home / "audit-head" / "head.json").read_bytes(), key).valid
 
 
 async def test_of_a_run_whose_keeper_was_killed_the_daemon_says_that_its_rows_are_missing(served: Served) -> None:

@@ -25,11 +25,12 @@ from typing import Any
 
 import pytest
 
-from policy import contract, data, errors, prove_local
+from policy import contract, data, errors
 from policy.compile import seccomp
 from policy.compile import trusted_local as compiler
 from policy.manifest import parse
 from policy.package import Package
+from policy.prove import local
 from sandbox import host, trusted_local
 from sandbox.channel import Finished, Limits
 from sandbox.kernel import seccomp_loader
@@ -90,11 +91,11 @@ def manifest(**values: object) -> bytes:
     ).encode()
 
 
-def plan_of(raw: bytes, *, demand: prove_local.Demand | None = None, **changes: Any) -> trusted_local.Plan:
+def plan_of(raw: bytes, *, demand: local.Demand | None = None, **changes: Any) -> trusted_local.Plan:
     found = parse.parse(raw)
     policy = compiler.compile(found, arch=host.architecture(), signed=False)
     program = {"python3": "/usr/bin/python3", "node": "/usr/bin/node"}.get(policy.runtime, f"/mnt/{policy.entry}")
-    demand = demand or prove_local.demanded(found)
+    demand = demand or local.demanded(found)
     return trusted_local.Plan(dataclasses.replace(policy, **changes), AGENT, program, demand)
 
 
@@ -386,7 +387,7 @@ def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Pat
         answer({{name: tried(lambda: call(number, *args))[0] for name, (number, args) in {calls!r}.items()}})
     """
     nothing = seccomp.DenyFilter(host.architecture(), (), ())
-    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing, demand=prove_local.Demand())))
+    without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing, demand=local.Demand())))
     assert without == {name: outcome for name, (_, outcome) in CALLS.items()}
     assert value(run(state, code)) == dict.fromkeys(CALLS, "EPERM")
 

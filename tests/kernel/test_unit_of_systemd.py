@@ -1,7 +1,7 @@
 """The units of `policy compile --target systemd`, started by a real systemd: what the agent can do, and what not.
 
 The machine's own systemd, if it has one, is not asked. Limits of cgroups are not looked at here: the cgroup that the
-test makes has no controllers on a machine that has them on version 1 (tests/unit/policy/compile/test_systemd.py has
+test makes has no controllers on a machine that has them on version 1 (tests/unit/policy/compile/targets/test_systemd.py has
 their values).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from policy import decide
-from policy.compile import systemd
+from policy.compile.targets import systemd
 from sandbox import config, host, package
 from tests.kernel.booted_systemd import UID, BootedSystemd
 from tests.unit.policy.compile import targets_kit as kit

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from policy import data, errors
-from policy.compile import systemd, unit_quoting
+from policy.compile.targets import systemd, unit_quoting
 from policy.data import target_table
 from policy.manifest import parse
 from policy.manifest.agent import Manifest

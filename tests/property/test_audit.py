@@ -6,14 +6,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy import audit, events, ledger
+from policy.audit_log import chain, events, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
 
 def log(count: int, tag: str = "") -> tuple[bytes, bytes, bytes]:
-    lines, anchors, head = [], [], ledger.Head()
+    lines, anchors, head = [], [], chain.Head()
     for i in range(count):
         fields = {"run_id": f"r{i}", "agent_id": "a", "operator": None, "state": tag, "reason": ""}
         line = events.event_line("run_state", fields, event_id=f"e{i}{tag}", issuer=ISSUER, now_ms=i)
@@ -23,7 +23,7 @@ def log(count: int, tag: str = "") -> tuple[bytes, bytes, bytes]:
     return (
         b"".join(lines),
         b"".join(anchors),
-        ledger.sign_head(head, KEY).rjust(ledger.slot_offset(head) + ledger.SLOT_BYTES),
+        chain.sign_head(head, KEY).rjust(chain.slot_offset(head) + chain.SLOT_BYTES),
     )
 
 
@@ -41,7 +41,7 @@ def orders(draw: st.DrawFn, part: int) -> bytes:
 
 @given(orders(0) | st.just(WHOLE[0]), orders(1) | st.just(WHOLE[1]))
 def test_only_the_log_that_was_signed_verifies(events_file: bytes, chain_file: bytes) -> None:
-    report = audit.verify(events_file, chain_file, WHOLE[2], KEY.public_key())
+    report = verify.verify(events_file, chain_file, WHOLE[2], KEY.public_key())
     assert report.valid == ((events_file, chain_file) == WHOLE[:2])
     assert report.valid == (not report.failures)
 
@@ -54,14 +54,14 @@ def test_no_flipped_bits_in_a_line_verify(which: int, at: int, mask: int) -> Non
     if which == 2 and WHOLE[2][at : at + 1] == b" ":
         return
     files[which][at] ^= mask
-    report = audit.verify(bytes(files[0]), bytes(files[1]), bytes(files[2]), KEY.public_key())
+    report = verify.verify(bytes(files[0]), bytes(files[1]), bytes(files[2]), KEY.public_key())
     assert not report.valid
 
 
 @given(st.lists(st.integers(0, 12), max_size=12), st.integers(0, 8))
 def test_differences_are_none_exactly_when_equal_and_name_real_places(have: list[int], size: int) -> None:
     want = list(range(size))
-    found = audit.differences(have, want)
+    found = verify.differences(have, want)
     assert (found == []) == (have == want)
     for change, index in found:
         assert 0 <= index < (len(have) if change == "inserted" else len(want))
@@ -71,10 +71,10 @@ def test_differences_are_none_exactly_when_equal_and_name_real_places(have: list
 
 @given(st.integers(0, 200))
 def test_marks_stay_few_and_are_the_counts_with_low_bits_cleared(count: int) -> None:
-    head = ledger.Head()
+    head = chain.Head()
     for i in range(count):
         _, head = head.advance(b"%d" % i, event_id="e", timestamp_ms=0)
     counts = [mark[0] for mark in head.marks]
     assert len(counts) == count.bit_count()
     assert counts == sorted(counts, reverse=True)
-    assert all(mark[1] == ledger.fold([ledger.event_hash(b"%d" % i) for i in range(mark[0])]) for mark in head.marks)
+    assert all(mark[1] == chain.fold([chain.event_hash(b"%d" % i) for i in range(mark[0])]) for mark in head.marks)

@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policy.grants import addresses, hostnames
+from policy.grants.sets import addresses, hostnames
 from sandbox.network import dns_names
 from sandbox.network.tokens import Tokens
 

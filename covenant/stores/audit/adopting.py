@@ -1,6 +1,6 @@
 """Version 1's log, taken over: it has no head, which is what says where a log ends.
 
-Its rows and its chain are this log's, byte for byte (policy.ledger): what holds is signed as it is, and goes on. A log
+Its rows and its chain are this log's, byte for byte (policy.audit_log.chain): what holds is signed as it is, and goes on. A log
 with rows that only we write is none of version 1's: there the head was lost, and nobody signs it anew.
 """
 
@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO, Final, NoReturn
 
 from covenant.stores.audit import places, rows
-from policy import errors, event_kinds, events, ledger
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import event_kinds, events
 from sandbox import durable
 
 # Where its files are kept as they were.
@@ -55,10 +57,10 @@ def adopt(at: places.Places) -> list[str]:
         for name, stream in found.items():
             _copy(at, stream, BACKUPS[name])
     key = at.signing_key(make=True)
-    slots = bytearray(ledger.HEAD_BYTES)
+    slots = bytearray(audit_log_chain.HEAD_BYTES)
     for one in (before, head):
-        start = ledger.slot_offset(one)
-        slots[start : start + ledger.SLOT_BYTES] = ledger.sign_head(one, key)
+        start = audit_log_chain.slot_offset(one)
+        slots[start : start + audit_log_chain.SLOT_BYTES] = audit_log_chain.sign_head(one, key)
     durable.replace(at.head, places.HEAD, bytes(slots))
     kept = " and ".join(f"`{name}`" for name in BACKUPS.values())
     done = f"version 1's log was taken over and its head signed: {head.count} rows, chain hash {head.chain_hash_hex}"
@@ -79,12 +81,12 @@ def _is_ours(at: places.Places, found: Mapping[str, BinaryIO]) -> bool:
         return True
 
 
-def _folded(at: places.Places, rows_of: BinaryIO, chain: BinaryIO) -> tuple[ledger.Head, ledger.Head]:
+def _folded(at: places.Places, rows_of: BinaryIO, chain: BinaryIO) -> tuple[audit_log_chain.Head, audit_log_chain.Head]:
     """The head of a log whose chain is that of its rows, and the one a row before."""
-    before = head = ledger.Head()
+    before = head = audit_log_chain.Head()
     lines = _lines(at, places.EVENTS, rows_of)
     while batch := _batch(at, lines, head.count):
-        expected, before, head = ledger.extend(head, batch)
+        expected, before, head = audit_log_chain.extend(head, batch)
         for index, line in enumerate(expected.splitlines(keepends=True), head.count - len(batch)):
             there = chain.readline(len(line) + 1)
             if there != line:
@@ -97,8 +99,8 @@ def _folded(at: places.Places, rows_of: BinaryIO, chain: BinaryIO) -> tuple[ledg
 _SHORT: Final = "is not in its chain, which is shorter"
 
 
-def _batch(at: places.Places, lines: Iterator[bytes], first: int) -> list[ledger.Row]:
-    made: list[ledger.Row] = []
+def _batch(at: places.Places, lines: Iterator[bytes], first: int) -> list[audit_log_chain.Row]:
+    made: list[audit_log_chain.Row] = []
     size = 0
     for index in itertools.count(first):
         line = next(lines, None) if size < _BATCH_BYTES else None
@@ -114,7 +116,7 @@ def _batch(at: places.Places, lines: Iterator[bytes], first: int) -> list[ledger
                 hint="keep audit and audit-head aside as evidence before starting a new log",
                 where=str(at.home / "audit"),
             )
-        made.append(ledger.Row(line, opening.event_id, opening.timestamp_ms))
+        made.append(audit_log_chain.Row(line, opening.event_id, opening.timestamp_ms))
         size += len(line)
     return made
 

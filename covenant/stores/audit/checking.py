@@ -7,28 +7,29 @@ from collections.abc import Iterator
 from typing import Final
 
 from covenant.stores.audit import files
-from policy import audit, ledger
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify as audit_log_verify
 
 _BATCH: Final = 4096
 
 
-def verify(of: files.Files, now: files.Snapshot) -> audit.Report:
+def verify(of: files.Files, now: files.Snapshot) -> audit_log_verify.Report:
     """What verifying the files finds. Where the log holds, none of them is read whole at once."""
     key = of.key.public_key()
     head = now.head
     as_long = (now.events_bytes, now.chain_bytes) == (head.events_bytes, head.chain_bytes)
-    if as_long and ledger.read_head(now.shown, key) == head and _holds(of, head):
-        return audit.Report(head.count, head.count, True, head.chain_hash_hex, ())
+    if as_long and audit_log_chain.read_head(now.shown, key) == head and _holds(of, head):
+        return audit_log_verify.Report(head.count, head.count, True, head.chain_hash_hex, ())
     log, chain = os.pread(of.events, now.events_bytes, 0), os.pread(of.chain, now.chain_bytes, 0)
-    return audit.verify(log, chain, now.shown, key)
+    return audit_log_verify.verify(log, chain, now.shown, key)
 
 
-def _holds(of: files.Files, head: ledger.Head) -> bool:
+def _holds(of: files.Files, head: audit_log_chain.Head) -> bool:
     """Whether the events make the chain file, byte for byte, up to the head that is acknowledged."""
-    index, previous, offset = 0, ledger.GENESIS, 0
+    index, previous, offset = 0, audit_log_chain.GENESIS, 0
     for lines in _batched(line for _, line in of.lines(0, head.events_bytes)):
-        made = audit.follow(lines, index, previous)
-        if made is None or audit.rebase_failures(lines if not index else [b"", *lines], of.key.public_key()):
+        made = audit_log_verify.follow(lines, index, previous)
+        if made is None or audit_log_verify.rebase_failures(lines if not index else [b"", *lines], of.key.public_key()):
             return False
         entries, index, previous = made
         if os.pread(of.chain, len(entries), offset) != entries:

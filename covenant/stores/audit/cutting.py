@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from covenant.stores.audit import files, places, rows
-from policy import errors, events, ledger, merkle, rebase
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import events, merkle, truncation
 
 _BATCH: Final = 4096
 
@@ -29,8 +31,8 @@ class _Found:
 
     offset: int = 0
     count: int = 0
-    first: ledger.Row | None = None
-    last: ledger.Row | None = None
+    first: audit_log_chain.Row | None = None
+    last: audit_log_chain.Row | None = None
     previous_rebase: bytes | None = None
 
 
@@ -44,21 +46,21 @@ def cut(of: files.Files, before_ms: int, *, issuer: str, now_ms: int) -> Done:
     before, cut_tree, whole = _found(of, before_ms)
     if before.first is None or before.last is None:
         return Done(0, None)
-    fields = rebase.fields(
-        rebase.Cut(
+    fields = truncation.fields(
+        truncation.Cut(
             rows=before.count,
             first=before.first,
             last=before.last,
             root_before_hex=of.head.chain_hash_hex,
             tree_before=whole,
             tree=cut_tree,
-            previous_rebase_hex=ledger.event_hash(before.previous_rebase) if before.previous_rebase else None,
+            previous_rebase_hex=audit_log_chain.event_hash(before.previous_rebase) if before.previous_rebase else None,
         ),
         of.key,
     )
     event_id = str(uuid.uuid4())
-    line = events.assembled(event_id, now_ms, issuer, events.kind_text(rebase.KIND, fields))
-    heads = _write(of, ledger.Row(line, event_id, now_ms), before.offset)
+    line = events.assembled(event_id, now_ms, issuer, events.kind_text(truncation.KIND, fields))
+    heads = _write(of, audit_log_chain.Row(line, event_id, now_ms), before.offset)
     of.replace(*heads)
     return Done(before.count, event_id)
 
@@ -69,7 +71,7 @@ def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, me
     cut_tree: merkle.Frontier | None = None
     for offset, line in of.lines():
         if offset == 0:
-            begun = rebase.frontier(line, of.key.public_key())
+            begun = truncation.frontier(line, of.key.public_key())
             if begun is None:
                 raise errors.LedgerError(
                     "the record that begins the log does not hold", hint="run `covenant audit verify`"
@@ -89,7 +91,9 @@ def _found(of: files.Files, before_ms: int) -> tuple[_Found, merkle.Frontier, me
     return found, cut_tree or whole.copy(), whole
 
 
-def _write(of: files.Files, first: ledger.Row, kept_from: int) -> tuple[ledger.Head, ledger.Head]:
+def _write(
+    of: files.Files, first: audit_log_chain.Row, kept_from: int
+) -> tuple[audit_log_chain.Head, audit_log_chain.Head]:
     """The new files, synced; their last head but one and their last."""
     with contextlib.ExitStack() as stack:
         made = []
@@ -99,9 +103,9 @@ def _write(of: files.Files, first: ledger.Row, kept_from: int) -> tuple[ledger.H
             fd = of.at.file(name + files.NEW, folder=of.at.log)
             made.append(stack.enter_context(os.fdopen(fd, "wb")))
         log, chain = made
-        before = head = ledger.Head()
+        before = head = audit_log_chain.Head()
         for group in _groups(of, first, kept_from):
-            entries, before, head = ledger.extend(head, group)
+            entries, before, head = audit_log_chain.extend(head, group)
             log.write(b"".join(row.line + b"\n" for row in group))
             chain.write(entries)
         for stream in made:
@@ -111,7 +115,7 @@ def _write(of: files.Files, first: ledger.Row, kept_from: int) -> tuple[ledger.H
     return before, head
 
 
-def _groups(of: files.Files, first: ledger.Row, kept_from: int) -> Iterator[list[ledger.Row]]:
+def _groups(of: files.Files, first: audit_log_chain.Row, kept_from: int) -> Iterator[list[audit_log_chain.Row]]:
     group = [first]
     for _, line in of.lines(kept_from):
         group.append(_row(line))
@@ -122,8 +126,8 @@ def _groups(of: files.Files, first: ledger.Row, kept_from: int) -> Iterator[list
         yield group
 
 
-def _row(line: bytes) -> ledger.Row:
+def _row(line: bytes) -> audit_log_chain.Row:
     found = rows.opening(line)
     if found is None:
         raise errors.LedgerError("a line of the log is no event", hint="run `covenant audit verify`")
-    return ledger.Row(line, found.event_id, found.timestamp_ms)
+    return audit_log_chain.Row(line, found.event_id, found.timestamp_ms)

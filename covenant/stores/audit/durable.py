@@ -29,7 +29,9 @@ from covenant.stores.audit import (
 )
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy import audit, errors, events, ledger, note
+from policy import errors
+from policy.audit_log import chain, events, note
+from policy.audit_log import verify as audit_log_verify
 
 T = TypeVar("T")
 
@@ -50,7 +52,7 @@ class _Cut:
 
 
 _Item = tuple[_New, ...] | _Cut
-_Answer = list[ledger.Row] | interface.Purged
+_Answer = list[chain.Row] | interface.Purged
 
 
 class DurableAudit:
@@ -170,7 +172,7 @@ class DurableAudit:
         async with self._readers.place(issuer_pubkey or self._issuer.pubkey):
             return await self._reading(lambda: shared.scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
 
-    async def verify(self) -> audit.Report:
+    async def verify(self) -> audit_log_verify.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
         return await self._reading(lambda: checking.verify(self._files, self._files.snapshot()))
 
@@ -283,7 +285,7 @@ class DurableAudit:
         new = [one for item in items for one in item]
         ids = shared.event_ids(len(new))
         lines = events.lines(ids, now, [body for body, _ in new])
-        made = list(map(ledger.Row, lines, ids, itertools.repeat(now)))
+        made = list(map(chain.Row, lines, ids, itertools.repeat(now)))
         begin = self._files.head.events_bytes
         try:
             self._files.append(made)

@@ -1,6 +1,6 @@
 """The log's files, for one thread: a group of rows is acknowledged by one sync.
 
-    audit-head/pending     written first, and synced: the rows, and the signed head behind them (policy.pending)
+    audit-head/pending     written first, and synced: the rows, and the signed head behind them (policy.audit_log.write_ahead)
     audit/events.jsonl, audit/events.chain.jsonl     written while the disk takes that, synced now and then
     audit-head/head.json   written when ``pending`` is synced, itself synced now and then
 
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from covenant.stores.audit import places
-from policy import errors, events, ledger, pending
+from policy import errors
+from policy.audit_log import chain, events, write_ahead
 from sandbox import durable
 
 # What `pending` has room for before the files are synced and it begins anew; its blocks are there from the start, so
@@ -34,7 +35,7 @@ NEW: Final = ".new"
 
 _CHUNK_BYTES: Final = 1 << 20
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_BLANK: Final = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
+_BLANK: Final = b" " * (chain.SLOT_BYTES - 1) + b"\n"
 _HINT: Final = "run `covenant audit verify`; keep audit and audit-head aside as evidence before starting a new log"
 
 
@@ -42,7 +43,7 @@ _HINT: Final = "run `covenant audit verify`; keep audit and audit-head aside as 
 class Snapshot:
     """What is acknowledged, what ``head.json`` holds, and how long the files are."""
 
-    head: ledger.Head
+    head: chain.Head
     shown: bytes
     events_bytes: int
     chain_bytes: int
@@ -59,9 +60,9 @@ class Files:
         """
         self.recovered: list[str] = []
         self.at = at
-        self.head = self._before = ledger.Head()
+        self.head = self._before = chain.Head()
         self._end = 0
-        self._last_signed: tuple[ledger.Head, bytes] | None = None
+        self._last_signed: tuple[chain.Head, bytes] | None = None
         self._writing = threading.Lock()
         # Whether a write failed: the disk's state is unknown then, and the next opening finds out.
         self._failed = False
@@ -72,7 +73,7 @@ class Files:
             if new and (os.fstat(self.events).st_size or os.fstat(self.chain).st_size):
                 self._broken("the log holds records and its head is missing")
             self.key = at.signing_key(make=new or not at.exists(places.HEAD))
-            self._signer = ledger.key_id(self.key.public_key())
+            self._signer = chain.key_id(self.key.public_key())
             self._head_fd = self._file(places.HEAD, at.head, stack)
             self._pending = self._file(places.PENDING, at.head, stack)
             with self._turn():
@@ -80,7 +81,7 @@ class Files:
             self._identify()
             self._stack = stack.pop_all()
 
-    def append(self, rows: Sequence[ledger.Row]) -> None:
+    def append(self, rows: Sequence[chain.Row]) -> None:
         """Acknowledge rows: when this returns they are durable.
 
         Raises:
@@ -88,7 +89,7 @@ class Files:
             errors.LedgerError, OSError: anything else; nobody knows what is on the disk until it is opened again.
         """
         lines = b"".join([row.line + b"\n" for row in rows])
-        entries, before, head = ledger.extend(self.head, rows)
+        entries, before, head = chain.extend(self.head, rows)
         record = b"".join((self._signed(head), b"\n", lines))
         with self._writing, self._turn():
             self._check_names()
@@ -118,7 +119,7 @@ class Files:
         with self._turn():
             self._settle()
 
-    def replace(self, before: ledger.Head, head: ledger.Head) -> None:
+    def replace(self, before: chain.Head, head: chain.Head) -> None:
         """Put the files beside the log's, named ``.new`` and synced, in their place: all of them or none.
 
         ``head`` is theirs, ``before`` their head one row before.
@@ -126,7 +127,7 @@ class Files:
         with self._turn():
             self._settle()
             # The commit: before it the log is the old one, after it the next opening finishes what is left to do.
-            record = pending.opening(self._signed(before), self._signed(head), rebased=True)
+            record = write_ahead.opening(self._signed(before), self._signed(head), rebased=True)
             _write(self._pending, record, 0)
             os.fdatasync(self._pending)
             self._rename(head)
@@ -147,7 +148,7 @@ class Files:
         """How the files are between two writes."""
         with self._writing:
             sizes = (os.fstat(fd).st_size for fd in (self.events, self.chain))
-            return Snapshot(self.head, os.pread(self._head_fd, ledger.HEAD_BYTES, 0), *sizes)
+            return Snapshot(self.head, os.pread(self._head_fd, chain.HEAD_BYTES, 0), *sizes)
 
     def close(self) -> None:
         """Sync and close the files. After a failed write only close them."""
@@ -177,15 +178,15 @@ class Files:
         # (1)
         public = self.key.public_key()
         raw = os.pread(self._pending, os.fstat(self._pending).st_size, 0)
-        found = pending.replay(raw, public)
-        shown_raw = os.pread(self._head_fd, ledger.HEAD_BYTES, 0)
-        slots = ledger.read_heads(shown_raw, public)
+        found = write_ahead.replay(raw, public)
+        shown_raw = os.pread(self._head_fd, chain.HEAD_BYTES, 0)
+        slots = chain.read_heads(shown_raw, public)
         shown = slots[0] if slots else None
         if found is None:
             if shown is None and (os.fstat(self._head_fd).st_size or os.fstat(self.events).st_size):
                 self._broken("no head record verifies under the log's key")
-            head = shown or ledger.Head()
-            found = pending.Replay(head, head, slots[-1] if slots else head, b"", b"", 0, b"")
+            head = shown or chain.Head()
+            found = write_ahead.Replay(head, head, slots[-1] if slots else head, b"", b"", 0, b"")
         # INVARIANT: before a file changes or `head.json` names its rows. A daemon that was killed may have left
         # `pending` without its sync.
         _hear_of_refusals(self._pending)
@@ -210,7 +211,7 @@ class Files:
         # (5)
         self._settle()
 
-    def _complete(self, fd: int, name: str, lines: bytes, base: int, head: ledger.Head) -> None:
+    def _complete(self, fd: int, name: str, lines: bytes, base: int, head: chain.Head) -> None:
         size, end = os.fstat(fd).st_size, base + len(lines)
         if size < base:
             self._broken(f"`{name}` is shorter than its signed head says")
@@ -233,33 +234,33 @@ class Files:
         durable.replace(self.at.log, aside, tail)
         self.recovered.append(f"{len(tail)} unacknowledged bytes of `{name}` set aside in `{aside}`")
 
-    def _check_last(self, head: ledger.Head) -> None:
+    def _check_last(self, head: chain.Head) -> None:
         if not head.count:
             return
         event = last_line(self.events, head.events_bytes)
-        anchor = ledger.Anchor.parse(last_line(self.chain, head.chain_bytes))
-        expected = (head.chain_hash_hex, ledger.event_hash(event), head.count - 1)
+        anchor = chain.Anchor.parse(last_line(self.chain, head.chain_bytes))
+        expected = (head.chain_hash_hex, chain.event_hash(event), head.count - 1)
         if anchor is None or (anchor.chain_hash_hex, anchor.event_hash_hex, anchor.index) != expected:
             self._broken("the last record is not the one that the head signs")
 
     # --- writing ----------------------------------------------------------------------------------------
 
-    def _signed(self, head: ledger.Head) -> bytes:
+    def _signed(self, head: chain.Head) -> bytes:
         # Two signatures of one head are the same bytes (RFC 8032), and the newest is asked for again and again.
         last = self._last_signed
         if last is None or last[0] is not head:
-            last = self._last_signed = head, ledger.signed_head(head, self.key, signer=self._signer)
+            last = self._last_signed = head, chain.signed_head(head, self.key, signer=self._signer)
         return last[1]
 
     def _show_again(self) -> None:
         _write(self._head_fd, self._slots(self.head, self._before), 0)
 
-    def _slots(self, head: ledger.Head, before: ledger.Head) -> bytes:
+    def _slots(self, head: chain.Head, before: chain.Head) -> bytes:
         """Return the bytes of ``head.json``: both heads signed, each in its slot; a slot without a head is blank."""
         heads = {one.count: one for one in (before, head)}.values()
         # ``head`` first: its signature is the one that ``_signed`` still has.
-        signed = {ledger.slot_offset(one): ledger.slot(self._signed(one)) for one in reversed(heads)}
-        return signed.get(0, _BLANK) + signed.get(ledger.SLOT_BYTES, _BLANK)
+        signed = {chain.slot_offset(one): chain.slot(self._signed(one)) for one in reversed(heads)}
+        return signed.get(0, _BLANK) + signed.get(chain.SLOT_BYTES, _BLANK)
 
     def _settle(self) -> None:
         if not os.fstat(self._head_fd).st_size:
@@ -267,7 +268,7 @@ class Files:
         for fd in (self.events, self.chain, self._head_fd):
             os.fdatasync(fd)
         # INVARIANT: only now: until the files are synced, what they lack is nowhere else.
-        record = pending.opening(self._signed(self._before), self._signed(self.head))
+        record = write_ahead.opening(self._signed(self._before), self._signed(self.head))
         size = os.fstat(self._pending).st_size
         if size != PENDING_BYTES:
             # INVARIANT: no row stands behind an opening that is not there: where this fails, the next begins here.
@@ -298,7 +299,7 @@ class Files:
         _write(self._pending, b"\0", self._end)
         os.fdatasync(self._pending)
 
-    def _rename(self, head: ledger.Head) -> None:
+    def _rename(self, head: chain.Head) -> None:
         held: int | None = None
         try:
             for name, size in ((places.EVENTS, head.events_bytes), (places.CHAIN, head.chain_bytes)):

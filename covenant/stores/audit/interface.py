@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy import audit, merkle, note
+from policy.audit_log import merkle, note
+from policy.audit_log import verify as audit_log_verify
 
 # Told of each row once it is durable, on the event loop; it must not wait.
 Listener = Callable[[parts.AuditEvent], None]
@@ -107,7 +108,7 @@ class AuditLog(Protocol):
     ) -> Scan:
         """The newest rows that are ``wanted``, of one issuer where one is named; asked in a worker thread."""
 
-    async def verify(self) -> audit.Report:
+    async def verify(self) -> audit_log_verify.Report:
         """Hold the rows against their chain and the signed head."""
 
     async def purge(self, before_ms: int) -> Purged:

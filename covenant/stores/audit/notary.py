@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from policy import errors, note
+from policy import errors
+from policy.audit_log import note
 
 
 class Notary:

@@ -11,7 +11,8 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from policy import errors, ledger, note
+from policy import errors
+from policy.audit_log import chain, note
 from sandbox import durable
 
 EVENTS: Final = "events.jsonl"
@@ -109,8 +110,8 @@ class Places:
         shown = self.read(PUBLIC_KEY)
         public = key.public_key()
         if shown is None:
-            durable.replace(self.head, PUBLIC_KEY, ledger.public_key_file(public))
-        elif ledger.read_public_key(shown).public_bytes_raw() != public.public_bytes_raw():
+            durable.replace(self.head, PUBLIC_KEY, chain.public_key_file(public))
+        elif chain.read_public_key(shown).public_bytes_raw() != public.public_bytes_raw():
             raise errors.LedgerError("the log's public key is not that of its key", where=PUBLIC_KEY)
         return key
 

@@ -8,7 +8,8 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from covenant.stores.audit import interface, notary
-from policy import errors, ledger, merkle, note, rebase
+from policy import errors
+from policy.audit_log import chain, merkle, note, truncation
 
 # Told of a new checkpoint. INVARIANT: it has a place that lasts before anybody sees it, and counts (``Notary.keep``)
 # only then: of one size two must never differ.
@@ -19,7 +20,7 @@ class Source(Protocol):
     """Where the rows are."""
 
     @property
-    def head(self) -> ledger.Head:
+    def head(self) -> chain.Head:
         """How far they go."""
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -53,7 +54,7 @@ class Prover:
         tree = self._tree
         for offset, line in self._source.lines(self._offset):
             if tree is None or offset == 0:
-                begun = rebase.frontier(line, self._public_key)
+                begun = truncation.frontier(line, self._public_key)
                 if begun is None:
                     raise errors.LedgerError("the record that begins the log does not hold")
                 tree, self._rebased = merkle.Tree(begun.size, begun.hashes), begun.size > 0
@@ -108,4 +109,4 @@ class Prover:
 
 def origin_of(public_key: Ed25519PublicKey) -> str:
     """The name of a log whose heads this key signs."""
-    return f"covenant.local/audit/{ledger.key_id(public_key)[:16]}"
+    return f"covenant.local/audit/{chain.key_id(public_key)[:16]}"

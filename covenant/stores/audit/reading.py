@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from covenant.stores.audit import files
-from policy import ledger
+from policy.audit_log import chain as audit_log_chain
 
 
 class Shape:
@@ -56,7 +56,7 @@ class Source:
         self._files = of
 
     @property
-    def head(self) -> ledger.Head:
+    def head(self) -> audit_log_chain.Head:
         """What is acknowledged."""
         return self._files.head
 
@@ -75,5 +75,5 @@ class Source:
             if at < 0:
                 return None
             start = chain.rfind(b"\n", 0, at) + 1
-            anchor = ledger.Anchor.parse(chain[start : chain.find(b"\n", at)])
+            anchor = audit_log_chain.Anchor.parse(chain[start : chain.find(b"\n", at)])
         return anchor.index if anchor and anchor.event_id == event_id else None

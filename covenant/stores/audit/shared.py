@@ -10,7 +10,7 @@ from typing import Any, Final
 from covenant.stores.audit import interface, rows
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy import events, note
+from policy.audit_log import events, note
 
 # A row may be as long as an intent, and anybody may cause thousands: what is held of them at once has an end.
 MOST_HELD_BYTES: Final = 128 * 1024 * 1024

@@ -12,7 +12,8 @@ import anyio.to_thread
 
 from covenant.stores.settlement import interface, rows
 from covenant.wire import types
-from policy import errors, receipt_tree
+from policy import errors
+from policy.audit_log import receipt_tree
 
 
 @dataclasses.dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 import anyio
 
 from covenant.wire import types
-from policy import receipt_tree
+from policy.audit_log import receipt_tree
 
 
 @dataclass(frozen=True, slots=True)

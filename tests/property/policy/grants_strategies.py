@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from policy.grants.access import PROTOCOLS
 from policy.grants.credentials import Credentials
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executables
@@ -15,6 +14,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import Filesystem, PathSet
 from policy.grants.resources import UNITS, Resources
+from policy.grants.sets.access import PROTOCOLS
 from policy.grants.skills import SIDE_EFFECTS, Skills
 from policy.grants.spawning import ON_PARENT_EXIT, Spawning
 from policy.grants.syscalls import Syscalls

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.connections import PROTOCOLS, Connection
-from policy.decompile import nft, packets
-from policy.decompile.packets import ACCEPT, Packet
+from policy.decompile.network import nft, packets
+from policy.decompile.network.packets import ACCEPT, Packet
 from policy.prove.connections import Ways, point
 from tests.connection_kit import AGENT, PLACES, UPLINK, connection, firewall, forwarded, redirected
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy import errors, event_text, events
+from policy import errors
+from policy.audit_log import event_text, events
 
 
 class Word(enum.StrEnum):

@@ -1,4 +1,4 @@
-"""The laws of the lattice, for each of the ten domains and for their product (policy/grants/domain.py).
+"""The laws of the lattice, for each of the ten domains and for their product (policy/grants/sets/domain.py).
 
 `is_subset` and `meet` are written apart in most domains, so each is the other's oracle.
 """

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.decompile import host_rules
-from policy.grants import spans
+from policy.grants.sets import spans
 from policy.prove.connections import span
 
 RUN = host_rules.Run(

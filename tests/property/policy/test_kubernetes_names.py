@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policy.compile.kubernetes_names import label, literal
+from policy.compile.targets.kubernetes_names import label, literal
 
 # RFC 1035 labels are RFC 1123 labels that begin with a letter: legal for every kind of object.
 LEGAL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -15,12 +15,12 @@ import jsonschema
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policy.compile import kubernetes
+from policy.compile.targets import kubernetes
 from policy.grants.network import Network
 from tests.property.policy import grants_strategies as gs
 from tests.property.policy.test_network_points import exact_names, points, some_addresses
 from tests.unit.policy.compile import targets_kit as kit
-from tests.unit.policy.compile.test_kubernetes import CILIUM
+from tests.unit.policy.compile.targets.test_kubernetes import CILIUM
 
 PLAIN = kit.manifest()
 GRANTS = kit.effective(PLAIN)

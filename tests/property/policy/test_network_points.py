@@ -11,8 +11,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.grants import access, addresses, spans
 from policy.grants.network import Network
+from policy.grants.sets import access, addresses, spans
 from tests.property.policy import grants_strategies as gs
 
 Entry = tuple[str, list[tuple[int, int]], str]

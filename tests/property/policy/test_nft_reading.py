@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from policy import data
 from policy.compile import plan
-from policy.decompile import flows, gates, network, nft, packets, reach
-from policy.decompile.flows import Flow, Kind
-from policy.decompile.packets import Packet
-from policy.grants import access, addresses, hostnames, spans
-from policy.grants.access import Access
+from policy.decompile.network import flows, gates, network, nft, packets, reach
+from policy.decompile.network.flows import Flow, Kind
+from policy.decompile.network.packets import Packet
 from policy.grants.network import Network
+from policy.grants.sets import access, addresses, hostnames, spans
+from policy.grants.sets.access import Access
 from policy.manifest import parse
 from policy.rules import nine
 from tests.unit.policy.compile import sample

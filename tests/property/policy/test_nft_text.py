@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy import data
-from policy.compile import firewall, quoting
 from policy.compile.artefacts import Cause, Provenance
 from policy.compile.causes import Origins
-from policy.compile.destinations import Destinations
-from policy.compile.routes import Traced
-from policy.grants import addresses, hostnames
+from policy.compile.network import firewall, quoting
+from policy.compile.network.destinations import Destinations
+from policy.compile.network.routes import Traced
 from policy.grants.effective import Effective
 from policy.grants.network import Network
+from policy.grants.sets import addresses, hostnames
 from policy.rules import nine
 from tests.property.policy import grants_strategies as gs
 from tests.property.policy.test_network_points import exact_names, points, some_addresses

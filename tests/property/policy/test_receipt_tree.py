@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy import receipt_tree
-from policy.receipt_tree import Leaf
+from policy.audit_log import receipt_tree
+from policy.audit_log.receipt_tree import Leaf
 
 LEAVES = st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=40, unique=True)
 PAYER = "4vJ9JU1bJJE96FWSJKvHsmmFADCg4gpZQff4P3bkLKi"

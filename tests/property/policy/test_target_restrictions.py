@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import data
-from policy.compile import cgroup, loss
-from policy.grants import addresses
+from policy.compile import cgroup
+from policy.compile.targets import loss
+from policy.grants.sets import addresses
 from policy.manifest.agent import Manifest
 from tests.unit.policy.compile import sample
 from tests.unit.policy.compile import targets_kit as kit

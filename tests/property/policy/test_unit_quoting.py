@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policy import errors
-from policy.compile import unit_quoting
+from policy.compile.targets import unit_quoting
 
 # What means something somewhere in a unit file, among what does not.
 texts = st.text(alphabet=" \"'\\%$;:#=@!+-|~*[]{}/a0éıxn\u00a0\u2028", max_size=30) | st.text(max_size=60)

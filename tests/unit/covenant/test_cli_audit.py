@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from covenant.cli.main import cli
-from policy import errors, events, pending
+from policy import errors
+from policy.audit_log import events, write_ahead
 from sandbox import ledger_files
 from sandbox.ledger import Ledger, Record
 
@@ -392,7 +393,7 @@ def test_an_old_head_beside_the_supervisors_log_hides_no_cut(covenant_home: Path
     newest, other = sorted((slots[:4096].rstrip(), slots[4096:].rstrip()), key=lambda one: -json.loads(one)["index"])
     sizes = [(base / "audit" / name).stat().st_size for name in ("events.jsonl", "events.chain.jsonl")]
     fill(base, 3, at=2)
-    (base / "audit-head" / "pending").write_bytes(pending.opening(other, newest))
+    (base / "audit-head" / "pending").write_bytes(write_ahead.opening(other, newest))
     for name, size in zip(("events.jsonl", "events.chain.jsonl"), sizes, strict=True):
         os.truncate(base / "audit" / name, size)
     assert not document("verify")["valid"]

@@ -26,7 +26,8 @@ from covenant.stores.audit.durable import DurableAudit
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import client, requests
-from policy import errors, note
+from policy import errors
+from policy.audit_log import note
 from policy.capabilities.token import Token
 from sandbox import durable
 from tests import server_kit

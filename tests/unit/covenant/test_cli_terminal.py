@@ -139,8 +139,10 @@ def test_completion_of_verbs_imports_nothing_heavy() -> None:
 
 def test_what_asks_the_daemon_is_light() -> None:
     """No verb of the daemon loads an event loop or models before it asks."""
-    verbs = ("a2a", "agents", "audit_daemon", "basics", "capabilities", "intents", "memory", "peers", "settlement")
-    modules = ", ".join(["covenant.wire.client", *(f"covenant.cli.{name}" for name in verbs)])
+    verbs = ("a2a", "agents", "basics", "capabilities", "intents", "memory", "peers", "settlement")
+    modules = ", ".join(
+        ["covenant.wire.client", "covenant.cli.audit.stream", *(f"covenant.cli.daemon.{name}" for name in verbs)]
+    )
     code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(done.stdout.split())

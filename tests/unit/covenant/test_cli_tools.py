@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from covenant.cli.main import cli
 from policy import errors
 from policy import package as packages
-from policy.manifest import tools
+from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 
 
@@ -177,7 +177,7 @@ def test_a_malformed_document_is_refused_with_its_place(pinned: Path) -> None:
     error = refused(errors.ToolsError, "tools", "verify", pinned)
     assert error.to_json()["errors"][-1] == {
         "message": "unknown key `agnet` in the document",
-        "hint": f"did you mean `agent`? known here: {', '.join(tools.ToolManifest.model_fields)}",
+        "hint": f"did you mean `agent`? known here: {', '.join(tools_document.ToolManifest.model_fields)}",
         "where": "tools.json:2:2",
     }  # fmt: skip
 

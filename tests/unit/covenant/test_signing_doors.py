@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from covenant import identity
 from covenant.identity import Domain, Identity
 from covenant.respond.identity import attested
-from policy import base58, errors, ledger, merkle, note, rebase
+from policy import base58, errors
+from policy.audit_log import chain, merkle, note, truncation
 from policy.capabilities import actions, token
 from policy.capabilities.token import Token
 from policy.signing import envelope
@@ -57,16 +58,16 @@ class Recorder:
 
 
 CHECKPOINT = note.Checkpoint("covenant/log", 7, b"r" * 32).text
-ROW = ledger.Row(b"{}", str(uuid.UUID(int=1)), 5)
-CUT = rebase.Cut(1, ROW, ROW, "0" * 64, merkle.Frontier(), merkle.Frontier(), None)
+ROW = chain.Row(b"{}", str(uuid.UUID(int=1)), 5)
+CUT = truncation.Cut(1, ROW, ROW, "0" * 64, merkle.Frontier(), merkle.Frontier(), None)
 
 
 def messages() -> dict[str, bytes]:
     """What each door signs, taken from the door itself."""
     made: dict[str, bytes] = {}
     doors: dict[str, Callable[[Any], object]] = {
-        "head": lambda key: ledger.sign_head(ledger.Head(), key),
-        "rebase": lambda key: rebase.fields(CUT, key),
+        "head": lambda key: chain.sign_head(chain.Head(), key),
+        "rebase": lambda key: truncation.fields(CUT, key),
         "checkpoint": lambda key: note.sign(CHECKPOINT, "covenant/log", key),
         "cosignature": lambda key: note.cosign(CHECKPOINT, "witness", key, 9),
         "manifest": envelope.Envelope(b"{}", envelope.IN_TOTO_PAYLOAD_TYPE, ()).sign,

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from policy import diff, errors, prove
+from policy import errors, prove
+from policy.explain import diff
 from policy.grants import restore
 from tests import proof_kit
 from tests.proof_kit import Case, Documents

@@ -8,7 +8,7 @@ import pytest
 
 from policy import errors
 from policy.connections import Connection
-from policy.grants import addresses, spans
+from policy.grants.sets import addresses, spans
 from policy.prove import connections
 from policy.prove.connections import Ways
 from tests.connection_kit import (

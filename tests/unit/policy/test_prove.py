@@ -16,10 +16,10 @@ import pytest
 from policy import errors, prove
 from policy.compile.artefacts import Artefacts, canonical
 from policy.decompile import read as reading
-from policy.grants import addresses
 from policy.grants.effective import DOMAINS
 from policy.grants.executables import Executables
 from policy.grants.network import Network
+from policy.grants.sets import addresses
 from policy.grants.syscalls import Syscalls
 from tests import proof_kit
 from tests.proof_kit import Case
@@ -143,7 +143,7 @@ def test_artefacts_of_another_package_are_refused_where_it_is_known() -> None:
 
 # What a change may leave equal, and why. Everything else that is changed must be found.
 EQUAL = {
-    "provenance.json": "causes are told and not enforced; policy.explain pairs each with its rule",
+    "provenance.json": "causes are told and not enforced; policy.explain.report pairs each with its rule",
     "seccomp.bpf": "a field that an instruction does not have, or a jump to other instructions that answer the same",
     "firewall.nft": "the last refusal of a chain whose policy refuses as well",
     "network.json:grants/N/id": "a name for a grant, which nothing looks up",

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from policy import audit, errors, ledger
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify
 from sandbox import ledger as store
 from sandbox.kernel import libc
 
@@ -52,10 +54,10 @@ def paths(state: Path) -> tuple[Path, Path, Path]:
     return state / "audit" / store.EVENTS, state / "audit" / store.CHAIN, state / "audit-head" / "head.json"
 
 
-def report(state: Path) -> audit.Report:
+def report(state: Path) -> verify.Report:
     events, chain, head = (path.read_bytes() for path in paths(state))
-    key = ledger.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
-    return audit.verify(events, chain, head, key)
+    key = audit_log_chain.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
+    return verify.verify(events, chain, head, key)
 
 
 def ids(state: Path) -> list[str]:
@@ -111,7 +113,7 @@ def test_an_append_reads_no_more_for_a_long_log(state: Path, monkeypatch: pytest
         read.clear()
         write(log)
     assert opening < paths(state)[0].stat().st_size
-    assert sum(read) == 2 * ledger.HEAD_BYTES
+    assert sum(read) == 2 * audit_log_chain.HEAD_BYTES
 
 
 def test_an_event_that_is_refused_leaves_the_log_usable(state: Path) -> None:
@@ -137,7 +139,7 @@ def crash_states(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterato
         yield (after[0], after[1][:size], before[2]), 0
         yield (before[0], after[1][:size], before[2]), 0
     start = next(i for i in range(len(after[2])) if after[2][i] != before[2][i])
-    start -= start % ledger.SLOT_BYTES
+    start -= start % audit_log_chain.SLOT_BYTES
     for size in [*range(700), 1024, 4095, 4096]:
         at = start + size
         head = after[2][:at] + before[2][at:]
@@ -213,9 +215,17 @@ def torn_writes(before: tuple[bytes, ...], after: tuple[bytes, ...]) -> Iterator
             yield (after[0], after[1][:size], before[2])
             yield (before[0], after[1][:size], before[2])
     turn = 0  # the third record's head stands in the second slot, so that the first is written first
-    half = before[2][:turn] + after[2][turn : turn + ledger.SLOT_BYTES] + before[2][turn + ledger.SLOT_BYTES :]
+    half = (
+        before[2][:turn]
+        + after[2][turn : turn + audit_log_chain.SLOT_BYTES]
+        + before[2][turn + audit_log_chain.SLOT_BYTES :]
+    )
     for old, new in ((before[2], half), (half, after[2])):
-        at = next((i for i in range(len(new)) if new[i] != old[i]), 0) // ledger.SLOT_BYTES * ledger.SLOT_BYTES
+        at = (
+            next((i for i in range(len(new)) if new[i] != old[i]), 0)
+            // audit_log_chain.SLOT_BYTES
+            * audit_log_chain.SLOT_BYTES
+        )
         for size in (*range(0, 700, 50), 4095, 4096):
             yield (after[0], after[1], old[:at] + new[at : at + size] + old[at + size :])
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from policy import audit, errors, ledger
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify
 from sandbox import ledger as store
 from tests.unit.sandbox.test_ledger import opened, paths, restore
 from tests.unit.sandbox.test_ledger_power import ISSUER, Disk, Files, cuts
@@ -46,11 +48,11 @@ def contents(state: Path) -> Files:
     return tuple(path.read_bytes() for path in paths(state))
 
 
-def verified(state: Path) -> audit.Report:
+def verified(state: Path) -> verify.Report:
     """As `covenant audit verify` reads it."""
     events, chain, head = contents(state)
-    key = ledger.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
-    return audit.verify(*ledger.completed(events, chain, ledger.read_head(head, key)), head, key)
+    key = audit_log_chain.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
+    return verify.verify(*audit_log_chain.completed(events, chain, audit_log_chain.read_head(head, key)), head, key)
 
 
 def check(state: Path, expected: list[str], *, remarkable: bool = False) -> None:
@@ -290,9 +292,9 @@ def test_a_log_whose_first_write_was_waited_for_is_not_emptied_unseen(state: Pat
     with opened(state) as log:
         put(log, 3)
     whole = contents(state)
-    slots = [whole[2][at : at + ledger.SLOT_BYTES] for at in (0, ledger.SLOT_BYTES)]
+    slots = [whole[2][at : at + audit_log_chain.SLOT_BYTES] for at in (0, audit_log_chain.SLOT_BYTES)]
     for spoilt in (0, 1):
-        blanked = [bytes(ledger.SLOT_BYTES) if i == spoilt else one for i, one in enumerate(slots)]
+        blanked = [bytes(audit_log_chain.SLOT_BYTES) if i == spoilt else one for i, one in enumerate(slots)]
         restore(state, (b"", b"", b"".join(blanked)))
         assert not verified(state).valid
         with pytest.raises(errors.LedgerError, match="shorter than its signed head says"):
@@ -391,18 +393,18 @@ def test_of_a_slot_that_was_changed_nothing_is_believed(state: Path, count: int)
         put(log, count)
     whole = contents(state)
     raw = whole[2]
-    key = ledger.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
-    newest = ledger.newest_head(raw, key)
+    key = audit_log_chain.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
+    newest = audit_log_chain.newest_head(raw, key)
     assert newest is not None
-    end = newest[1] + ledger.SLOT_BYTES
+    end = newest[1] + audit_log_chain.SLOT_BYTES
     used = len(raw[newest[1] : end].rstrip(b" \n"))
     for at in [*range(newest[1], newest[1] + used, 13), newest[1] + used + 5, end - 1]:
         changed = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
-        found = ledger.read_head(changed, key)
+        found = audit_log_chain.read_head(changed, key)
         assert found is not None
         assert found.count == len(made), at
-        assert not ledger.head_is_whole(changed, key)
-    restore(state, (*whole[:2], raw[: newest[1]] + bytes(ledger.SLOT_BYTES) + raw[end:]))
+        assert not audit_log_chain.head_is_whole(changed, key)
+    restore(state, (*whole[:2], raw[: newest[1]] + bytes(audit_log_chain.SLOT_BYTES) + raw[end:]))
     assert verified(state).notes
     with opened(state) as log:
         assert log.count == len(made)

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from policy import errors, ledger
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
 from sandbox import ledger as store
 from tests.unit.sandbox.test_ledger import opened, paths, restore
 from tests.unit.sandbox.test_ledger_carried import FIELDS, Refusing, check, contents, put, ready, verified
@@ -268,8 +269,8 @@ def test_of_a_log_that_is_empty_verifying_says_that_it_may_have_been_emptied(sta
     made = ready(state)
     check(state, made)
     head = contents(state)[2]
-    blank = b" " * (ledger.SLOT_BYTES - 1) + b"\n"
-    restore(state, (b"", b"", head[: ledger.SLOT_BYTES] + blank))  # that of no record is still there
+    blank = b" " * (audit_log_chain.SLOT_BYTES - 1) + b"\n"
+    restore(state, (b"", b"", head[: audit_log_chain.SLOT_BYTES] + blank))  # that of no record is still there
     report = verified(state)
     assert report.valid
     assert report.notes == (fresh,)

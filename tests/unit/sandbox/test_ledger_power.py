@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from policy import audit, errors, ledger
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify
 from sandbox import ledger as store
 from tests.unit.sandbox.test_ledger import opened
 
@@ -116,8 +118,8 @@ def test_a_power_cut_at_any_point_loses_nothing_acknowledged(
                 new = write(log, 1)
             events, chain, head = disk.files()
             assert [json.loads(line)["id"] for line in events.splitlines()] == [*expected, *new]
-            key = ledger.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
-            report = audit.verify(events, chain, head, key)
+            key = audit_log_chain.read_public_key((state / "audit-head" / store.PUBLIC_KEY).read_bytes())
+            report = verify.verify(events, chain, head, key)
             assert report.valid
             assert report.notes == ()
     assert seen == {held, held + count}
@@ -166,8 +168,8 @@ def test_nobody_goes_on_from_a_head_that_the_disk_has_refused(
         for path in (state / "audit" / store.EVENTS, state / "audit" / store.CHAIN, state / "audit-head" / "head.json")
     )
     assert [json.loads(line)["id"] for line in events.splitlines()] == made
-    assert audit.verify(
-        events, chain, head, ledger.read_public_key((state / "audit-head/ledger.pub").read_bytes())
+    assert verify.verify(
+        events, chain, head, audit_log_chain.read_public_key((state / "audit-head/ledger.pub").read_bytes())
     ).valid
 
 

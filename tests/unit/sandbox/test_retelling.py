@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policy import events, ledger
+from policy.audit_log import chain, events
 from sandbox import retelling
 from sandbox.ledger import Ledger
 from sandbox.retelling import Retelling
@@ -72,11 +72,11 @@ def test_a_family_is_told_as_its_rows_stand_and_nobody_elses(log: Ledger) -> Non
     lines = list(log.rows((0, 0, 0)))
     assert told.rows == [one for one in lines if any(run.encode() in one[1] for run in (top, child, grandchild))]
     for anchor, line in told.rows:
-        place = ledger.Anchor.parse(anchor)
+        place = chain.Anchor.parse(anchor)
         assert place is not None
         assert line is not None
         assert lines[place.index][1] == line
-        assert place.event_hash_hex == ledger.event_hash(line)
+        assert place.event_hash_hex == chain.event_hash(line)
     assert (told.runs, told.unended, told.cpu_ms, told.wall_ms, told.memory_byte_ms) == (3, 0, 45, 9, 900)
     assert told.uncounted == 1  # the grandchild's processor time, which nobody counted
     assert told.document("")["family"]["uncounted"] == 1
@@ -154,7 +154,7 @@ def test_rows_are_bounded_in_bytes_and_one_that_is_long_is_told_by_its_hash(
     told = retold.read()
     assert sum(len(anchor) + len(line or b"") for anchor, line in told.rows) <= 40_000
     assert told.left_out + len(told.rows) == 33
-    anchors = [ledger.Anchor.parse(anchor) for anchor, line in told.rows if line is None]
+    anchors = [chain.Anchor.parse(anchor) for anchor, line in told.rows if line is None]
     assert [one.event_id for one in anchors if one] == [long]
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import hosts, json_schema, parse, paths, permissions, shapes, text
+from policy.manifest import hosts, parse, paths, permissions, shapes, text
+from policy.manifest.reference import json_schema
 from tests import manifest_corpus
 
 # Python's own reading of a pattern, which takes a little more than ECMA's: a last newline, which no value holds.

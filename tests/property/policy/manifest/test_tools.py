@@ -13,17 +13,20 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
 from policy import errors, package
-from policy.manifest import digests, json_schema, secrets, tool_checks, tool_pins, tool_uri, tools
+from policy.manifest import digests, tool_uri
+from policy.manifest.reference import json_schema
+from policy.manifest.tools import checks, pins, secret_scan
+from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema.for_tools())
 PART = {name: st.from_regex(chars, fullmatch=True) for name, (chars, _) in tool_uri.PARTS.items()}
 
 
-def attempt(raw: bytes) -> tools.ToolManifest | None:
+def attempt(raw: bytes) -> tools_document.ToolManifest | None:
     """A tool manifest, which the published schema accepts too, or None for a refusal that is well-formed."""
     try:
-        accepted = tools.parse(raw)
+        accepted = tools_document.parse(raw)
     except errors.ToolsError as e:
         refusal = e
     else:
@@ -36,7 +39,7 @@ def attempt(raw: bytes) -> tools.ToolManifest | None:
     return None
 
 
-def assert_keeps_its_promises(m: tools.ToolManifest) -> None:
+def assert_keeps_its_promises(m: tools_document.ToolManifest) -> None:
     uris = [uri for _, uri, _ in m.tools()]
     assert len(set(uris)) == len(uris)
     assert all(tool_uri.parse(str(uri)) == uri for uri in uris)
@@ -47,12 +50,12 @@ def assert_keeps_its_promises(m: tools.ToolManifest) -> None:
         assert server.tools
         for word in (server.command or "", *server.args):
             assert "$env:" not in word
-            assert not secrets.looks_secret(word)
-        contents = [*(tools.split_variable(item)[1] for item in server.env), *server.headers.values()]
+            assert not secret_scan.looks_secret(word)
+        contents = [*(tools_document.split_variable(item)[1] for item in server.env), *server.headers.values()]
         for content in contents:
-            assert secrets.referenced(content) is not None or not secrets.looks_secret(content)
+            assert secret_scan.referenced(content) is not None or not secret_scan.looks_secret(content)
     read = kit.changed(kit.package(kit.FULL), {"tools.json": m.places.document.encode()})
-    assert all(finding.code in tool_checks.CODES for finding in tool_checks.verify(read, kit.manifest(read), m))
+    assert all(finding.code in checks.CODES for finding in checks.verify(read, kit.manifest(read), m))
 
 
 @settings(max_examples=300, deadline=None)
@@ -182,10 +185,10 @@ def test_every_repetition_is_a_filler(period: int, data: st.DataObject) -> None:
 def test_pin_changes_the_digest_and_nothing_else(indent: Any, ascii_only: bool, files: dict[str, bytes]) -> None:
     raw = json.dumps(kit.FULL, indent=indent, ensure_ascii=ascii_only).encode()
     read = kit.package(raw, pin=False, files={f"tools/fs/{name}": data for name, data in files.items()})
-    before = tools.parse(raw)
-    pinned, lock = tool_pins.pin(read, before)
-    digest = str(tool_pins.package_digest(read, "fs"))
+    before = tools_document.parse(raw)
+    pinned, lock = pins.pin(read, before)
+    digest = str(pins.package_digest(read, "fs"))
     assert pinned == raw.replace(kit.FILLER.encode(), digest.encode())
     again = package.Package({**read.files, "tools.json": pinned, "tools.lock.json": lock})
-    assert tool_checks.verify(again, kit.manifest(again), tools.parse(pinned)) == ()
-    assert tool_pins.pin(again, tools.parse(pinned)) == (pinned, lock)
+    assert checks.verify(again, kit.manifest(again), tools_document.parse(pinned)) == ()
+    assert pins.pin(again, tools_document.parse(pinned)) == (pinned, lock)

@@ -19,7 +19,8 @@ from solders.transaction_metadata import FailedTransactionMetadata, TransactionM
 from covenant.providers import chain, chain_transactions
 from covenant.providers.chain_vm import LocalVm
 from covenant.stores.settlement.interface import Batch
-from policy import errors, receipt_tree
+from policy import errors
+from policy.audit_log import receipt_tree
 
 PROGRAM = Pubkey.from_string("Stake11111111111111111111111111111111111111")
 SIGNER = Keypair.from_seed(bytes(range(32)))

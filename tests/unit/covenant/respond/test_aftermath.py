@@ -30,7 +30,7 @@ from covenant.stores.budget.interface import Reservation
 from covenant.wire import requests
 from covenant.wire.types import BudgetPauseCheckpoint
 from policy import errors
-from policy.ledger import Row
+from policy.audit_log.chain import Row
 from tests import runtime_kit, server_kit
 from tests.intents_kit import ALICE
 from tests.runtime_kit import USED, Acts

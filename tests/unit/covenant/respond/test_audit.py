@@ -18,7 +18,8 @@ from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import requests
 from covenant.wire.types import AgentId
-from policy import base58, errors, merkle, note
+from policy import base58, errors
+from policy.audit_log import merkle, note
 from policy.capabilities.token import Token
 from tests import server_kit
 from tests.doubles.audit import InMemoryAudit
@@ -403,8 +404,8 @@ async def test_a_look_that_was_cancelled_keeps_nobody_else_from_one(
 
 def test_every_kind_of_row_can_be_read() -> None:
     from covenant.wire import parts
-    from policy import events
-    from tests.unit.policy.test_events import SAMPLES
+    from policy.audit_log import events
+    from tests.unit.policy.audit_log.test_events import SAMPLES
 
     for kind, table in events.KINDS.items():
         fields = {name: SAMPLES[wanted] for name, wanted in table.items()}

@@ -36,7 +36,8 @@ from covenant.wire.types import (
     Tier,
     ToolSpec,
 )
-from policy import audit, contract, errors
+from policy import contract, errors
+from policy.audit_log import verify as audit_log_verify
 from policy.capabilities import actions, token
 from tests import server_kit
 
@@ -141,9 +142,11 @@ def _peer() -> Any:
     return SimpleNamespace(summary=lambda: shown, revoked_at_ms=None)
 
 
-def broken(count: int) -> audit.Report:
-    failures = tuple(audit.Failure("entry_mismatch", "both", "m" * 200, "changed", n, ID) for n in range(count))
-    return audit.Report(END, END, False, HEX, failures)
+def broken(count: int) -> audit_log_verify.Report:
+    failures = tuple(
+        audit_log_verify.Failure("entry_mismatch", "both", "m" * 200, "changed", n, ID) for n in range(count)
+    )
+    return audit_log_verify.Report(END, END, False, HEX, failures)
 
 
 def approval() -> parts.Approval:

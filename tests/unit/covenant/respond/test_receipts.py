@@ -23,7 +23,8 @@ from covenant.stores.memory import plans
 from covenant.stores.settlement import durable, interface
 from covenant.wire import requests, responses
 from covenant.wire.types import AgentId, MemoryRecord, SettlementReceipt, Tier
-from policy import base58, errors, receipt_tree
+from policy import base58, errors
+from policy.audit_log import receipt_tree
 from policy.capabilities.token import Token
 from tests import server_kit
 from tests.doubles.audit import InMemoryAudit

@@ -16,7 +16,8 @@ from covenant.runtime import told
 from covenant.runtime.packages import Card
 from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
 from covenant.runtime.told import Told
-from policy import errors, ledger
+from policy import errors
+from policy.audit_log import chain
 from tests import intents_kit, runtime_kit, supervisor_double
 from tests.intents_kit import ALICE, BOB, rows
 from tests.runtime_kit import USED, Acts
@@ -78,9 +79,9 @@ async def test_each_row_is_copied_as_it_stands_with_its_origin_before_the_row_of
     for number, row in enumerate(copied, 7):
         line = row["line"].encode()
         assert (row["origin"], row["index"], row["intent_id"]) == (ORIGIN, number, result.intent_id)
-        assert row["event_hash_hex"] == ledger.event_hash(line)
+        assert row["event_hash_hex"] == chain.event_hash(line)
         assert (row["event_id"], row["row_type"]) == (json.loads(line)["id"], "run_state")
-    assert copied[1]["chain_hash_hex"] == ledger.chain_hash(copied[0]["chain_hash_hex"], copied[1]["event_hash_hex"])
+    assert copied[1]["chain_hash_hex"] == chain.chain_hash(copied[0]["chain_hash_hex"], copied[1]["event_hash_hex"])
     mine = await server.audit.recent(100, issuer_pubkey=ALICE.agent.pubkey)
     assert {"supervisor_row"} <= {row.kind["type"] for row in mine}
     theirs = await server.audit.recent(100, issuer_pubkey=BOB.agent.pubkey)
@@ -181,5 +182,5 @@ async def test_a_row_that_is_too_long_is_copied_by_its_hash() -> None:
     document["rows"][0][1] = None
     first, second = supervisor_rows.entries(told.read(document), "i", ALICE)
     assert (first.fields["line"], first.fields["row_type"]) == (None, None)
-    assert first.fields["event_hash_hex"] == ledger.event_hash(LINES[0])
+    assert first.fields["event_hash_hex"] == chain.event_hash(LINES[0])
     assert second.fields["line"] == LINES[1].decode()

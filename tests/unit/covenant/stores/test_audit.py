@@ -14,7 +14,8 @@ from covenant.stores.audit.durable import DurableAudit
 from covenant.stores.audit.interface import AuditLog, Entry
 from covenant.wire import parts
 from covenant.wire.types import AgentId
-from policy import base58, errors, events, merkle, note, rebase
+from policy import base58, errors
+from policy.audit_log import events, merkle, note, truncation
 from tests.doubles.audit import InMemoryAudit
 
 pytestmark = pytest.mark.anyio
@@ -349,12 +350,12 @@ async def test_the_record_of_a_cut_is_signed_in_every_field(log: AuditLog, clock
     assert isinstance(log, DurableAudit | InMemoryAudit)
     key = (log._files.key if isinstance(log, DurableAudit) else log._key).public_key()
     line = record.model_dump_json().encode()
-    found = rebase.frontier(line, key)
+    found = truncation.frontier(line, key)
     assert found is not None
     assert found.size == 3
     for name in set(record.kind) - {"type"}:
         body = {**record.kind, name: _other(record.kind[name])}
         changed = record.model_copy(update={"kind": body}).model_dump_json().encode()
-        assert rebase.frontier(changed, key) is None
-    assert rebase.frontier(line, WITNESS.public_key()) is None
-    assert rebase.frontier(b'{"kind":{"type":"audit_rebased",', key) is None
+        assert truncation.frontier(changed, key) is None
+    assert truncation.frontier(line, WITNESS.public_key()) is None
+    assert truncation.frontier(b'{"kind":{"type":"audit_rebased",', key) is None

@@ -14,7 +14,8 @@ import pytest
 from covenant.identity import Identity
 from covenant.stores.audit import adopting, places
 from covenant.stores.audit.durable import DurableAudit
-from policy import errors, ledger
+from policy import errors
+from policy.audit_log import chain
 from sandbox import durable
 from tests import daemon_kit
 
@@ -52,7 +53,7 @@ async def _opened(home: Path) -> DurableAudit:
 
 def _chain(lines: list[bytes]) -> str:
     """Version 1's hashes, by the page's words."""
-    return ledger.fold([ledger.event_hash(line) for line in lines])
+    return chain.fold([chain.event_hash(line) for line in lines])
 
 
 async def test_the_whole_daemon_serves_a_home_of_version_1(home: Path) -> None:

@@ -26,7 +26,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from covenant.stores.audit import files
 from covenant.stores.audit.durable import DurableAudit
 from covenant.wire.types import AgentId
-from policy import audit, base58, errors, ledger, note, pending
+from policy import base58, errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import note, verify, write_ahead
 
 pytestmark = pytest.mark.anyio
 
@@ -91,10 +93,10 @@ async def fill(home: Path, count: int) -> list[str]:
         return [await log.append("authentication_failed", failed(n)) for n in range(count)]
 
 
-def offline(home: Path) -> audit.Report:
+def offline(home: Path) -> verify.Report:
     """As `covenant audit verify` reads it: by the files alone."""
-    key = ledger.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
-    return audit.verify(
+    key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
+    return verify.verify(
         (home / "audit" / "events.jsonl").read_bytes(),
         (home / "audit" / "events.chain.jsonl").read_bytes(),
         head.read_bytes() if (head := home / "audit-head" / "head.json").exists() else None,
@@ -123,8 +125,8 @@ async def test_the_files_are_version_1s(home: Path) -> None:
     assert [json.loads(line)["id"] for line in lines] == made
     previous = "0" * 64
     for index, (line, entry) in enumerate(zip(lines, entries, strict=True)):
-        event = ledger.event_hash(line)
-        after = ledger.chain_hash(previous, event)
+        event = audit_log_chain.event_hash(line)
+        after = audit_log_chain.chain_hash(previous, event)
         assert entry == {
             "index": index,
             "event_id": made[index],
@@ -616,9 +618,9 @@ async def test_a_changed_row_and_a_new_chain_are_found_by_the_head(home: Path) -
     await fill(home, 4)
     file = home / "audit" / "events.jsonl"
     lines = file.read_bytes().replace(b"row 2", b"row 9").splitlines()
-    head = ledger.Head()
-    rows = [ledger.Row(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
-    chain, _, _ = ledger.extend(head, rows)
+    head = audit_log_chain.Head()
+    rows = [audit_log_chain.Row(line, json.loads(line)["id"], json.loads(line)["timestamp_ms"]) for line in lines]
+    chain, _, _ = audit_log_chain.extend(head, rows)
     file.write_bytes(b"\n".join(lines) + b"\n")
     (home / "audit" / "events.chain.jsonl").write_bytes(chain)
     report = offline(home)
@@ -725,21 +727,24 @@ async def test_a_checkpoint_of_another_log_is_not_ours(home: Path) -> None:
 
 def test_pending_reads_nothing_of_a_stranger() -> None:
     key, other = (Ed25519PrivateKey.from_private_bytes(seed * 32) for seed in (b"a", b"b"))
-    rows = [ledger.Row(b'{"id":"x","timestamp_ms":1}', "x", 1), ledger.Row(b'{"id":"y","timestamp_ms":2}', "y", 2)]
-    base = ledger.Head()
-    _, _, head = ledger.extend(base, rows)
-    begun = pending.opening(ledger.signed_head(base, key), ledger.signed_head(base, key))
-    raw = begun + pending.group(ledger.signed_head(head, key), rows)
-    found = pending.replay(raw, key.public_key())
+    rows = [
+        audit_log_chain.Row(b'{"id":"x","timestamp_ms":1}', "x", 1),
+        audit_log_chain.Row(b'{"id":"y","timestamp_ms":2}', "y", 2),
+    ]
+    base = audit_log_chain.Head()
+    _, _, head = audit_log_chain.extend(base, rows)
+    begun = write_ahead.opening(audit_log_chain.signed_head(base, key), audit_log_chain.signed_head(base, key))
+    raw = begun + write_ahead.group(audit_log_chain.signed_head(head, key), rows)
+    found = write_ahead.replay(raw, key.public_key())
     assert found is not None
     assert (found.head, found.end, found.rebased) == (head, len(raw), False)
-    assert pending.replay(raw, other.public_key()) is None
-    mixed = begun + pending.group(ledger.signed_head(head, other), rows)
-    found = pending.replay(mixed, key.public_key())
+    assert write_ahead.replay(raw, other.public_key()) is None
+    mixed = begun + write_ahead.group(audit_log_chain.signed_head(head, other), rows)
+    found = write_ahead.replay(mixed, key.public_key())
     assert found is not None
     assert found.head == base
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 1
-        found = pending.replay(bytes(changed), key.public_key())
+        found = write_ahead.replay(bytes(changed), key.public_key())
         assert (found.head if found else base) == base

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from covenant.stores.audit import cutting, files, places
-from policy import audit, events, ledger
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import events, verify
 
 NAMES = ("audit/events.jsonl", "audit/events.chain.jsonl", "audit-head/head.json", "audit-head/pending")
 ISSUER = events.issuer_text({"display": "user@local", "pubkey": "8opHzTAnfzRpPEx21XtnrVTX28YQuCpAjcn1PczScKh"})
@@ -148,7 +149,7 @@ class Log:
     def append(self) -> None:
         event_id = str(uuid.uuid4())
         [line] = events.lines([event_id], 7, [BODY])
-        self.files.append([ledger.Row(line, event_id, 7)])
+        self.files.append([audit_log_chain.Row(line, event_id, 7)])
         self.acknowledged.append(event_id)
 
     def fill(self) -> None:
@@ -166,7 +167,9 @@ class Log:
         self.files.at.close()
 
     def ids(self) -> list[str]:
-        return [event.event_id for _, line in self.files.lines() for event in ledger.read_rows(line + b"\n") or ()]
+        return [
+            event.event_id for _, line in self.files.lines() for event in audit_log_chain.read_rows(line + b"\n") or ()
+        ]
 
 
 @pytest.fixture
@@ -195,7 +198,9 @@ def check(home: Path, disk: Disk, acknowledged: list[str]) -> None:
     after.append()
     after.close()
     log, chain, head = (path.read_bytes() for path in disk.paths[:3])
-    report = audit.verify(log, chain, head, ledger.read_public_key((home / "audit-head/ledger.pub").read_bytes()))
+    report = verify.verify(
+        log, chain, head, audit_log_chain.read_public_key((home / "audit-head/ledger.pub").read_bytes())
+    )
     assert report.valid, report
 
 

@@ -15,7 +15,9 @@ import pytest
 from covenant.stores.audit import files, places
 from covenant.stores.audit.durable import DurableAudit
 from covenant.wire.types import AgentId
-from policy import audit, base58, errors, ledger
+from policy import base58, errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify
 
 pytestmark = pytest.mark.anyio
 
@@ -35,11 +37,11 @@ async def crowd(log: DurableAudit, count: int, name: str = "w") -> list[str]:
     return await asyncio.gather(*[row(log, f"{name}{n}") for n in range(count)])
 
 
-def offline(home: Path) -> audit.Report:
-    key = ledger.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
+def offline(home: Path) -> verify.Report:
+    key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
     names = ("audit/events.jsonl", "audit/events.chain.jsonl", "audit-head/head.json")
     log, chain, head = ((home / name).read_bytes() for name in names)
-    return audit.verify(log, chain, head, key)
+    return verify.verify(log, chain, head, key)
 
 
 async def there(home: Path) -> set[str]:

@@ -14,7 +14,8 @@ import pytest
 from covenant.stores.journal import Journal
 from covenant.stores.settlement import durable, in_memory, interface
 from covenant.wire import types
-from policy import base58, errors, receipt_tree
+from policy import base58, errors
+from policy.audit_log import receipt_tree
 from tests import kill_kit
 
 PAYER = types.AgentId(display="operator@local", pubkey=base58.encode(b"\3" * 32))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from policy import data
-from policy.compile import loss, targets
+from policy.compile.targets import all as targets_all
+from policy.compile.targets import loss
 from policy.data import target_table
 from policy.grants.effective import Effective
 from policy.manifest import parse
@@ -98,8 +99,8 @@ def restrictions(target: str, found: Manifest) -> tuple[str, ...]:
     return tuple(f"{target}.{name}" for name, one in losses(target, found).items() if one.kind == loss.RESTRICTION)
 
 
-def compiled(target: str, found: Manifest, **order: Any) -> targets.Output:
-    """The output with every loss accepted; ``order`` are fields of ``targets.Order``."""
+def compiled(target: str, found: Manifest, **order: Any) -> targets_all.Output:
+    """The output with every loss accepted; ``order`` are fields of ``all.Order``."""
     values: dict[str, Any] = {
         "effective": effective(found),
         "manifest": found,
@@ -108,4 +109,4 @@ def compiled(target: str, found: Manifest, **order: Any) -> targets.Output:
         "accepted": restrictions(target, found),
         "image": IMAGE if target == "kubernetes" else None,
     }
-    return targets.compile(target, targets.Order(**{**values, **order}))
+    return targets_all.compile(target, targets_all.Order(**{**values, **order}))

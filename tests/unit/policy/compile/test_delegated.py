@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from policy import data, errors, explain
+from policy import data, errors
 from policy.compile import plan
+from policy.explain import report
 from policy.grants.effective import Effective
 from policy.grants.executables import Executables
 from policy.grants.identity import Identity
@@ -59,9 +60,9 @@ def ceiling(**domains: Any) -> Effective:
     return dataclasses.replace(TOP, **domains)
 
 
-def causes(found: Manifest, bound: Effective) -> dict[str, explain.Explained]:
+def causes(found: Manifest, bound: Effective) -> dict[str, report.Explained]:
     artefacts = sample.compiled(found, HOST, ceiling=bound)
-    return {f"{row.artefact}:{row.rule}": row for row in explain.explain(artefacts, where=found.where)}
+    return {f"{row.artefact}:{row.rule}": row for row in report.explain(artefacts, where=found.where)}
 
 
 def narrowed(found: Manifest, bound: Effective) -> dict[str, str]:

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from policy import errors, explain
+from policy import errors
+from policy.explain import report
 from policy.host import Closure, ClosureFile
 from tests.unit.policy.compile import sample
 
@@ -30,7 +31,7 @@ def test_a_limit_of_input_and_output_is_a_word_of_io_max_and_version_1_holds_non
     (entry,) = (entry for entry in document["v2"] if entry["controller"] == "io")
     words = " ".join(f"{word}={1000 if key == name else 'max'}" for key, word in IO.items())
     assert entry == {"controller": "io", "file": "io.max", "value": f"$DEVICE {words}", "required": True}
-    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(artefacts, where=found.where)}
+    rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(artefacts, where=found.where)}
     told = rows["cgroup.json:v2/io.max"]
     assert (told.key, told.where, told.reason) == (f"resources.{name}", "agent.toml:9", name)
 
@@ -60,7 +61,7 @@ def test_the_scratch_has_what_the_written_paths_leave_of_disk_mb() -> None:
     assert scratch["options"][-1] == "size=12m"
     # The scratch lives in memory, the written path does not.
     assert artefacts.json("cgroup.json")["v2"][0]["value"] == str((100 + 12 + 64 + 32) << 20)
-    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(artefacts, where=found.where)}
+    rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(artefacts, where=found.where)}
     assert rows["mounts.json:/srv/data"].says.endswith(", 8 MiB at most")
     with pytest.raises(errors.NotEnforceableError, match="the file systems of the written paths have 20 MiB") as caught:
         sample.compiled(found, sample.host(room_mb=20))
@@ -115,7 +116,7 @@ def test_secrets_and_tools_are_listed_sorted_and_told_with_their_lines() -> None
     assert artefacts.json("credentials.json") == {"version": 1, "names": ["db", "mail"]}
     skills = artefacts.json("supervision.json")["skills"]
     assert skills == {"allow": ["matrix://tool/mcp/fs/read@1.0"], "side_effects": ["read", "write"]}
-    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(artefacts, where=found.where)}
+    rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(artefacts, where=found.where)}
     assert rows["credentials.json:db"].key == "permissions.credentials.grants[1]"
     assert rows["supervision.json:skills/side_effects/write"].key == "permissions.skills.side_effects[0]"
 
@@ -143,6 +144,6 @@ def test_what_the_supervisor_holds_when_all_is_written() -> None:
     assert document["spawn"] == {"max_depth": 2, "max_descendants": 5, "on_parent_exit": "wind-down"}
     assert document["lifetime"] == {"ttl_seconds": None, "on_expiry": "terminate"}
     assert document["task"] == {"wall_ms": 7, "cpu_time_ms": 8}
-    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(artefacts, where=found.where)}
+    rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(artefacts, where=found.where)}
     assert rows["supervision.json:lifetime/ttl_seconds"].key == "lifetime.unlimited"
     assert rows["supervision.json:lifetime/ttl_seconds"].says == "no end"

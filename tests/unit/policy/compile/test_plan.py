@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from policy import errors, explain
+from policy import errors
 from policy.compile import bundle, oci, plan
 from policy.compile.artefacts import NAMES, Artefacts, Cause, Provenance, canonical
+from policy.explain import report
 from policy.manifest import parse
 from tests.unit.policy.compile import sample
 
@@ -172,7 +173,7 @@ def _changed(artefacts: Artefacts, name: str, change: Any) -> Artefacts:
 def test_every_rule_is_explained_and_a_manifests_rule_has_its_line() -> None:
     more = '[permissions.filesystem]\nread = ["/opt/a"]\n[permissions.syscalls]\nallow = ["sync"]'
     found = sample.manifest(more=more)
-    rows = {f"{r.artefact}:{r.rule}": r for r in explain.explain(sample.compiled(found), where=found.where)}
+    rows = {f"{r.artefact}:{r.rule}": r for r in report.explain(sample.compiled(found), where=found.where)}
     assert rows["mounts.json:/opt/a"].where == "agent.toml:15"
     assert rows["seccomp.bpf:sync"].where == "agent.toml:17"
     assert rows["cgroup.json:v2/memory.max"].kind == "default"
@@ -221,9 +222,9 @@ TAMPERED: dict[str, Any] = {
 def test_a_rule_that_nothing_caused_is_an_error(case: str) -> None:
     name, change = TAMPERED[case]
     artefacts = sample.compiled(sample.manifest())
-    explain.explain(artefacts, where=str)
+    report.explain(artefacts, where=str)
     with pytest.raises(errors.UnexplainedError):
-        explain.explain(_changed(artefacts, name, change), where=str)
+        report.explain(_changed(artefacts, name, change), where=str)
 
 
 def test_arguments_and_variables_are_told_whole() -> None:
@@ -232,7 +233,7 @@ def test_arguments_and_variables_are_told_whole() -> None:
         document["process"]["env"][-1] = "PATH=/tmp: ok"
 
     artefacts = _changed(sample.compiled(sample.manifest()), "config.json", change)
-    rows = {row.rule: row.says for row in explain.explain(artefacts, where=str)}
+    rows = {row.rule: row.says for row in report.explain(artefacts, where=str)}
     assert rows["process/args"].endswith(" 'main.py --all'")
     assert rows["process/env"].endswith(" 'PATH=/tmp: ok'")
 
@@ -242,7 +243,7 @@ def test_a_filter_that_allows_one_call_more_is_an_error() -> None:
     more = sample.compiled(sample.manifest(more='[permissions.syscalls]\nallow = ["sync"]'))
     swapped = Artefacts({**less.files, "seccomp.bpf": more.files["seccomp.bpf"]})
     with pytest.raises(errors.UnexplainedError):
-        explain.explain(swapped, where=str)
+        report.explain(swapped, where=str)
 
 
 def test_runsc_gets_each_flag_stated() -> None:

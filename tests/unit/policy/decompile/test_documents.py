@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from policy.decompile import config, documents, gates
+from policy.decompile import config, documents
+from policy.decompile.network import gates
 
 
 @pytest.mark.parametrize(

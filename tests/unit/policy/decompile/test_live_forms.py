@@ -14,12 +14,13 @@ import pytest
 
 from policy import errors
 from policy.compile import bundle
-from policy.decompile import live, live_nft, mounts, nft, reach
+from policy.decompile import live, mounts
 from policy.decompile import read as decompile
-from policy.grants import addresses
+from policy.decompile.network import live_nft, nft, reach
+from policy.grants.sets import addresses
 from policy.prove.live import Standing
 from tests.proof_kit import Documents
-from tests.unit.policy.decompile.test_live_nft import ITEMS, NAMED, NAMES, SET, WHOLE, listing
+from tests.unit.policy.decompile.network.test_live_nft import ITEMS, NAMED, NAMES, SET, WHOLE, listing
 from tests.unit.policy.test_prove_live import RUN, UID, compiled, readout, standings
 
 CHAIN: dict[str, Any] = {"chain": {**NAMED, "name": "c", "handle": 4}}

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 
 from policy import data, errors
-from policy.grants import access, addresses
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import Executables
 from policy.grants.lifetime import Lifetime
 from policy.grants.network import Network
 from policy.grants.paths import Filesystem, PathSet
 from policy.grants.resources import Resources
+from policy.grants.sets import access, addresses
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import Syscalls
 from policy.rules import nine

@@ -10,21 +10,8 @@ from typing import get_args
 import pytest
 
 from policy import data, errors
-from policy.grants import (
-    access,
-    addresses,
-    domain,
-    hostnames,
-    lifetime,
-    network,
-    paths,
-    resources,
-    restore,
-    skills,
-    spawning,
-)
+from policy.grants import lifetime, network, paths, resources, restore, skills, spawning
 from policy.grants import syscalls as calls
-from policy.grants.access import Access
 from policy.grants.effective import RUNTIME_PROFILES, Effective
 from policy.grants.executables import Executables
 from policy.grants.identity import Identity
@@ -32,6 +19,8 @@ from policy.grants.lifetime import Lifetime
 from policy.grants.network import Network
 from policy.grants.paths import Filesystem, PathSet
 from policy.grants.resources import Resources
+from policy.grants.sets import access, addresses, domain, hostnames
+from policy.grants.sets.access import Access
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import Syscalls
 from policy.manifest import parse, permissions

@@ -8,8 +8,9 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import agent, digests, fields, hosts, parse, secrets
+from policy.manifest import agent, digests, fields, hosts, parse
 from policy.manifest import text as manifest_text
+from policy.manifest.tools import secret_scan
 
 HEAD = '[agent]\nid = "a"\nname = "a"\nversion = "1"\nruntime = "python3"\nentry = "main.py"\n'
 
@@ -232,6 +233,6 @@ def test_the_greatest_value_of_a_limit(key: str, most: int) -> None:
 
 def test_a_plus_sign_does_not_part_what_is_random() -> None:
     # Runs of 16 between the signs: neither half is long enough by itself.
-    assert secrets.looks_secret("aB3dE5gH7jK9mN1p+qR2sT4vW6xY8zA0")
-    assert not secrets.looks_secret("aB3dE5gH7jK9mN1p qR2sT4vW6xY8zA0")
-    assert secrets.looks_secret("aB3dE5gH7/jK9mN1p+qR2sT4-vW6xY8z_A0cD2fG4hJ6")
+    assert secret_scan.looks_secret("aB3dE5gH7jK9mN1p+qR2sT4vW6xY8zA0")
+    assert not secret_scan.looks_secret("aB3dE5gH7jK9mN1p qR2sT4vW6xY8zA0")
+    assert secret_scan.looks_secret("aB3dE5gH7/jK9mN1p+qR2sT4-vW6xY8z_A0cD2fG4hJ6")

@@ -9,7 +9,9 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
-from policy.manifest import digests, secrets, text, tool_checks, tool_pins, tool_uri, tools
+from policy.manifest import digests, text, tool_uri
+from policy.manifest.tools import checks, pins, secret_scan
+from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 
 FS, WEATHER = ("servers", 0), ("servers", 1)
@@ -25,14 +27,14 @@ def nested(depth: int, *, lists: bool) -> Any:
 
 def accepted(path: tuple[str | int, ...], value: Any) -> bool:
     try:
-        tools.parse(kit.text(kit.full(*path, value=value)))
+        tools_document.parse(kit.text(kit.full(*path, value=value)))
     except errors.ToolsError:
         return False
     return True
 
 
 # The document, servers, a server, its tools and a tool are five levels around an input schema.
-INSIDE = tools.NESTING - 5
+INSIDE = tools_document.NESTING - 5
 EDGES: list[tuple[tuple[str | int, ...], Any, Any]] = [
     ((*FS, "env"), [f"{'A' * 128}=x"], [f"{'A' * 129}=x"]),
     ((*FS, "env"), [f"_=$env:{'A' * 128}"], [f"_=$env:{'A' * 129}"]),
@@ -84,27 +86,27 @@ def test_variables_that_choose_code(name: str) -> None:
 
 def test_rules_say_which_characters() -> None:
     with pytest.raises(errors.ToolsError) as caught:
-        tools.parse(kit.text(kit.full(*FS, "alias", value="A")))
+        tools_document.parse(kit.text(kit.full(*FS, "alias", value="A")))
     assert caught.value.hint == "1 to 64 of a-z 0-9 _ -"
     with pytest.raises(errors.ToolsError) as caught:
-        tools.parse(kit.text(kit.full(*FS, "tools", 0, "name", value="a b")))
+        tools_document.parse(kit.text(kit.full(*FS, "tools", 0, "name", value="a b")))
     assert caught.value.hint == "1 to 128 of A-Z a-z 0-9 _ . -"
 
 
 def test_a_random_run_is_a_secret_from_24_characters_on() -> None:
     run = "q8Zr3Lw9Xk2Vn7Tb5Hc1Jd6M"
     assert len(run) == 24
-    assert secrets.looks_secret(run)
-    assert not secrets.looks_secret(run[1:])
+    assert secret_scan.looks_secret(run)
+    assert not secret_scan.looks_secret(run[1:])
     # Letters and digits, and yet nothing random: below 3.5 bits a character.
     for dull in ("aaaaaaaaaaaabbbbbbbbbbb1", "aaaaaaaaaabbbbbbccccdd12", "abcdef12abcdef12abcdef12"):
-        assert not secrets.looks_secret(dull)
-    assert secrets.looks_secret("abcdef123456abcdef123456")
+        assert not secret_scan.looks_secret(dull)
+    assert secret_scan.looks_secret("abcdef123456abcdef123456")
 
 
 def test_a_token_is_one_from_8_characters_on() -> None:
-    assert secrets.looks_secret("ghp_" + "a" * 8)
-    assert not secrets.looks_secret("ghp_" + "a" * 7)
+    assert secret_scan.looks_secret("ghp_" + "a" * 8)
+    assert not secret_scan.looks_secret("ghp_" + "a" * 7)
 
 
 def test_a_digest_of_few_digits_is_a_filler() -> None:
@@ -124,7 +126,7 @@ def test_every_finding_is_told() -> None:
     document["servers"].insert(2, {**document["servers"][0], "alias": "three", "command": "nothing"})
     grants = kit.GRANTS.replace("allow = [", 'allow = ["matrix://tool/mcp/fs/a@1", "matrix://tool/mcp/fs/b@1", ')
     read = kit.package(document, pin=False, grants=grants.replace(', "network"]', "]"))
-    found = tool_checks.verify(read, kit.manifest(read), tools.parse(read.files["tools.json"]))
+    found = checks.verify(read, kit.manifest(read), tools_document.parse(read.files["tools.json"]))
     codes = [finding.code for finding in found]
     assert codes == [
         "filler_digest", "filler_digest", "package_missing", "filler_digest", "package_missing",
@@ -137,24 +139,24 @@ def test_findings_of_every_server_and_tool_against_the_pins() -> None:
     read = kit.package(kit.FULL)
     document = kit.full("servers", 0, "tools", 0, "description", value="another")
     document["servers"][0]["tools"][1]["description"] = "another too"
-    document["servers"][0]["package_digest"] = tool_pins.package_digest(read, "fs")
+    document["servers"][0]["package_digest"] = pins.package_digest(read, "fs")
     document["servers"][1]["tools"][0]["description"] = "and this"
     changed = kit.changed(read, {"tools.json": kit.text(document)})
-    found = tool_checks.verify(changed, kit.manifest(changed), tools.parse(kit.text(document)))
+    found = checks.verify(changed, kit.manifest(changed), tools_document.parse(kit.text(document)))
     assert [finding.code for finding in found] == ["pin_changed"] * 3
 
 
 def test_a_lock_may_be_large_and_not_endless() -> None:
-    lock = kit.package(kit.FULL).files[tool_pins.LOCK]
-    assert tool_pins.parse(lock + b" " * (4 * 1024 * 1024 - len(lock))) == tool_pins.parse(lock)
+    lock = kit.package(kit.FULL).files[pins.LOCK]
+    assert pins.parse(lock + b" " * (4 * 1024 * 1024 - len(lock))) == pins.parse(lock)
     with pytest.raises(errors.ToolsError, match="larger than 4194304 bytes"):
-        tool_pins.parse(lock + b" " * (4 * 1024 * 1024 - len(lock) + 1))
+        pins.parse(lock + b" " * (4 * 1024 * 1024 - len(lock) + 1))
     raw = kit.text(kit.FULL)
-    assert tools.parse(raw + b" " * (1024 * 1024 - len(raw))).servers == tools.parse(raw).servers
+    assert tools_document.parse(raw + b" " * (1024 * 1024 - len(raw))).servers == tools_document.parse(raw).servers
 
 
 def test_the_lock_is_readable_and_in_one_order() -> None:
-    lock = kit.package(kit.FULL).files[tool_pins.LOCK].decode()
+    lock = kit.package(kit.FULL).files[pins.LOCK].decode()
     assert lock.startswith('{\n  "schema_version": 1,\n  "servers": {\n    "fs": {\n')
     assert lock.endswith("}\n")
     assert lock.index('"read_text_file"') < lock.index('"write_file"')
@@ -163,7 +165,7 @@ def test_the_lock_is_readable_and_in_one_order() -> None:
 def test_shown_values_of_secrets_are_their_beginnings() -> None:
     token = "ghp" + "_16C7e42F292c6912E7710c838347Ae178B4a"
     with pytest.raises(PydanticCustomError) as caught:
-        secrets.literal(token)
+        secret_scan.literal(token)
     assert str(caught.value) == f"the value that begins with {text.quote('ghp_')} looks like a secret"
 
 
@@ -176,20 +178,20 @@ def test_shown_values_of_secrets_are_their_beginnings() -> None:
 def test_each_known_beginning(start: str) -> None:
     # Letters of one kind: it is the form that is seen, not randomness.
     for value in (f"{start}aaaaaaaa", f"key={start}aaaaaaaa", f"a {start}aaaaaaaa"):
-        assert secrets.looks_secret(value), value
-    assert not secrets.looks_secret(f"b{start[1:]}aaaaaaaa" if start != "ya29." else "bbaaaaaaa")
+        assert secret_scan.looks_secret(value), value
+    assert not secret_scan.looks_secret(f"b{start[1:]}aaaaaaaa" if start != "ya29." else "bbaaaaaaa")
 
 
 @pytest.mark.parametrize(
     "value", ["Bearer a", "basic a", "x token a", "-----BEGIN PRIVATE KEY", "-----BEGIN EC PRIVATE KEY", "a://b:c@d"]
 )
 def test_each_form_that_carries_one(value: str) -> None:
-    assert secrets.looks_secret(value)
+    assert secret_scan.looks_secret(value)
 
 
 @pytest.mark.parametrize("value", ["bearer", "basic ", "tokens a", "-----BEGIN PUBLIC KEY", "a://b@d", "a://b:c/d"])
 def test_forms_that_carry_none(value: str) -> None:
-    assert not secrets.looks_secret(value)
+    assert not secret_scan.looks_secret(value)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_forms_that_carry_none(value: str) -> None:
 def test_each_telling_name(name: str) -> None:
     for spelt in (name, name.upper(), f"X-{name}-Y"):
         with pytest.raises(PydanticCustomError):
-            secrets.literal("a", name=spelt)
+            secret_scan.literal("a", name=spelt)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +239,9 @@ def test_each_word_that_moves(word: str) -> None:
 def test_each_program_that_fetches(program: str) -> None:
     document = kit.full("servers", 0, "command", value=program)
     read = kit.package(document)
-    assert [f.code for f in tool_checks.verify(read, kit.manifest(read), tools.parse(read.files["tools.json"]))] == [
-        "fetches_code"
-    ]
+    assert [
+        f.code for f in checks.verify(read, kit.manifest(read), tools_document.parse(read.files["tools.json"]))
+    ] == ["fetches_code"]
 
 
 @pytest.mark.parametrize("step", ["dlx", "exec", "x", "run", "tool", "install", "i", "create"])
@@ -247,31 +249,33 @@ def test_the_words_before_what_is_fetched(step: str) -> None:
     document = kit.full("servers", 0, "command", value="npm")
     document["servers"][0]["args"] = ["--yes", step, "--quiet", "some-server"]
     read = kit.package(document)
-    (finding,) = tool_checks.verify(read, kit.manifest(read), tools.parse(read.files["tools.json"]))
+    (finding,) = checks.verify(read, kit.manifest(read), tools_document.parse(read.files["tools.json"]))
     assert finding.message == "command `npm` fetches what it runs: `some-server` is unpinned"
 
 
 def test_a_finding_as_a_document() -> None:
-    finding = tool_checks.Finding("not_pinned", "no pin", "", "tools.json:1:2")
+    finding = checks.Finding("not_pinned", "no pin", "", "tools.json:1:2")
     assert finding.to_json() == {"code": "not_pinned", "message": "no pin", "hint": None, "where": "tools.json:1:2"}
-    assert tool_checks.Finding("a", "b", "do it", "d").to_json()["hint"] == "do it"
+    assert checks.Finding("a", "b", "do it", "d").to_json()["hint"] == "do it"
 
 
 def test_what_a_tool_leaves_out() -> None:
-    tool = tools.parse(kit.text(kit.full("servers", 0, "tools", 0, value={"name": "a", "side_effect_class": "read"})))
+    tool = tools_document.parse(
+        kit.text(kit.full("servers", 0, "tools", 0, value={"name": "a", "side_effect_class": "read"}))
+    )
     (first, _) = tool.servers[0].tools
     assert (first.description, first.timeout_ms, first.input_schema) == ("", 30_000, None)
-    bare = tools.parse(b'{"schema_version": 1, "agent": "matrix://agent/a"}')
+    bare = tools_document.parse(b'{"schema_version": 1, "agent": "matrix://agent/a"}')
     assert (bare.description, bare.servers, bare.native_tools, list(bare.tools())) == ("", (), (), [])
 
 
 @pytest.mark.parametrize("schema", [None, {"type": "object", "b": [1, "é"], "a": {}}])
 def test_the_digest_of_a_tool_is_that_of_three_things(schema: dict[str, Any] | None) -> None:
     entry = {"name": "a", "description": "Says é", "side_effect_class": "read", "input_schema": schema}
-    (tool, _) = tools.parse(kit.text(kit.full("servers", 0, "tools", 0, value=entry))).servers[0].tools
+    (tool, _) = tools_document.parse(kit.text(kit.full("servers", 0, "tools", 0, value=entry))).servers[0].tools
     shown = "null" if schema is None else '{"a":{},"b":[1,"\\u00e9"],"type":"object"}'
     whole = f'{{"description":"Says \\u00e9","input_schema":{shown},"name":"a"}}'
-    assert tool_pins.tool_digest(tool) == f"sha256:{hashlib.sha256(whole.encode()).hexdigest()}"
+    assert pins.tool_digest(tool) == f"sha256:{hashlib.sha256(whole.encode()).hexdigest()}"
 
 
 def test_a_header_or_an_item_is_pointed_at_itself() -> None:
@@ -282,7 +286,7 @@ def test_a_header_or_an_item_is_pointed_at_itself() -> None:
     ):
         raw = kit.text(kit.full(*path, value=value)).decode()
         with pytest.raises(errors.ToolsError) as caught:
-            tools.parse(raw.encode())
+            tools_document.parse(raw.encode())
         line, column = map(int, caught.value.where.split(":")[1:])
         rows = raw.split("\n")
         assert rows[line - 1][column - 1 :].startswith(begins)
@@ -343,7 +347,7 @@ def test_more_variables_that_choose_code(name: str) -> None:
 
 def test_true_is_no_version() -> None:
     with pytest.raises(errors.ToolsError, match="is a boolean") as caught:
-        tools.parse(kit.text(kit.full("schema_version", value=True)))
+        tools_document.parse(kit.text(kit.full("schema_version", value=True)))
     assert caught.value.where == "tools.json:2:21"
     with pytest.raises(errors.ToolsError, match="is a boolean"):
-        tool_pins.parse(b'{"schema_version": true, "servers": {}}')
+        pins.parse(b'{"schema_version": true, "servers": {}}')

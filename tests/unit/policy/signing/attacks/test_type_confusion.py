@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from policy import errors, ledger, package
+from policy import errors, package
+from policy.audit_log import chain
 from policy.signing import envelope, statement, strict_json
 from policy.signing import root as roots
 from tests import signing_kit as kit
@@ -79,7 +80,7 @@ def test_a_statement_of_another_tool_is_none_of_ours(field: str, value: object, 
 
 def test_a_signed_head_of_the_log_is_no_envelope_and_no_root() -> None:
     # The log's key signs its heads; were it ever listed in a root, what it signed is still nothing to `verify`.
-    head = ledger.sign_head(ledger.Head(), Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32))
+    head = chain.sign_head(chain.Head(), Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32))
     with pytest.raises(errors.SignatureError, match="malformed"):
         kit.verify(package.Package(kit.FILES, head))
     with pytest.raises(errors.TrustError, match="malformed"):

@@ -1,0 +1,1 @@
+"""Network grants compiled to nft text and to plans for the gates."""

@@ -1,0 +1,1 @@
+"""Policies compiled for Kubernetes, Cilium and systemd, with their losses."""

@@ -1,0 +1,1 @@
+"""Network artefacts read back into grants."""

@@ -1,0 +1,152 @@
+"""gates.json read back: what the two gates of a gateway let by that its rules alone do not say.
+
+The DNS gate answers for the names that a pattern covers and puts the addresses into that pattern's sets. The TLS gate
+connects on for a ClientHello whose name a pattern covers on that port, and, for some addresses, for any ClientHello.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from policy import errors
+from policy.decompile import documents
+from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, shown
+from policy.decompile.network import nft
+from policy.grants.sets import hostnames
+from policy.grants.sets.spans import Spans
+
+GATES = "gates.json"
+VERSION: Final = 1
+# The DNS gate is the same for every agent but for its names: what it answers, how often, and how long names and
+# answers may be. Each is a bound on what can be said to the outside through it.
+_DNS = {
+    "burst": 40,
+    "name_bytes": 253,
+    "queries_per_second": 20,
+    "ttl_seconds": [30, 3600],
+    "types": ["A", "AAAA", "HTTPS"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """``dns`` maps a pattern to its sets for IPv4 and IPv6; ``tls`` a pattern to the ports for a ClientHello with its
+    name; ``addresses`` are (first, last, ports) for any ClientHello, on the line of policy.grants.sets.addresses.
+
+    A port is None where the gate does not run.
+    """
+
+    dns_port: int | None = None
+    tls_port: int | None = None
+    dns: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    tls: Mapping[str, Spans] = field(default_factory=dict)
+    addresses: tuple[tuple[int, int, Spans], ...] = ()
+
+
+def read(files: Files) -> Gates:
+    """gates.json.
+
+    Raises:
+        errors.ArtefactError: it is not exactly of its form.
+    """
+    both = (dict, NoneType)
+    whole = closed(documents.load(files, GATES), GATES, {"dns": both, "tls": both, "version": int})
+    fixed(whole["version"], f"{GATES}:version", VERSION)
+    dns_port, dns = (None, {}) if whole["dns"] is None else _dns(whole["dns"])
+    tls_port, tls, addresses = (None, {}, ()) if whole["tls"] is None else _tls(whole["tls"])
+    return Gates(dns_port, tls_port, dns, tls, addresses)
+
+
+def _dns(value: dict[str, Any]) -> tuple[int, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]]:
+    where = f"{GATES}:dns"
+    shape = {key: type(bound) for key, bound in _DNS.items()}
+    dns = closed(value, where, {**shape, "listen": int, "names": list})
+    for key, bound in _DNS.items():
+        fixed(dns[key], f"{where}/{key}", bound)
+    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for item in dns["names"]:
+        name = closed(item, where, {"pattern": str, "sets": dict})
+        sets = closed(name["sets"], where, {"v4": list, "v6": list})
+        pattern = _pattern(name["pattern"], where, found)
+        found[pattern] = (_sets(sets["v4"], where), _sets(sets["v6"], where))
+    return documents.whole(dns["listen"], where, least=1, most=65535), found
+
+
+def _tls(value: dict[str, Any]) -> tuple[int, dict[str, Spans], tuple[tuple[int, int, Spans], ...]]:
+    where = f"{GATES}:tls"
+    tls = closed(value, where, {"addresses": list, "listen": int, "names": list})
+    names: dict[str, Spans] = {}
+    for item in tls["names"]:
+        name = closed(item, where, {"pattern": str, "ports": list})
+        names[_pattern(name["pattern"], where, names)] = ports(name["ports"], where)
+    addresses: list[tuple[int, int, Spans]] = []
+    for item in tls["addresses"]:
+        block = closed(item, where, {"first": str, "last": str, "ports": list})
+        first, last = _point(block["first"], where), _point(block["last"], where)
+        if last < first or (first < nft.BASE_V6) != (last < nft.BASE_V6):
+            raise refuse(where, f"{shown(block)} is no range of addresses")
+        allowed = ports(block["ports"], where)
+        # By ports, then by address, and apart: each set of ranges has one form.
+        if addresses and (allowed, first) <= (addresses[-1][2], addresses[-1][1]):
+            raise refuse(where, f"{shown(block)} stands twice, or not in order")
+        addresses.append((first, last, allowed))
+    return documents.whole(tls["listen"], where, least=1, most=65535), names, tuple(addresses)
+
+
+def _sets(value: object, where: str) -> tuple[str, ...]:
+    found = documents.listed(value, where, str)
+    if len(set(found)) != len(found):
+        raise refuse(where, "a set stands twice")
+    return tuple(found)
+
+
+def _pattern(value: str, where: str, known: dict[str, Any]) -> str:
+    pattern = pattern_of(value, where)
+    if known and pattern <= next(reversed(known)):
+        raise refuse(where, f"pattern {shown(pattern)} stands twice, or not in order")
+    return pattern
+
+
+def pattern_of(value: str, where: str) -> str:
+    """``value`` as a name, ``*.name`` or ``*``.
+
+    Raises:
+        errors.ArtefactError: it is none.
+    """
+    try:
+        return value if value == hostnames.EVERY else hostnames.check(value)
+    except errors.ManifestError:
+        raise refuse(where, f"{shown(value)} is no pattern of names") from None
+
+
+def _point(value: str, where: str) -> int:
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        raise refuse(where, f"{shown(value)} is no address") from None
+    if str(address) != value:
+        raise refuse(where, f"{shown(value)} is not how {address} is written")
+    return int(address) + (nft.BASE_V6 if address.version == 6 else 0)
+
+
+def ports(value: object, where: str) -> Spans:
+    """A list of spans of ports, ``[[first, last], ...]``, sorted, apart, none empty.
+
+    Raises:
+        errors.ArtefactError: it is none.
+    """
+    found: list[tuple[int, int]] = []
+    before = -2
+    for item in documents.listed(value, where, list):
+        low, high = item if len(item) == 2 else (None, None)
+        # Spans that touch would be one span: each set of ports has one form.
+        if type(low) is not int or type(high) is not int or not before + 1 < low <= high <= 65535:
+            raise refuse(where, f"{shown(value)} are no ports")
+        found.append((low, high))
+        before = high
+    if not found:
+        raise refuse(where, "a list of ports is empty")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Policies in words, and the difference between two."""

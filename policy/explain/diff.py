@@ -1,0 +1,235 @@
+"""What a change means to the kernel: two policies, read out of their artefacts, compared grant by grant.
+
+The rows are ordered by risk: what lets an agent run other code stands before what lets it read one more file. A
+change widens exactly when the second policy is not a subset of the first; then some row has an added line
+(tests/unit/policy/explain/test_diff.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from policy.compile.artefacts import Artefacts
+from policy.decompile import calls, read
+from policy.decompile.read import Decompiled, Grants
+from policy.grants.effective import DOMAINS, Effective
+from policy.grants.paths import MODES, Filesystem
+from policy.grants.resources import UNITS, Resources
+
+# From what is worst to have by mistake to what is mildest; the text is what people read.
+RISKS = (
+    "runs other code",
+    "writes files of the host",
+    "reaches the network",
+    "holds secrets",
+    "acts through tools",
+    "starts agents",
+    "reads files of the host",
+    "uses the machine",
+    "lives longer",
+    "acts under a role",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of grant that changed: the lines that only the second policy has, and those that only the first has."""
+
+    risk: str
+    domain: str
+    noun: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    def summary(self) -> str:
+        """``+3 syscalls``, ``-1 writable path``, or both."""
+        sides = (("+", self.added), ("-", self.removed))
+        return ", ".join(f"{sign}{len(lines)} {_plural(self.noun, len(lines))}" for sign, lines in sides if lines)
+
+    def document(self) -> dict[str, Any]:
+        """As ``policy diff --json`` prints it."""
+        return {
+            "risk": self.risk,
+            "domain": self.domain,
+            "noun": self.noun,
+            "added": list(self.added),
+            "removed": list(self.removed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """All rows by risk; ``widens`` when the second policy allows anything that the first does not.
+
+    ``differs`` names what is another one and neither wider nor narrower, such as the content of the runtime.
+    """
+
+    widens: bool
+    rows: tuple[Row, ...]
+    differs: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """As ``policy diff --json`` prints it."""
+        rows = [row.document() for row in self.rows]
+        return {"widens": self.widens, "summary": self.summary(), "rows": rows, "differs": list(self.differs)}
+
+    def summary(self) -> str:
+        """One line: ``+3 syscalls, +1 writable path, -2 addresses``, or ``no difference``."""
+        return ", ".join(row.summary() for row in self.rows) or "no difference"
+
+
+def compare_artefacts(old: Artefacts, new: Artefacts) -> Diff:
+    """The difference of two policies by what their artefacts say, argument rules of system calls among it.
+
+    Raises:
+        errors.ArtefactError: one of them cannot be read back.
+    """
+    before, after = read.read(old.files), read.read(new.files)
+    found = compare(before.grants, after.grants)
+    added, removed = _arguments(after, before), _arguments(before, after)
+    higher, lower = _by_holder(after, before), _by_holder(before, after)
+    rows = list(found.rows)
+    if added or removed:
+        rows.append(Row(RISKS[0], "syscalls", "argument rule", added, removed))
+    if higher or lower:
+        rows.append(Row("uses the machine", "resources", "ceiling of one holder", higher, lower))
+    rows.sort(key=_place)
+    differs = tuple(name for name, fact in _FACTS.items() if fact(before) != fact(after))
+    return Diff(found.widens or bool(added) or bool(higher), tuple(rows), differs)
+
+
+def _by_holder(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
+    """The ceilings that only one of their holders has higher: compiled policies have them alike, others may not."""
+    theirs = dict(other.limits)
+    usual = set(_higher(mine.grants.resources, other.grants.resources))
+    return tuple(
+        f"{holder}: {line}"
+        for holder, limits in mine.limits
+        if holder in theirs
+        for line in _higher(limits, theirs[holder])
+        if line not in usual
+    )
+
+
+def _arguments(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
+    """The calls that both allow, and that may have arguments in ``mine`` which ``other`` refuses."""
+    found = calls.excess(mine.calls, other.calls)
+    return tuple(f"call {one.name} with more arguments" for one in found if one.name in other.calls.allowed)
+
+
+# What says nothing about grants and still makes another sandbox.
+_FACTS: dict[str, Callable[[Decompiled], object]] = {
+    "the machine's architecture": lambda d: d.arch,
+    "the runtime": lambda d: d.seen.runtime.name,
+    "the content of the runtime": lambda d: d.seen.runtime.digest,
+    "what is started": lambda d: d.args,
+    "the content of a granted program": lambda d: {p.name: p.digest for p in d.seen.programs},
+    "runsc": lambda d: d.runsc,
+}
+
+
+def compare(old: Grants | Effective, new: Grants | Effective) -> Diff:
+    """What ``new`` allows beyond ``old``, and what it lacks of it."""
+    added, removed = _lines(new, old), _lines(old, new)
+    rows = [
+        Row(risk, domain, noun, added.get((risk, domain, noun), ()), removed.get((risk, domain, noun), ()))
+        for risk, domain, noun in dict.fromkeys((*added, *removed))
+    ]
+    widens = any(not mine.is_subset(getattr(old, name)) for name, mine in new.domains())
+    return Diff(widens, tuple(sorted(rows, key=_place)))
+
+
+def _place(row: Row) -> tuple[int, str, str]:
+    return RISKS.index(row.risk), row.domain, row.noun
+
+
+Key = tuple[str, str, str]
+
+
+def _lines(mine: Grants | Effective, other: Grants | Effective) -> dict[Key, tuple[str, ...]]:
+    """The lines of ``mine`` that ``other`` does not cover, by risk, domain and noun."""
+    found: dict[Key, tuple[str, ...]] = {}
+    for domain, own in mine.domains():
+        if own.is_subset(getattr(other, domain)):
+            continue
+        left = own.difference(getattr(other, domain))
+        for risk, noun, lines in _PARTS[domain](left, getattr(other, domain)):
+            if lines:
+                found[risk, domain, noun] = lines
+    return found
+
+
+Part = tuple[str, str, tuple[str, ...]]
+Parts = Iterator[Part]
+
+
+def _one(risk: str, noun: str) -> Callable[[Any, Any], Parts]:
+    """A domain that is one kind of grant."""
+    return lambda left, other: iter([(risk, noun, left.describe())])
+
+
+def _resources(left: Resources, other: Resources) -> Parts:
+    yield "uses the machine", "ceiling", _amounts(left, other)
+
+
+def _higher(mine: Resources, other: Resources) -> tuple[str, ...]:
+    return _amounts(mine.difference(other), other)
+
+
+def _amounts(left: Resources, other: Resources) -> tuple[str, ...]:
+    """The ceilings that are higher, each with what it is on the other side: a number alone says little."""
+    values = ((name, value, getattr(other, name)) for name, value in zip(UNITS, left.values(), strict=True))
+    return tuple(
+        f"{name} {_amount(value)} {UNITS[name]}, not {_amount(was)}" for name, value, was in values if value != 0
+    )
+
+
+def _amount(value: int | None) -> str:
+    return "unlimited" if value is None else str(value)
+
+
+def _filesystem(left: Filesystem, other: Filesystem) -> Parts:
+    yield "writes files of the host", "writable path", tuple(f"write {path}" for path in left.write)
+    yield "reads files of the host", "readable path", tuple(f"read {path}" for path in left.read)
+    mode = () if left.mode == MODES[0] else (f"mode {left.mode}",)
+    yield "uses the machine", "filesystem mode", mode
+
+
+def _network(left: Any, other: Any) -> Parts:
+    entries = left.entries
+    names = tuple(f"connect {e}" for e in entries if not _is_block(e.host))
+    yield "reaches the network", "name", names
+    yield "reaches the network", "address", tuple(f"connect {e}" for e in entries if _is_block(e.host))
+
+
+def _is_block(host: str) -> bool:
+    return "/" in host
+
+
+def _skills(left: Any, other: Any) -> Parts:
+    yield "acts through tools", "tool", tuple(f"skill {uri}" for uri in left.allow.listing())
+    classes = tuple(f"side effect {name}" for name in left.side_effects.listing())
+    yield "acts through tools", "side effect class", classes
+
+
+_PARTS: dict[str, Callable[[Any, Any], Parts]] = {
+    "identity": _one("acts under a role", "role"),
+    "filesystem": _filesystem,
+    "network": _network,
+    "syscalls": _one("runs other code", "syscall"),
+    "executables": _one("runs other code", "program"),
+    "resources": _resources,
+    "credentials": _one("holds secrets", "credential"),
+    "skills": _skills,
+    "spawning": _one("starts agents", "spawn limit"),
+    "lifetime": _one("lives longer", "lifetime limit"),
+}
+assert tuple(_PARTS) == tuple(DOMAINS)
+
+_PLURALS = {"address": "addresses", "side effect class": "side effect classes"}
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else _PLURALS.get(noun, f"{noun}s")

@@ -1,0 +1,196 @@
+"""The rules of the artefacts that are not the process's own config: network, firewall, gates, vault, supervisor.
+
+Each reader yields (``artefact:place``, what it says). Every document is closed: a key or a line that is not known here
+would be a rule that nobody explained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from policy.compile.network import firewall
+
+Rules = Iterator[tuple[str, str]]
+
+_NETWORK_KEYS = {"version", "mode", "interfaces", "gateway", "net_bps", "grants"}
+_GRANT_KEYS = {"id", "kind", "host", "protocol", "ports", "sets", "counter"}
+_GATEWAY = {
+    "agent": firewall.AGENT,
+    "uplink": firewall.UPLINK,
+    "dns_port": firewall.DNS_PORT,
+    "tls_port": firewall.TLS_PORT,
+    "gate_uid": firewall.GATE_UID,
+}
+_DNS_KEYS = {"listen", "types", "queries_per_second", "burst", "name_bytes", "ttl_seconds", "names"}
+_SUPERVISION_KEYS = {"version", "roles", "spawn", "lifetime", "task", "skills"}
+# What the supervisor holds, by section: value -> how it reads when it is None.
+_SUPERVISED = {
+    "spawn": {"max_depth": "not limited", "max_descendants": "not limited", "on_parent_exit": ""},
+    "lifetime": {"ttl_seconds": "no end", "on_expiry": ""},
+    "task": {"wall_ms": "not limited", "cpu_time_ms": "not limited"},
+}
+_BLOCK = re.compile(r"\t(set|counter|chain) ([a-z][a-z0-9_]*) \{")
+_SET_LINE = re.compile(r"type ipv[46]_addr|flags (?:interval|timeout)|size [0-9]+|elements = \{ [0-9a-f.:, -]+ \}")
+_SHOWN_ELEMENTS = 8
+
+
+def closed(name: str, document: Mapping[str, Any], keys: Collection[str]) -> None:
+    """Refuse a document whose keys are not exactly these.
+
+    Raises:
+        errors.UnexplainedError: one more or one less.
+    """
+    if difference := sorted(set(document) ^ set(keys)):
+        word = "is not known here" if difference[0] in document else "is missing"
+        raise errors.UnexplainedError(f"`{difference[0]}` of {name} {word}", where=name)
+
+
+def network(document: dict[str, Any]) -> Rules:
+    """network.json.
+
+    Raises:
+        errors.UnexplainedError: its keys are not those known here.
+    """
+    closed("network.json", document, _NETWORK_KEYS)
+    yield "network.json:mode", f"{document['mode']}, interfaces {', '.join(document['interfaces'])}"
+    if document["gateway"] is not None:
+        if document["gateway"] != _GATEWAY:
+            raise errors.UnexplainedError("the gateway is not the one known here", where="network.json")
+        yield "network.json:gateway", ", ".join(f"{key} {value}" for key, value in _GATEWAY.items())
+    if document["net_bps"] is not None:
+        yield "network.json:net_bps", f"{document['net_bps']} bytes a second each way"
+    for grant in document["grants"]:
+        closed("a grant of network.json", grant, _GRANT_KEYS)
+        held = ", ".join(grant["sets"]) or "no set of its own"
+        yield f"network.json:grant/{grant['id']}", f"{grant['host']} {_ports(grant)}: {held}"
+
+
+def ruleset(artefacts: Artefacts) -> Rules:
+    """firewall.nft, line by line; its sets and counters must be those that network.json names.
+
+    Raises:
+        errors.UnexplainedError: there is one without a gateway, none with one, or a set or counter without a grant.
+    """
+    raw = artefacts.files["firewall.nft"]
+    off = artefacts.json("network.json")["mode"] == "off"
+    if off != (raw == b""):
+        raise errors.UnexplainedError("a firewall stands where the network is off, or is missing", where="firewall.nft")
+    if off:
+        return
+    named: set[str] = set()
+    for kind, name, body in _blocks(raw):
+        named.add(name)
+        yield from _block(kind, name, body)
+    listed = {name for grant in artefacts.json("network.json")["grants"] for name in grant["sets"]}
+    listed |= {grant["counter"] for grant in artefacts.json("network.json")["grants"] if grant["counter"]}
+    own = {name for name in named if re.match(r"[acn][46]?_", name)}
+    # A group may have addresses of one version only; what stands in the ruleset must be named, and the reverse.
+    if difference := sorted(own ^ listed):
+        message = f"network.json and firewall.nft differ in `{difference[0]}`"
+        raise errors.UnexplainedError(message, where="firewall.nft")
+
+
+def _blocks(raw: bytes) -> Iterator[tuple[str, str, list[str]]]:
+    """Kind, name and body lines of each block of the one table."""
+    lines = raw.decode("ascii", "replace").split("\n")
+    if lines[:1] != ["table inet covenant {"] or lines[-2:] != ["}", ""]:
+        raise errors.UnexplainedError("the ruleset is not one table", where="firewall.nft")
+    head: re.Match[str] | None = None
+    body: list[str] = []
+    for line in lines[1:-2]:
+        if head is None and (found := _BLOCK.fullmatch(line)):
+            head, body = found, []
+        elif head is not None and line == "\t}":
+            yield head[1], head[2], body
+            head = None
+        elif head is not None and line.startswith("\t\t") and line[2:].strip() == line[2:] != "":
+            body.append(line[2:])
+        else:
+            raise errors.UnexplainedError(f"line `{line.strip()[:80]}` is no statement", where="firewall.nft")
+    if head is not None:
+        raise errors.UnexplainedError(f"block `{head[2]}` has no end", where="firewall.nft")
+
+
+def _block(kind: str, name: str, body: list[str]) -> Rules:
+    if kind == "counter":
+        if body:
+            raise errors.UnexplainedError(f"counter `{name}` holds something", where="firewall.nft")
+        yield f"firewall.nft:counter/{name}", "counts"
+    elif kind == "set":
+        for line in body:
+            if not _SET_LINE.fullmatch(line):
+                raise errors.UnexplainedError(f"line `{line[:80]}` of set `{name}` is not known", where="firewall.nft")
+        yield f"firewall.nft:set/{name}", "; ".join(_short(line) for line in body)
+    else:
+        if body and body[0].startswith("type "):
+            yield f"firewall.nft:chain/{name}", body.pop(0)
+        for index, rule in enumerate(body):
+            yield f"firewall.nft:chain/{name}/{index}", rule
+
+
+def _short(line: str) -> str:
+    elements = line.removeprefix("elements = { ").removesuffix(" }").split(", ")
+    if len(elements) <= _SHOWN_ELEMENTS:
+        return line
+    return f"{len(elements)} elements from {elements[0]} to {elements[-1]}"
+
+
+def gates(document: dict[str, Any]) -> Rules:
+    """gates.json."""
+    closed("gates.json", document, {"version", "dns", "tls"})
+    dns, tls = document["dns"], document["tls"]
+    if dns is not None:
+        closed("dns of gates.json", dns, _DNS_KEYS)
+        rate = f"{dns['queries_per_second']} a second and {dns['burst']} at once"
+        kept = f"kept {dns['ttl_seconds'][0]} to {dns['ttl_seconds'][1]} s"
+        says = f"port {dns['listen']}, {', '.join(dns['types'])}, {rate}, names of {dns['name_bytes']} bytes, {kept}"
+        yield "gates.json:dns", says
+        for entry in dns["names"]:
+            closed("a name of gates.json", entry, {"pattern", "sets"})
+            closed("sets of gates.json", entry["sets"], {"v4", "v6"})
+            sets = ", ".join((*entry["sets"]["v4"], *entry["sets"]["v6"]))
+            yield f"gates.json:dns/name/{entry['pattern']}", f"resolves {entry['pattern']} into {sets or 'no set'}"
+    if tls is not None:
+        closed("tls of gates.json", tls, {"listen", "names", "addresses"})
+        yield "gates.json:tls", f"port {tls['listen']}"
+        for entry in tls["names"]:
+            closed("a name of gates.json", entry, {"pattern", "ports"})
+            yield f"gates.json:tls/name/{entry['pattern']}", f"server name {entry['pattern']}, ports {_spans(entry)}"
+        for entry in tls["addresses"]:
+            closed("an address of gates.json", entry, {"first", "last", "ports"})
+            span = f"{entry['first']}-{entry['last']}"
+            yield f"gates.json:tls/address/{span}", f"any server name at {span}, ports {_spans(entry)}"
+
+
+def credentials(document: dict[str, Any]) -> Rules:
+    """credentials.json."""
+    closed("credentials.json", document, {"version", "names"})
+    for name in document["names"]:
+        yield f"credentials.json:{name}", "the vault gives it to this run"
+
+
+def supervision(document: dict[str, Any]) -> Rules:
+    """supervision.json."""
+    closed("supervision.json", document, _SUPERVISION_KEYS)
+    yield "supervision.json:roles", ", ".join(document["roles"]) or "none"
+    for section, values in _SUPERVISED.items():
+        closed(f"{section} of supervision.json", document[section], values)
+        for name, without in values.items():
+            value = document[section][name]
+            yield f"supervision.json:{section}/{name}", without if value is None else str(value)
+    closed("skills of supervision.json", document["skills"], {"allow", "side_effects"})
+    for name in ("allow", "side_effects"):
+        for one in document["skills"][name]:
+            yield f"supervision.json:skills/{name}/{one}", one
+
+
+def _ports(grant: Mapping[str, Any]) -> str:
+    return f"{grant['protocol']} {_spans(grant)}"
+
+
+def _spans(entry: Mapping[str, Any]) -> str:
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in entry["ports"])

@@ -1,0 +1,1 @@
+"""Sets that grants are made of: paths, addresses, host names and spans."""

@@ -1,0 +1,1 @@
+"""The manifest's JSON schema and reference page."""

@@ -1,0 +1,1 @@
+"""Tool manifests: documents, checks, pins and reports."""

@@ -1,0 +1,1 @@
+"""Netlink, nftables, conntrack and network namespaces."""

@@ -1,0 +1,1 @@
+"""Processes: spawn, confine, signal, prioritize and wait."""

@@ -1,0 +1,1 @@
+"""The runsc command and its logs."""

@@ -1,0 +1,1 @@
+"""Directories, labels, marks and locks of live runs."""

@@ -1,0 +1,1 @@
+"""Private files, trust state and packages on disk."""
