@@ -28,7 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.audit_append import grown  # noqa: E402
-from covenant.stores.audit import checking, files, places  # noqa: E402
+from covenant.stores.audit import (
+    files,
+    paths,
+)
+from covenant.stores.audit import verify as audit_verify  # noqa: E402
 from policy.audit_log import chain as audit_log_chain  # noqa: E402
 from policy.audit_log import verify  # noqa: E402
 
@@ -62,15 +66,15 @@ def main(rows: int, rounds: int) -> None:
         head = (home / "audit-head" / "head.json").read_bytes()
         key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
         lines = events.split(b"\n")[:-1]
-        at = places.Places.open(home)
+        at = paths.Places.open(home)
         opened = files.Files(at)
         actions: dict[str, Callable[[], object]] = {
             "bare": lambda: bare(lines),
             "verify": lambda: verify.verify(events, chain, head, key),
-            "daemon": lambda: checking.verify(opened, opened.snapshot()),
+            "daemon": lambda: audit_verify.verify(opened, opened.snapshot()),
         }
         assert verify.verify(events, chain, head, key).root_hash_hex == bare(lines)
-        assert checking.verify(opened, opened.snapshot()).valid
+        assert audit_verify.verify(opened, opened.snapshot()).valid
         results: dict[str, list[float]] = {name: [] for name in actions}
         for _ in range(rounds):
             for name, action in actions.items():

@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 import anyio  # noqa: E402
 
-from covenant.identity import Identity  # noqa: E402
-from covenant.respond import authority  # noqa: E402
-from covenant.respond.authority import Facts  # noqa: E402
+from covenant.handlers.access import authorization  # noqa: E402
+from covenant.handlers.access.authorization import Facts  # noqa: E402
+from covenant.keys.identity import Identity  # noqa: E402
 from covenant.stores.capabilities import rows  # noqa: E402
 from covenant.stores.capabilities.durable import DurableCapabilities  # noqa: E402
 from covenant.stores.capabilities.interface import Grant  # noqa: E402
@@ -80,7 +80,7 @@ async def measure(count: int) -> None:
         facts = {_PLAIN[0]: _PLAIN[2], _SCOPED[0]: _SCOPED[2]}
 
         def check(token: Token) -> None:
-            found = authority.decide(store, token.subject, token.action, facts[token.action], 5)
+            found = authorization.decide(store, token.subject, token.action, facts[token.action], 5)
             if found.grant is None:
                 raise AssertionError(found.reason)
 

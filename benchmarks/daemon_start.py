@@ -30,7 +30,7 @@ import anyio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from covenant.identity import Identity  # noqa: E402
+from covenant.keys.identity import Identity  # noqa: E402
 from covenant.stores.audit.durable import DurableAudit  # noqa: E402
 from covenant.stores.audit.interface import Entry  # noqa: E402
 from covenant.stores.capabilities import rows as grants  # noqa: E402

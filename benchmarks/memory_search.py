@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT))
 import anyio  # noqa: E402
 import numpy as np  # noqa: E402
 
-from covenant.stores.memory import vectors  # noqa: E402
 from covenant.stores.memory.durable import DurableMemory  # noqa: E402
+from covenant.stores.memory.index import vectors  # noqa: E402
 from tests.memory_kit import ALICE, BOB, record  # noqa: E402
 
 DIMENSIONS = 384

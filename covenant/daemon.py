@@ -29,12 +29,19 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from covenant import daemon_config, daemon_home, daemon_log, daemon_stores
-from covenant.adapters import http, http_listen, ipc
-from covenant.daemon_config import Settings
+from covenant import daemon_home, daemon_log, daemon_stores
+from covenant import settings as covenant_settings
+from covenant.adapters.http import gateway as http_gateway
+from covenant.adapters.http import listen
+from covenant.adapters.ipc import gateway as ipc_gateway
 from covenant.daemon_stores import Opened
-from covenant.respond import accounting, aftermath, agents, budget, deliver, peers, unfinished
-from covenant.runtime.projection import Projection
+from covenant.handlers import billing
+from covenant.handlers.grants import peers
+from covenant.handlers.intents import agents, budget, recovery
+from covenant.handlers.mailbox import delivery
+from covenant.handlers.state import pending_writes
+from covenant.runtime.budget_preemption import Projection
+from covenant.settings import Settings
 from covenant.wire import parts
 from policy import errors
 from policy.data import price_table
@@ -67,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         _check_user(allow_root=given.allow_root or os.environ.get("COVENANT_ALLOW_ROOT") == "1")
         os.umask(0o077)
         _limits()
-        settings = daemon_config.read(os.environ)
+        settings = covenant_settings.read(os.environ)
         for name in settings.unused:
             _LOG.warning("%s is set, and has no effect here", name)
         anyio.run(_until_signal, settings)
@@ -141,7 +148,7 @@ class Running:
     """A daemon that serves; ``http_port`` is None where there is no HTTP."""
 
     opened: Opened
-    socket: ipc.Gateway
+    socket: ipc_gateway.Gateway
     http_port: int | None
 
 
@@ -170,7 +177,7 @@ async def serve(settings: Settings, stop: Stop, *, ready: Ready = lambda running
             # (7)
             async with _http(opened, settings, group) as web:
                 sock = stack.enter_context(daemon_home.listening(directory, settings.home))
-                gateway = ipc.Gateway(opened.server, group)
+                gateway = ipc_gateway.Gateway(opened.server, group)
                 group.start_soon(gateway.listen, sock)
                 gc.freeze()
                 gc.enable()
@@ -188,7 +195,7 @@ async def _prepare(opened: Opened) -> None:
     # (3)
     await server.agents.reload(lambda change: agents.noted(server, change, "start"))
     # (4)
-    await aftermath.look(server)
+    await recovery.look(server)
     for each in opened.recovered:
         _LOG.warning("set right: %s", each)
     # (5)
@@ -198,7 +205,7 @@ async def _prepare(opened: Opened) -> None:
 
 async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup, stop: Stop) -> None:
     server = opened.server
-    await group.start(deliver.Delivery(server).run)
+    await group.start(delivery.Delivery(server).run)
     if settings.retry.scheduler:
         policy = parts.RetryPolicy(
             enabled=True,
@@ -207,13 +214,13 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
             max_requeues=settings.retry.max_requeues,
             scan_limit=settings.retry.scan_limit,
         )
-        group.start_soon(lambda: deliver.retry_on_schedule(server, policy, interval_ms=settings.retry.interval_ms))
+        group.start_soon(lambda: delivery.retry_on_schedule(server, policy, interval_ms=settings.retry.interval_ms))
     projection = Projection(
         server.runners,
         server.budget,
         look=opened.runtime.supervised.used,
         audit=server.audit,
-        key_of=lambda agent_id: accounting.budget_of(agent_id).pubkey,
+        key_of=lambda agent_id: billing.budget_of(agent_id).pubkey,
         prices=price_table.prices(),
         now_ms=server.now_ms,
         clock_ms=lambda: time.monotonic_ns() // 1_000_000,
@@ -225,7 +232,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(lambda: server.agents.watch(noted, stop=stop.event))
     group.start_soon(_peers, opened)
     group.start_soon(budget.upkeep, server)
-    group.start_soon(unfinished.again, server)
+    group.start_soon(pending_writes.again, server)
     group.start_soon(server.floods.run, server)
     group.start_soon(_watchdog)
 
@@ -254,12 +261,14 @@ async def _watchdog() -> None:
 
 
 @asynccontextmanager
-async def _http(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup) -> AsyncIterator[http.Gateway | None]:
+async def _http(
+    opened: Opened, settings: Settings, group: anyio.abc.TaskGroup
+) -> AsyncIterator[http_gateway.Gateway | None]:
     if settings.http_port is None:
         yield None
         return
-    gateway = http.Gateway(opened.server, group, origins=settings.http_origins)
-    with http_listen.bind(settings.http_bind, settings.http_port) as sock:
+    gateway = http_gateway.Gateway(opened.server, group, origins=settings.http_origins)
+    with listen.bind(settings.http_bind, settings.http_port) as sock:
         try:
             await gateway.listen(sock)
             yield gateway
@@ -269,14 +278,14 @@ async def _http(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup) 
                 await gateway.stop(grace_seconds=0)
 
 
-def _say_ready(settings: Settings, opened: Opened, web: http.Gateway | None, seconds: float) -> None:
+def _say_ready(settings: Settings, opened: Opened, web: http_gateway.Gateway | None, seconds: float) -> None:
     count = len(opened.server.agents.cards())
     where = f"HTTP {settings.http_bind}:{web.port}" if web else "no HTTP"
     _LOG.info("serves %s with %d agents, %s (started in %.2f s)", settings.home, count, where, seconds)
     notify.say("READY=1")
 
 
-async def _end(opened: Opened, gateway: ipc.Gateway, web: http.Gateway | None, reason: str) -> None:
+async def _end(opened: Opened, gateway: ipc_gateway.Gateway, web: http_gateway.Gateway | None, reason: str) -> None:
     """Answer those who have asked, and no more."""
     notify.say("STOPPING=1")
     _LOG.info("ends: %s", reason)

@@ -11,15 +11,17 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from covenant.daemon_config import Settings
-from covenant.identity import Identity
-from covenant.providers import chain, embed, secrets_file, tools
-from covenant.respond import table
-from covenant.respond.ignore import IgnoreSet
-from covenant.respond.secrets import InMemorySecrets
-from covenant.respond.server import Server
-from covenant.runtime import wiring
+from covenant.handlers import routes
+from covenant.handlers.access.secrets import InMemorySecrets
+from covenant.handlers.memory.ignore_check import IgnoreSet
+from covenant.handlers.server import Server
+from covenant.keys.identity import Identity
+from covenant.providers import secrets_file, tools
+from covenant.providers.chain import pick
+from covenant.providers.embed import pick as embed_pick
+from covenant.runtime import build
 from covenant.runtime.agents import Agents
+from covenant.settings import Settings
 from covenant.stores.audit.durable import DurableAudit
 from covenant.stores.budget.durable import DurableBudgetLedger, DurableCheckpoints
 from covenant.stores.capabilities.durable import DurableCapabilities
@@ -41,7 +43,7 @@ def now_ms() -> int:
 class Opened:
     """The server, what runs its agents, and what the opening of its stores set right."""
 
-    def __init__(self, server: Server, runtime: wiring.Runtime, recovered: tuple[str, ...]) -> None:
+    def __init__(self, server: Server, runtime: build.Runtime, recovered: tuple[str, ...]) -> None:
         self.server, self.runtime, self.recovered = server, runtime, recovered
 
 
@@ -63,8 +65,8 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
 
         agents = Agents(home)
         told = await anyio.to_thread.run_sync(secrets_file.told, home)
-        anchors = chain.pick(told.chain)
-        picked = await embed.pick(await anyio.to_thread.run_sync(embed.read_settings, home))
+        anchors = pick.pick(told.chain)
+        picked = await embed_pick.pick(await anyio.to_thread.run_sync(embed_pick.read_settings, home))
         if picked.warning:
             _LOG.warning("embedder: %s", picked.warning)
         embedder = closing("embedder", picked.embedder)
@@ -73,7 +75,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         identity = await anyio.to_thread.run_sync(Identity.load, home)
         audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=clock))
         runtime = await stack.enter_async_context(
-            wiring.opened(settings, audit=audit, now_ms=clock, operator=identity.agent.pubkey)
+            build.opened(settings, audit=audit, now_ms=clock, operator=identity.agent.pubkey)
         )
         capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
         ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)
@@ -103,7 +105,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             agents=agents,
             runners=runtime.runners,
             secrets=InMemorySecrets(told.secrets),
-            handlers=table.HANDLERS,
+            handlers=routes.HANDLERS,
         )
         audit.listen(lambda event: server.feed.publish("audit", event))
         yield Opened(server, runtime, tuple(recovered))

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covenant.respond import capabilities, identity, peers, secrets
-from covenant.respond.caller import Caller
-from covenant.respond.secrets import InMemorySecrets
-from covenant.runtime.running import Runners
+from covenant.handlers import identity
+from covenant.handlers.access import secrets
+from covenant.handlers.access.secrets import InMemorySecrets
+from covenant.handlers.caller import Caller
+from covenant.handlers.grants import capabilities, peers
+from covenant.runtime.runner import Runners
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.peers.in_memory import InMemoryPeers
 from covenant.wire import requests, responses

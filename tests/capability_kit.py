@@ -6,7 +6,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant.identity import Identity
+from covenant.keys.identity import Identity
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire.types import AgentId, SignedCapability
 from policy import base58

@@ -16,8 +16,8 @@ from anyio.from_thread import BlockingPortal
 from click.testing import Result
 
 from covenant.cli import common
-from covenant.respond.server import Server
-from covenant.runtime.running import Runners
+from covenant.handlers.server import Server
+from covenant.runtime.runner import Runners
 from policy import errors
 from tests import daemon_kit
 from tests.cli_kit import call, done

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 
 from covenant import daemon
-from covenant.daemon_config import Settings
-from covenant.respond.server import Server
+from covenant.handlers.server import Server
+from covenant.settings import Settings
 from tests.doubles import async_client
 from tests.doubles.async_client import AsyncClient
 

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import anyio
 
-from covenant.adapters import http_listen
-from covenant.adapters.http import Bounds, Gateway
-from covenant.respond.caller import Caller
-from covenant.respond.server import Handler, Server
+from covenant.adapters.http import listen
+from covenant.adapters.http.gateway import Bounds, Gateway
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Handler, Server
 from covenant.stores.capabilities.interface import Grant
 from covenant.wire import responses
 from covenant.wire.parts import AuditEvent
@@ -40,7 +40,7 @@ class Identity:
 
 
 class Peers:
-    """Who may come in, as ``covenant.respond.admission`` asks; ``broken`` is what a look raises."""
+    """Who may come in, as ``covenant.handlers.access.authentication`` asks; ``broken`` is what a look raises."""
 
     def __init__(self) -> None:
         self.tokens = {TOKEN: ME, OTHER_TOKEN: OTHER}
@@ -54,7 +54,7 @@ class Peers:
 
 
 class Grants:
-    """Grants as ``covenant.respond.authority`` looks for them, of nobody's signature."""
+    """Grants as ``covenant.handlers.access.authorization`` looks for them, of nobody's signature."""
 
     def __init__(self) -> None:
         self.grants: list[Grant] = []
@@ -110,7 +110,7 @@ async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **boun
     """The gateway of a server, on a free port."""
     async with anyio.create_task_group() as group:
         gateway = Gateway(server, group, origins=origins, bounds=Bounds(**bounds))
-        await gateway.listen(http_listen.bind("127.0.0.1", 0))
+        await gateway.listen(listen.bind("127.0.0.1", 0))
         try:
             yield gateway
         finally:

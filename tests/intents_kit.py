@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covenant.identity import Identity
-from covenant.providers.hashed import HashEmbedder
-from covenant.respond import capabilities
-from covenant.respond.caller import Caller
-from covenant.respond.ignore import IgnoreSet
-from covenant.respond.server import Server
+from covenant.handlers.caller import Caller
+from covenant.handlers.grants import capabilities
+from covenant.handlers.memory.ignore_check import IgnoreSet
+from covenant.handlers.server import Server
+from covenant.keys.identity import Identity
+from covenant.providers.embed.hashed import HashEmbedder
 from covenant.runtime.agents import Agents
-from covenant.runtime.running import Runners
+from covenant.runtime.runner import Runners
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from tests import runtime_kit, server_kit
 from tests.doubles.audit import InMemoryAudit

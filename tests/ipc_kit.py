@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from covenant.adapters import ipc
-from covenant.respond import table
-from covenant.respond.server import Handler
+from covenant.adapters.ipc import gateway as ipc_gateway
+from covenant.handlers import routes
+from covenant.handlers.server import Handler
 from covenant.wire import frames
 from covenant.wire.types import AgentId
 from tests import server_kit
@@ -89,7 +89,7 @@ def frame(document: Any) -> bytes:
 class Running:
     """An adapter that listens."""
 
-    def __init__(self, path: Path, gateway: ipc.Gateway, rows: Rows) -> None:
+    def __init__(self, path: Path, gateway: ipc_gateway.Gateway, rows: Rows) -> None:
         self.path, self.gateway, self.audit = path, gateway, rows
 
     @contextlib.asynccontextmanager
@@ -100,7 +100,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    home: Path, *, bounds: ipc.Bounds | None = None, handlers: Mapping[str, Handler] | None = None
+    home: Path, *, bounds: ipc_gateway.Bounds | None = None, handlers: Mapping[str, Handler] | None = None
 ) -> AsyncIterator[Running]:
     """The adapter with some handlers in the place of the daemon's."""
     rows = Rows()
@@ -109,14 +109,14 @@ async def running(
         audit=rows,
         peers=Peers(),
         identity=SimpleNamespace(agent=ME),
-        handlers={**table.HANDLERS, **(handlers or {})},
+        handlers={**routes.HANDLERS, **(handlers or {})},
     )
     home.mkdir(mode=0o700, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.bind(str(home / "sock"))
         sock.listen(512)
         async with anyio.create_task_group() as group:
-            gateway = ipc.Gateway(server, group, bounds=bounds)
+            gateway = ipc_gateway.Gateway(server, group, bounds=bounds)
             group.start_soon(gateway.listen, sock)
             yield Running(home / "sock", gateway, rows)
             await gateway.stop(grace_seconds=5)

@@ -9,15 +9,15 @@ from typing import Any
 
 import anyio
 
-from covenant.identity import Identity
-from covenant.providers.hashed import HashEmbedder
-from covenant.respond import accounting
-from covenant.respond.caller import Caller
-from covenant.respond.ignore import IgnoreSet
-from covenant.respond.server import Server
+from covenant.handlers import billing
+from covenant.handlers.caller import Caller
+from covenant.handlers.memory.ignore_check import IgnoreSet
+from covenant.handlers.server import Server
+from covenant.keys.identity import Identity
+from covenant.providers.embed.hashed import HashEmbedder
 from covenant.runtime.agents import Agents
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, Runners, RunResult
+from covenant.runtime.runner import Intent, Runners, RunResult
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities
 from covenant.stores.capabilities.interface import to_wire
 from covenant.wire import requests, responses
@@ -118,7 +118,7 @@ class World:
         place.mkdir(parents=True, mode=0o700)
         (place / "agent.toml").write_text(MANIFEST.format(id=agent_id, required=required))
         await self.server.agents.reload()
-        return accounting.budget_of(agent_id)
+        return billing.budget_of(agent_id)
 
     async def ask(self, agent: AgentId, request: requests.Request) -> Any:
         """The response, whatever it is."""

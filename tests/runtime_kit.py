@@ -9,7 +9,7 @@ from typing import Any
 import anyio.lowlevel
 
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult, Usage
+from covenant.runtime.runner import Intent, RunResult, Usage
 from covenant.wire.types import AgentId
 from policy import base58
 
@@ -73,7 +73,7 @@ async def echoes(card: Card, intent: Intent) -> RunResult:
 
 
 class Acts:
-    """``running.Runner`` whose runs are a function; ``asked`` are the intents that it was given."""
+    """``runner.Runner`` whose runs are a function; ``asked`` are the intents that it was given."""
 
     def __init__(self, act: Callable[[Card, Intent], Awaitable[RunResult]] = echoes) -> None:
         self.act = act
@@ -81,12 +81,12 @@ class Acts:
         self.ended: list[tuple[str, str]] = []
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
-        """As ``running.Runner``."""
+        """As ``runner.Runner``."""
         self.asked.append(intent)
         return await self.act(card, intent)
 
     async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
-        """As ``running.Runner``."""
+        """As ``runner.Runner``."""
         await anyio.lowlevel.checkpoint()
         self.ended.append((intent_id, reason))
         return True

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NoReturn
 
-from covenant.daemon_config import Settings
-from covenant.identity import Identity
-from covenant.respond import table
-from covenant.respond.caller import Caller
-from covenant.respond.server import Server
+from covenant.handlers import routes
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from covenant.keys.identity import Identity
 from covenant.runtime.agents import Agents
+from covenant.settings import Settings
 from covenant.wire.types import AgentId
 
 NOW_MS = 1_790_000_000_000
@@ -68,19 +68,19 @@ def _mailbox(clock: Clock) -> Any:
 
 
 def _identity(clock: Clock) -> Any:
-    from covenant.identity import Identity
+    from covenant.keys.identity import Identity
 
     return Identity(b"\x07" * 32)
 
 
 def _ignore(clock: Clock) -> Any:
-    from covenant.respond.ignore import IgnoreSet
+    from covenant.handlers.memory.ignore_check import IgnoreSet
 
     return IgnoreSet.of()
 
 
 def _embedder(clock: Clock) -> Any:
-    from covenant.providers.hashed import HashEmbedder
+    from covenant.providers.embed.hashed import HashEmbedder
 
     return HashEmbedder()
 
@@ -92,7 +92,7 @@ def _tools(clock: Clock) -> Any:
 
 
 def _secrets(clock: Clock) -> Any:
-    from covenant.respond.secrets import InMemorySecrets
+    from covenant.handlers.access.secrets import InMemorySecrets
 
     return InMemorySecrets()
 
@@ -128,7 +128,7 @@ _STORES = {
 def make(*, home: Path, now_ms: Any = None, **given: Any) -> Server:
     """A server of in-memory stores without agents and without runners; any attribute of ``Server`` can be given."""
     clock = now_ms or Clock()
-    fields: dict[str, Any] = {"home": home, "now_ms": clock, "handlers": table.HANDLERS}
+    fields: dict[str, Any] = {"home": home, "now_ms": clock, "handlers": routes.HANDLERS}
     fields |= {"settings": Settings(home=home), "agents": Agents(home)}
     fields |= {name: store(clock) for name, store in _STORES.items() if name not in given} | given
     if not {"audit", "capabilities", "peers"} <= set(given):

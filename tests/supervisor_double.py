@@ -1,6 +1,6 @@
 """A supervisor that answers what a test says, over the real frames and a real socket, and runs nothing.
 
-``tests/unit/covenant/runtime/test_supervised.py`` stands on it; ``tests/kernel/test_daemon_runs.py`` asks the same of
+``tests/unit/covenant/runtime/test_supervisor_client.py`` stands on it; ``tests/kernel/test_daemon_runs.py`` asks the same of
 the real one.
 """
 

@@ -19,7 +19,7 @@ from covenant import homes
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.doors import Door
+    from covenant.keys.signers import Door
 
 home = homes.home
 
@@ -162,14 +162,14 @@ def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Do
         errors.UsageError: neither is given, or both.
         errors.KeyFileError, errors.AgentError: there is no such key.
     """
-    from covenant import doors
+    from covenant.keys import signers
 
     if (name is None) == (agent is None):
         raise errors.UsageError("a key to sign with is needed, and one only", hint="give --key NAME or --ssh-agent KEY")
     if agent is not None:
-        return doors.agent_key(agent)
+        return signers.agent_key(agent)
     assert name is not None
-    return doors.key_file(home(), name, lambda: read_passphrase(passphrase_file))
+    return signers.key_file(home(), name, lambda: read_passphrase(passphrase_file))
 
 
 def _non_empty(line: bytes, source: str) -> bytes:

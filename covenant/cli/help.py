@@ -6,7 +6,8 @@ import inspect
 
 import click
 
-from covenant.cli import common, door
+from covenant.cli import common
+from covenant.cli.daemon import client
 from policy import errors
 
 _ACTORS = {
@@ -16,7 +17,7 @@ _ACTORS = {
 }
 
 
-@click.command("help", epilog=door.examples("covenant help", "covenant help capability_not_held"))
+@click.command("help", epilog=client.examples("covenant help", "covenant help capability_not_held"))
 @click.argument("code", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def help_code(code: str | None, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """``secrets.toml`` in a home (Covenant version 1, section 13): what the daemon is told that nobody else may read.
 
-    [embed]                  # covenant.providers.embed
+    [embed]                  # covenant.providers.embed.pick
     [secrets]                # by name, for whoever a grant of secret.access lets have them
     mail = "correct horse"
     [settlement]

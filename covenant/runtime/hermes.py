@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from covenant.runtime.hermes_api import HermesApi, shown
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult, Spent, Usage, with_spent
+from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.parts import Approval
 from covenant.wire.types import AgentId
 from policy import contract, errors
@@ -78,7 +78,7 @@ class _Run:
 
 
 class Hermes:
-    """``running.Runner`` for the runtime hermes; use as an async context manager. Without an ``api`` every run is
+    """``runner.Runner`` for the runtime hermes; use as an async context manager. Without an ``api`` every run is
     refused."""
 
     def __init__(self, api: HermesApi | None, *, audit: Log, verify: Verify, now_ms: Callable[[], int]) -> None:
@@ -112,7 +112,7 @@ class Hermes:
             self._probed = True
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
-        """As ``running.Runner``."""
+        """As ``runner.Runner``."""
         api = self._configured()
         await self._verify(card)
         await self.probe()
@@ -145,7 +145,7 @@ class Hermes:
         return _result(run, status, spent)
 
     async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
-        """As ``running.Runner``; the API's run is one, and has no grace."""
+        """As ``runner.Runner``; the API's run is one, and has no grace."""
         run = self._live.get(intent_id)
         if run is None:
             return False

@@ -1,6 +1,6 @@
 """An append-only file of lines: what ``append`` returned for is on the disk.
 
-Many appends at once share a sync (``covenant.stores.turns``). A line that a crash left without its newline was never
+Many appends at once share a sync (``covenant.stores.group_commit``). A line that a crash left without its newline was never
 acknowledged; at the next opening it is set aside in a file beside, and reported. When the disk is full the line is
 refused and the file is as it was; when a sync fails nobody knows what is on the disk, and the journal takes no more.
 
@@ -21,7 +21,7 @@ from typing import Self
 
 import anyio.to_thread
 
-from covenant.stores import turns
+from covenant.stores import group_commit
 from policy import errors
 from sandbox import durable
 
@@ -56,7 +56,7 @@ class Journal:
         self._mode = mode
         self._directory = self._fd = -1
         self._size = 0
-        self._turns: turns.Turns[_Append | _Rewrite, None] = turns.Turns(self._write, what=str(path))
+        self._turns: group_commit.Turns[_Append | _Rewrite, None] = group_commit.Turns(self._write, what=str(path))
 
     @classmethod
     async def open(cls, path: Path, mode: int = 0o600) -> Self:

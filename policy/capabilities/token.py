@@ -4,7 +4,7 @@
     | grantor key (32) | whether it ends (1 or 0) | when it ends (u64, 0 if never)
 
 All numbers big-endian. Display names are not signed. INVARIANT: these are version 1's bytes; whatever else the same key
-signs must not be readable as them (``covenant.identity``), which ``parse`` decides.
+signs must not be readable as them (``covenant.keys.identity``), which ``parse`` decides.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PROVENANCE = "provenance.json"
 _KINDS: Final = ("built-in", "default", "manifest")
 _OPTIONAL: Final = ("parent", "reason")
 # The artefacts for whose every rule there must be a cause, and for nothing else. The others' rules are numbered lines
-# of one text, which policy.explain.report pairs with their causes.
+# of one text, which commands.explain.report pairs with their causes.
 _PAIRED: Final = tuple(f"{name}:" for name in (reading.BPF, cgroup.CGROUP, mounts.MOUNTS, config.RUNTIME))
 
 

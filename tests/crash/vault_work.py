@@ -47,7 +47,7 @@ COMMANDS = (
 
 def do(home: str, first: int, count: Callable[[], None], told: Callable[[Mapping[str, Any]], None]) -> None:
     """Everything from the command ``first`` on. ``count`` is called before it: from there on it may be killed."""
-    from covenant.cli.vault import vault
+    from covenant.cli.operator.vault import vault
 
     os.environ["COVENANT_HOME"] = home
     pipes: Sequence[tuple[int, int]] = [os.pipe() for _ in COMMANDS]

@@ -13,10 +13,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant import daemon as daemon_module
-from covenant import signing
-from covenant.respond.server import Server
+from covenant.handlers.server import Server
+from covenant.keys import signing
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, Runners, RunResult
+from covenant.runtime.runner import Intent, Runners, RunResult
 from policy import decide, errors
 from sandbox import package as reader
 from tests import daemon_kit, hermes_double, runtime_kit

@@ -12,13 +12,13 @@ import anyio
 import pytest
 from aiohttp import web
 
-from covenant.respond import dispatch, intent
-from covenant.respond.server import Server
+from covenant.handlers.intents import pipeline, submit
+from covenant.handlers.server import Server
 from covenant.runtime import hermes as hermes_module
 from covenant.runtime.agents import Agents
 from covenant.runtime.hermes import Hermes
 from covenant.runtime.hermes_api import HermesApi
-from covenant.runtime.running import Intent, RunResult
+from covenant.runtime.runner import Intent, RunResult
 from covenant.wire import requests
 from policy import errors
 from tests import daemon_kit, hermes_double, intents_kit, runtime_kit, server_kit
@@ -43,7 +43,7 @@ async def _poor(home: Path, clock: server_kit.Clock) -> tuple[Server, runtime_ki
     server = intents_kit.make(home, acts=acts, now_ms=clock)
     await server.agents.reload()
     await intents_kit.granted(server, ALICE, "memory.write")
-    await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="first", agent="a"))
+    await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="first", agent="a"))
     return server, acts
 
 
@@ -52,12 +52,12 @@ async def test_an_intent_with_a_key_is_done_once_if_it_was_resumed_as_well(tmp_p
     server, _ = await _poor(tmp_path, clock)
     asked = requests.SubmitIntent(text="second", agent="a", idempotency_key="/k")
     with pytest.raises(errors.BudgetExhaustedError):
-        await intent.submit_intent(server, ALICE, asked)
+        await submit.submit_intent(server, ALICE, asked)
     (waiting,) = server.checkpoints.active()
     clock.at_ms += 3_600_000
-    resumed = await intent.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
+    resumed = await submit.resume_intent(server, ALICE, requests.ResumeIntent(intent_id=waiting.intent_id))
     clock.at_ms += 3_600_000
-    again = await intent.submit_intent(server, ALICE, asked)
+    again = await submit.submit_intent(server, ALICE, asked)
     assert again.intent_id == resumed.intent_id
     assert [row["intent_text"] for row in await rows(server, "intent_dispatched")] == ["first", "second"]
 
@@ -66,14 +66,14 @@ async def test_an_intent_with_a_key_is_done_once_if_it_was_resumed_as_well(tmp_p
 async def test_no_more_intents_wait_for_one_submitter_than_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, most_bytes: int
 ) -> None:
-    monkeypatch.setattr(dispatch, "_MOST_WAITING", most)
-    monkeypatch.setattr(dispatch, "_MOST_WAITING_BYTES", most_bytes)
+    monkeypatch.setattr(pipeline, "_MOST_WAITING", most)
+    monkeypatch.setattr(pipeline, "_MOST_WAITING_BYTES", most_bytes)
     server, _ = await _poor(tmp_path, server_kit.Clock())
     for number in range(3):
         with pytest.raises(errors.BudgetExhaustedError):
-            await intent.submit_intent(server, ALICE, requests.SubmitIntent(text=f"éé {number}", agent="a"))
+            await submit.submit_intent(server, ALICE, requests.SubmitIntent(text=f"éé {number}", agent="a"))
     with pytest.raises(errors.BusyError, match="as many intents"):
-        await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="éé 3", agent="a"))
+        await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="éé 3", agent="a"))
     assert len(server.checkpoints.active()) == 3
     assert [row["code"] for row in await rows(server, "intent_failed")][-1] == errors.BusyError.code
 

@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.respond import accounting, ignore
+from covenant.handlers import billing
+from covenant.handlers.memory import ignore_check
 from covenant.runtime import agents as runtime_agents
 from policy import errors
 from tests import daemon_kit, runtime_kit
@@ -48,21 +49,21 @@ async def test_a_name_that_is_no_utf8_stops_neither_the_daemon_nor_its_watch(
 
 @pytest.mark.parametrize("also", [(), ("!**/none.env",)])
 def test_of_a_text_full_of_places_no_more_are_counted_than_may_be(also: tuple[str, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(ignore, "MOST_PLACES", 50)
+    monkeypatch.setattr(ignore_check, "MOST_PLACES", 50)
     looked: list[int] = []
-    paths = ignore.Rule._paths
+    paths = ignore_check.Rule._paths
 
     def counted(*args: Any) -> Any:
         for span in paths(*args):
             looked.append(1)
             yield span
 
-    monkeypatch.setattr(ignore.Rule, "_paths", counted)
+    monkeypatch.setattr(ignore_check.Rule, "_paths", counted)
     # Where nothing is taken back one place is enough; where something is, as many as may be are.
-    rules = ignore.parse("\n".join((*ignore.SEEDED, *also)))
-    assert ignore.matched(rules, "x/.env.a " * 10_000) in ("**/.env", "**/.env.*")
+    rules = ignore_check.parse("\n".join((*ignore_check.SEEDED, *also)))
+    assert ignore_check.matched(rules, "x/.env.a " * 10_000) in ("**/.env", "**/.env.*")
     assert len(looked) <= (50 if also else 1)
-    assert ignore.matched(rules, "none.txt " * 10_000) is None
+    assert ignore_check.matched(rules, "none.txt " * 10_000) is None
 
 
 async def test_a_peers_own_feed_does_not_say_whose_tasks_there_are(covenant_home: Path) -> None:
@@ -96,7 +97,7 @@ async def test_nobody_is_let_in_by_the_key_of_an_agent(covenant_home: Path) -> N
     async with daemon_kit.running(covenant_home) as daemon:
         listed = {one["id"]: one["pubkey"] for one in (await daemon.ask("list_agents"))["agents"]}
         assert listed.keys() == {"wordcount", "twin"}
-        later = accounting.budget_of("later").pubkey
+        later = billing.budget_of("later").pubkey
         for display, pubkey in (
             ("eve@local", listed["wordcount"]),
             ("eve@local", listed["twin"]),

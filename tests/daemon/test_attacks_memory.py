@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from covenant.respond import audit, fitting, floods, memory
-from covenant.stores.audit import shared
+from covenant.handlers import paging
+from covenant.handlers.audit import audit
+from covenant.handlers.memory import records
+from covenant.handlers.state import refusal_summary
+from covenant.stores.audit import event_text
 from covenant.stores.memory import sqlite
 from covenant.stores.memory.interface import Room
 from policy import errors
@@ -38,7 +41,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch, store: Any) -> list[int]:
 async def test_many_long_rows_are_not_read_at_once(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "AT_FIRST", 8)
     # Of a flood only the first few would stand there.
-    monkeypatch.setattr(floods, "MOST_BYTES", 2**40)
+    monkeypatch.setattr(refusal_summary, "MOST_BYTES", 2**40)
     async with daemon_kit.running(covenant_home) as daemon:
         made = await daemon.ask("enroll_peer", display="eve@local", actions=["memory.write"])
         async with async_client.connected(covenant_home, token=made["token_b58"]) as eve:
@@ -62,7 +65,7 @@ async def test_many_short_rows_are_all_there(covenant_home: Path, monkeypatch: p
 
 
 async def test_many_long_records_are_not_read_at_once(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_AT_FIRST", 8)
+    monkeypatch.setattr(records, "_AT_FIRST", 8)
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.read", "memory.write")
         for number in range(20):
@@ -87,14 +90,14 @@ async def test_a_mailbox_of_long_tasks_is_shown_as_far_as_an_answer_goes(covenan
                 await ada.ask("send_a2_a_task", task=task)
         async with async_client.connected(covenant_home, token=tokens[BOB.display]) as bob:
             shown = (await bob.ask("recent_a2_a_tasks", limit=1000))["tasks"]
-            assert [one["id"] for one in shown] == [f"t{11 - number}" for number in range(fitting.ROOM // LONG)]
-            assert len((await bob.ask("a2_a_queue", limit=1000))["tasks"]) == fitting.ROOM // 2 // LONG
+            assert [one["id"] for one in shown] == [f"t{11 - number}" for number in range(paging.ROOM // LONG)]
+            assert len((await bob.ask("a2_a_queue", limit=1000))["tasks"]) == paging.ROOM // 2 // LONG
 
 
 async def test_short_rows_before_long_ones_do_not_have_them_all_held(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "MOST_HELD_BYTES", 4 * LONG)
+    monkeypatch.setattr(event_text, "MOST_HELD_BYTES", 4 * LONG)
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write")
         for number in range(20):
@@ -131,7 +134,7 @@ async def test_short_records_before_long_ones_do_not_have_them_all_held(
 async def test_a_peer_that_fills_memory_fills_its_own_room_alone(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MAX_OWN", Room(records=3, bytes=10_000))
+    monkeypatch.setattr(records, "MAX_OWN", Room(records=3, bytes=10_000))
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write")
         tokens = [

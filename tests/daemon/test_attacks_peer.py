@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from covenant.respond import dispatch
+from covenant.handlers.intents import pipeline
 from covenant.wire import requests
 from policy import base58, contract, errors
 from tests import daemon_kit
@@ -123,11 +123,11 @@ async def test_a_text_that_is_ignored_fills_no_log_for_who_may_write_nothing(cov
         assert (await eve.ask("submit_intent", text=long))["status"] == "ignored"
         (row,) = [one.kind for one in await daemon.server.audit.recent(10) if one.kind["type"] == "intent_ignored"]
         assert long.startswith(row["intent_text"])
-        assert len(row["intent_text"]) == dispatch.MOST_OF_IGNORED
+        assert len(row["intent_text"]) == pipeline.MOST_OF_IGNORED
 
 
 async def test_who_may_keep_a_text_has_all_of_an_ignored_one_in_the_log(covenant_home: Path) -> None:
-    long = "x/.env " + "y" * (dispatch.MOST_OF_IGNORED + 1)
+    long = "x/.env " + "y" * (pipeline.MOST_OF_IGNORED + 1)
     async with daemon_kit.running(covenant_home) as daemon:
         await daemon.grant("memory.write")
         assert (await daemon.ask("submit_intent", text=long))["status"] == "ignored"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from covenant.respond import intent
+from covenant.handlers.intents import submit
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult
+from covenant.runtime.runner import Intent, RunResult
 from covenant.wire import requests
 from policy import errors
 from tests import daemon_kit, http_kit, intents_kit, runtime_kit, server_kit
@@ -96,7 +96,7 @@ async def test_sources_that_are_ignored_are_not_kept(tmp_path: Path) -> None:
     server = intents_kit.make(tmp_path, acts=runtime_kit.Acts(named))
     await server.agents.reload()
     await intents_kit.granted(server, ALICE, "memory.write")
-    result = await intent.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))
+    result = await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))
     assert result.sources == ("notes.md", "/home/u/secrets.toml")
     assert await server.memory.recent(None, 10) == []
     (row,) = await rows(server, "memory_write_ignored")

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.cli import door
+from covenant.cli.daemon import client
 from covenant.stores.mailbox.interface import MAX_RESULT_BYTES
 from tests import cli_daemon_kit
 from tests.cli_daemon_kit import Daemon, Envelopes, answered, exit_status
@@ -73,7 +73,7 @@ def test_an_answer_is_found_behind_as_many_long_ones_as_no_listing_has_room_for(
     for _ in range(2):
         late = answered("a2a", "send", ME, "be late")["task_id"]
         answered("a2a", "force-error", late, "--reason", "a test", "--message", "x" * (MAX_RESULT_BYTES - 200))
-    listed = door.ask("recent_a2_a_results", limit=1000)["results"]
+    listed = client.ask("recent_a2_a_results", limit=1000)["results"]
     assert early not in [one["task_id"] for one in listed]
     again = ("a2a", "send", "hello@agent", "be early", "--id", early, "--wait", "--timeout", "20")
     assert answered(*again, status=1)["result"]["error_message"] == "the early one"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.respond import accounting
+from covenant.handlers import billing
 from covenant.stores.peers.interface import Enrolled
 from covenant.wire.types import MemoryRecord, Tier
 from tests import cli_daemon_kit
@@ -33,7 +33,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 
 
 def test_an_intent_that_waited_is_resumed_once(daemon: Daemon) -> None:
-    bucket, ledger = accounting.budget_of("poor"), daemon.server.budget
+    bucket, ledger = billing.budget_of("poor"), daemon.server.budget
     daemon.portal.call(ledger.set_capacity, bucket, 1)
     # Somebody else's run has the only credit, until it gives it back.
     daemon.portal.call(ledger.try_debit, bucket, 1, "another")

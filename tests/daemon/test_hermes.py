@@ -13,13 +13,13 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant import signing
-from covenant.runtime import signatures
+from covenant.keys import signing
+from covenant.runtime import package_signatures
 from covenant.runtime.agents import Agents
 from covenant.runtime.hermes import Hermes
 from covenant.runtime.hermes_api import HermesApi
 from covenant.runtime.packages import Card
-from covenant.runtime.running import Intent, RunResult, spent
+from covenant.runtime.runner import Intent, RunResult, spent
 from covenant.wire.types import AgentId
 from policy import decide, errors
 from sandbox import package as reader
@@ -395,7 +395,7 @@ async def test_an_agent_that_no_operator_signed_is_not_sent_anywhere(tmp_path: P
     (home / "trust" / "root.json").chmod(0o600)
 
     async def verify(card: Card) -> None:
-        signatures.verify(card, home=home, state=home / "supervisor", host="box", now_ms=lambda: NOW_MS)
+        package_signatures.verify(card, home=home, state=home / "supervisor", host="box", now_ms=lambda: NOW_MS)
 
     def sign(card: Card, by: Ed25519PrivateKey) -> None:
         read = reader.read(card.directory)

@@ -14,12 +14,12 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.adapters import http_listen, http_routes, openapi
-from covenant.adapters.http import Gateway
-from covenant.adapters.http_routes import Route
-from covenant.respond import live
-from covenant.respond.caller import Caller
-from covenant.respond.server import Server
+from covenant.adapters.http import listen, openapi, routes
+from covenant.adapters.http.gateway import Gateway
+from covenant.adapters.http.routes import Route
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from covenant.handlers.state import intent_progress
 from covenant.wire import requests, responses
 from policy import errors
 from tests import http_kit, prometheus_text, server_kit
@@ -74,7 +74,7 @@ def asked_for(route: Route) -> tuple[str, Any]:
     return path, None if body is None else least(body["content"]["application/json"]["schema"])
 
 
-@pytest.mark.parametrize("route", [one for one in http_routes.TABLE if one.kind], ids=lambda one: one.operation)
+@pytest.mark.parametrize("route", [one for one in routes.TABLE if one.kind], ids=lambda one: one.operation)
 async def test_each_route_asks_its_kind_as_its_caller(world: World, route: Route) -> None:
     path, body = asked_for(route)
     async with http_kit.client(world.gateway) as client, client.request(route.method, path, json=body) as answer:
@@ -101,7 +101,7 @@ async def test_what_needs_no_token(world: World) -> None:
     assert world.audit.rows == []
 
 
-@pytest.mark.parametrize("route", [one for one in http_routes.TABLE if not one.open], ids=lambda one: one.operation)
+@pytest.mark.parametrize("route", [one for one in routes.TABLE if not one.open], ids=lambda one: one.operation)
 async def test_everything_else_does(world: World, route: Route) -> None:
     path, body = asked_for(route)
     async with (
@@ -246,7 +246,7 @@ async def test_every_answer_is_for_its_asker_alone(world: World) -> None:
 async def test_numbers(world: World) -> None:
     world.server.live.say("i", "key", "submitted", 1)
     world.server.live.say("j", "key", "submitted", 1)
-    world.server.live.say("j", "key", live.ENDED, 2, status="ok")
+    world.server.live.say("j", "key", intent_progress.ENDED, 2, status="ok")
     await world.server.budget.set_capacity(http_kit.OTHER, 7)
     async with http_kit.client(world.gateway) as client:
         for path in ("/tools", "/tools", "/nothing"):
@@ -327,7 +327,7 @@ async def test_stopping_lets_what_has_begun_be_answered(tmp_path: Path) -> None:
 
     async with anyio.create_task_group() as group:
         gateway = Gateway(server, group)
-        await gateway.listen(http_listen.bind("127.0.0.1", 0))
+        await gateway.listen(listen.bind("127.0.0.1", 0))
         group.start_soon(ask)
         await begun.wait()
         async with anyio.create_task_group() as stopping:
@@ -342,14 +342,14 @@ async def test_stopping_lets_what_has_begun_be_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "example.org", "", "127.0.0.1 ", "224.0.0.1"])
 async def test_only_the_loopback_is_bound(address: str) -> None:
     with pytest.raises(errors.SettingError):
-        http_listen.bind(address, 0)
+        listen.bind(address, 0)
 
 
 async def test_a_port_that_is_taken_is_said_so() -> None:
-    with http_listen.bind("localhost", 0) as first:
+    with listen.bind("localhost", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(errors.SettingError) as refused:
-            http_listen.bind("127.0.0.1", port)
+            listen.bind("127.0.0.1", port)
     assert str(port) in refused.value.message
 
 

@@ -12,10 +12,10 @@ from typing import cast
 import anyio
 import pytest
 
-from covenant.adapters.http import Gateway
-from covenant.adapters.http_streams import Pace
-from covenant.respond.caller import Caller
-from covenant.respond.server import Server
+from covenant.adapters.http.gateway import Gateway
+from covenant.adapters.http.streams import Pace
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
 from covenant.wire import requests, responses
 from tests import http_kit
 from tests.http_kit import TOKEN, head, raw, statuses

@@ -9,11 +9,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from covenant.adapters.http import Gateway
-from covenant.adapters.http_streams import Pace
-from covenant.respond import live
-from covenant.respond.caller import Caller
-from covenant.respond.server import Server
+from covenant.adapters.http.gateway import Gateway
+from covenant.adapters.http.streams import Pace
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from covenant.handlers.state import intent_progress
 from covenant.wire import requests, responses, types
 from tests import http_kit
 from tests.http_kit import event
@@ -169,7 +169,7 @@ async def test_an_intent_is_one_chunk_and_its_end(gateway: Gateway, echo: http_k
     async def submit(server: Server, caller: Caller, asked: requests.SubmitIntent) -> responses.IntentResult:
         server.live.say("i-1", caller.agent.pubkey, "submitted", 1)
         await go_on.wait()
-        server.live.say("i-1", caller.agent.pubkey, live.ENDED, 2, status="ok")
+        server.live.say("i-1", caller.agent.pubkey, intent_progress.ENDED, 2, status="ok")
         return responses.IntentResult(intent_id="i-1", status="ok", text="done", sources=("s",))
 
     echo.answers["submit_intent"] = submit

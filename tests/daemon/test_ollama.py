@@ -10,9 +10,9 @@ import anyio
 import pytest
 from aiohttp import web
 
-from covenant.providers import embed, ollama
-from covenant.providers.embed import EmbedSettings
-from covenant.providers.ollama import OllamaEmbedder
+from covenant.providers.embed import ollama, pick
+from covenant.providers.embed.ollama import OllamaEmbedder
+from covenant.providers.embed.pick import EmbedSettings
 from policy import errors
 
 pytestmark = pytest.mark.anyio
@@ -175,7 +175,7 @@ async def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyP
 )
 async def test_a_probe_that_fails_is_a_warning_and_the_embedder_stays(tags: Answer, reason: str) -> None:
     async with serving(tags=tags, embed=said({"embeddings": [[1.0]]})) as (endpoint, _):
-        picked = await embed.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
+        picked = await pick.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
         assert reason in picked.warning
         assert picked.embedder.name == "ollama/nomic-embed-text"
         assert await picked.embedder.embed("t") == (1.0,)
@@ -187,13 +187,13 @@ async def test_nobody_there_is_an_error_of_ours(endpoint: str) -> None:
     async with embedding(endpoint) as embedder:
         with pytest.raises(errors.EmbedderError, match="cannot be reached"):
             await embedder.embed("t")
-    picked = await embed.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
+    picked = await pick.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
     assert "cannot be reached" in picked.warning
     await picked.embedder.close()
 
 
 async def test_a_probe_that_succeeds_warns_of_nothing() -> None:
     async with serving(tags=said(TAGS)) as (endpoint, _):
-        picked = await embed.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
+        picked = await pick.pick(EmbedSettings(provider="ollama", endpoint=endpoint))
         assert picked.warning == ""
         await picked.embedder.close()

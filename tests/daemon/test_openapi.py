@@ -23,7 +23,7 @@ from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from covenant.adapters import openapi
+from covenant.adapters.http import openapi
 from tests import daemon_kit
 
 load_all_checks()

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from typing import Any
 
-from covenant import daemon_config
-from covenant.adapters import ipc
+from covenant import settings as covenant_settings
+from covenant.adapters.ipc import gateway
 from covenant.wire import frames, requests, strict
 from tests.daemon.test_lifecycle import environment, process
 from tests.house.test_docs import commands
@@ -46,9 +46,9 @@ def test_its_commands_work(covenant_home: pathlib.Path, clone: pathlib.Path) -> 
 
 
 def test_it_names_every_variable() -> None:
-    """What `daemon_config.read` asks an environment for; the table shortens some to their end."""
+    """What `settings.read` asks an environment for; the table shortens some to their end."""
     asked = _Asked(COVENANT_HOME=os.environ["COVENANT_HOME"])
-    daemon_config.read(asked)
+    covenant_settings.read(asked)
     told = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", PAGE))
     parts = set(re.findall(r"(?<![A-Z0-9])_[A-Z_]+", PAGE))
     missing = {n for n in asked.asked_for - told - {"SUDO_UID"} if not any(n.endswith(part) for part in parts)}
@@ -56,7 +56,7 @@ def test_it_names_every_variable() -> None:
 
 
 def test_its_defaults_are_those_of_the_code() -> None:
-    settings = daemon_config.read({"COVENANT_HOME": os.environ["COVENANT_HOME"]})
+    settings = covenant_settings.read({"COVENANT_HOME": os.environ["COVENANT_HOME"]})
     for value in (
         settings.http_port,
         settings.http_bind,
@@ -69,7 +69,7 @@ def test_its_defaults_are_those_of_the_code() -> None:
 
 
 def test_its_bounds_are_those_of_the_code() -> None:
-    bounds = ipc.Bounds()
+    bounds = gateway.Bounds()
     for text in (
         f"| {bounds.connections}, {bounds.of_one_peer}, {bounds.of_others} |",
         f"| {bounds.strangers}; of more",

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from covenant import daemon_home, daemon_stores
-from covenant.adapters import http_listen
-from covenant.identity import Identity
-from covenant.providers import embed
-from covenant.respond import aftermath, deliver
-from covenant.respond.ignore import IgnoreSet
-from covenant.runtime import agents, projection, wiring
+from covenant.adapters.http import listen
+from covenant.handlers.intents import recovery
+from covenant.handlers.mailbox import delivery
+from covenant.handlers.memory.ignore_check import IgnoreSet
+from covenant.keys.identity import Identity
+from covenant.providers.embed import pick
+from covenant.runtime import agents, budget_preemption, build
 from covenant.stores.audit.durable import DurableAudit
 from covenant.stores.budget.durable import DurableBudgetLedger, DurableCheckpoints
 from covenant.stores.capabilities.durable import DurableCapabilities
@@ -89,14 +90,14 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     one = Seen(monkeypatch)
     one.block(daemon_home, "held", "home")
     one.block(daemon_home, "listening", "socket")
-    one.block(http_listen, "bind", "HTTP")
+    one.block(listen, "bind", "HTTP")
     for owner, name, step in (
-        (embed, "pick", "embedder"),
+        (pick, "pick", "embedder"),
         (DurableMemory, "open", "memory"),
         (DurableReceipts, "open", "receipts"),
         (Identity, "load", "identity"),
         (DurableAudit, "open", "audit"),
-        (wiring, "opened", "runtime"),
+        (build, "opened", "runtime"),
         (DurableCapabilities, "open", "capabilities"),
         (IgnoreSet, "open", "ignore"),
         (DurableMailbox, "open", "mailbox"),
@@ -104,9 +105,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         (DurableBudgetLedger, "open", "budget"),
         (DurableCheckpoints, "open", "checkpoints"),
         (agents.Agents, "reload", "packages"),
-        (aftermath, "look", "runs that were left"),
-        (deliver.Delivery, "__init__", "deliveries"),
-        (projection.Projection, "__init__", "projection"),
+        (recovery, "look", "runs that were left"),
+        (delivery.Delivery, "__init__", "deliveries"),
+        (budget_preemption.Projection, "__init__", "projection"),
     ):
         one.call(owner, name, lambda *args, step=step: step)
     told = {"daemon_started", "daemon_stopped"}

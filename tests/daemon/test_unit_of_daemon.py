@@ -81,5 +81,5 @@ def test_systemd_waits_for_the_end_longer_than_the_daemon_takes() -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(_unit("covenantd.service"))
-    # Answers, then the rows of what is cut off (covenant.respond.dispatch), then the stores.
+    # Answers, then the rows of what is cut off (covenant.handlers.intents.pipeline), then the stores.
     assert int(parser["Service"]["TimeoutStopSec"]) >= daemon.STOP_SECONDS + 60 + 30

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from covenant import daemon, daemon_stores
-from covenant.daemon_config import PeerRate, Retry
-from covenant.respond import budget, floods, unfinished
+from covenant.handlers.intents import budget
+from covenant.handlers.state import pending_writes, refusal_summary
+from covenant.settings import PeerRate, Retry
 from covenant.stores.budget.durable import DurableBudgetLedger
 from policy import errors
 from tests import daemon_kit
@@ -91,7 +92,7 @@ async def test_old_debits_leave_the_ledger_at_the_start(covenant_home: Path) -> 
 async def test_refusals_that_were_only_counted_are_in_the_log_at_the_end(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floods, "MOST", 1)
+    monkeypatch.setattr(refusal_summary, "MOST", 1)
     async with daemon_kit.running(covenant_home) as one, daemon_kit.peer(one, ADA) as ada:
         for _ in range(3):
             with pytest.raises(errors.CovenantError) as refused:
@@ -105,7 +106,7 @@ async def test_refusals_that_were_only_counted_are_in_the_log_at_the_end(
 async def test_what_no_disk_took_is_written_again_although_nobody_asks(
     covenant_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfinished, "_AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(pending_writes, "_AGAIN_SECONDS", 0.02)
     tried: list[str] = []
     done = anyio.Event()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant.stores.audit import interface, notary, proving, rows, shared
+from covenant.stores.audit import checkpoints, event_text, interface, proofs, rows
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy.audit_log import chain, events, merkle, note, truncation
@@ -23,13 +23,13 @@ class InMemoryAudit:
         self._now_ms = now_ms
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key()
-        self._notes = notary.Notary(origin or proving.origin_of(public), Ed25519PrivateKey.generate())
+        self._notes = checkpoints.Notary(origin or proofs.origin_of(public), Ed25519PrivateKey.generate())
         self._listeners: list[interface.Listener] = []
         self._lines: list[bytes] = []
         self._chain = b""
         self._before = self._head = chain.Head()
         self._last_ms = 0
-        self._prover = proving.Prover(self, self._notes, public)
+        self._prover = proofs.Prover(self, self._notes, public)
 
     @property
     def origin(self) -> str:
@@ -61,7 +61,7 @@ class InMemoryAudit:
 
     async def append_all(self, entries: Sequence[interface.Entry]) -> list[str]:
         """As the interface says."""
-        bodies = [shared.body_text(one.kind, one.fields, one.issuer or self._issuer) for one in entries]
+        bodies = [event_text.body_text(one.kind, one.fields, one.issuer or self._issuer) for one in entries]
         now, ids = self._tick(), [str(uuid.uuid4()) for _ in entries]
         lines = events.lines(ids, now, bodies)
         written = [chain.Row(line, event_id, now) for line, event_id in zip(lines, ids, strict=True)]
@@ -81,7 +81,7 @@ class InMemoryAudit:
     ) -> list[parts.AuditEvent]:
         """As the interface says."""
         lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
-        return list(shared.newest(lines, limit, since_ms))
+        return list(event_text.newest(lines, limit, since_ms))
 
     async def scan(
         self,
@@ -93,7 +93,7 @@ class InMemoryAudit:
     ) -> interface.Scan:
         """As the interface says."""
         lines = (line for line in reversed(self._lines) if issuer_pubkey in (None, _pubkey(line)))
-        return shared.scanned(lines, wanted, limit, since_ms)
+        return event_text.scanned(lines, wanted, limit, since_ms)
 
     async def verify(self) -> audit_log_verify.Report:
         """As the interface says."""
@@ -106,7 +106,7 @@ class InMemoryAudit:
         """As the interface says."""
         done = self._purge(before_ms)
         if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
-            await self.append("audit_checkpoint", shared.checkpoint_fields(newest[0]))
+            await self.append("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
         return done
 
     def _purge(self, before_ms: int) -> interface.Purged:
@@ -126,7 +126,7 @@ class InMemoryAudit:
         previous = chain.event_hash(self._lines[0]) if first else None
         cut = truncation.Cut(stay - first, there[first], there[stay - 1], root, whole, tree, previous)
         now, event_id = self._tick(), str(uuid.uuid4())
-        issuer = shared.issuer_text(self._issuer.display, self._issuer.pubkey)
+        issuer = event_text.issuer_text(self._issuer.display, self._issuer.pubkey)
         line = events.assembled(
             event_id, now, issuer, events.kind_text(truncation.KIND, truncation.fields(cut, self._key))
         )
@@ -154,7 +154,7 @@ class InMemoryAudit:
         merged, found = self._notes.merged(cosigned, witnesses)
         self._notes.keep(merged)
         checkpoint = note.Checkpoint.parse(merged.text)
-        await self.append_all([shared.cosigned_entry(checkpoint, one) for one in found])
+        await self.append_all([event_text.cosigned_entry(checkpoint, one) for one in found])
         return merged
 
     async def consistency(self, old: int, size: int) -> list[bytes]:
@@ -179,7 +179,7 @@ class InMemoryAudit:
     async def _told(self, made: Sequence[note.Note]) -> None:
         for one in made:
             self._notes.keep(one)
-            await self.append("audit_checkpoint", shared.checkpoint_fields(note.Checkpoint.parse(one.text)))
+            await self.append("audit_checkpoint", event_text.checkpoint_fields(note.Checkpoint.parse(one.text)))
 
     def _write(self, written: Sequence[chain.Row]) -> None:
         entries, before, head = chain.extend(self._head, written)

@@ -10,7 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from covenant.stores.memory import plans, ranking, rooms, rows, vectors
+from covenant.stores.memory import plans, quotas, rows
+from covenant.stores.memory.index import ranking, vectors
+from covenant.stores.memory.index.vectors import Entry, Matrices, Near
 from covenant.stores.memory.interface import (
     BadRow,
     Compacted,
@@ -20,7 +22,6 @@ from covenant.stores.memory.interface import (
     Repaired,
     Room,
 )
-from covenant.stores.memory.vectors import Entry, Matrices, Near
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 
 # FTS5's bm25 (sqlite.org/fts5.html, 5.1.1).
@@ -53,7 +54,7 @@ class InMemory:
         """
         if room is not None:
             held = [*self._among(None, record.owner.pubkey), record]
-            rooms.check(room, len(held), sum(rooms.size_of(rows.encode(one)) for one in held))
+            quotas.check(room, len(held), sum(quotas.size_of(rows.encode(one)) for one in held))
         self._keep(record)
 
     def _keep(self, record: MemoryRecord) -> None:
@@ -167,10 +168,10 @@ class InMemory:
         return Repaired(before, after, changed)
 
     def _check_grown(self, before: MemoryRecord, after: MemoryRecord, room: Room | None) -> None:
-        by = rooms.size_of(rows.encode(after)) - rooms.size_of(rows.encode(before))
+        by = quotas.size_of(rows.encode(after)) - quotas.size_of(rows.encode(before))
         if room is not None and by > 0:
             held = self._among(None, after.owner.pubkey)
-            rooms.check(room, len(held), by + sum(rooms.size_of(rows.encode(one)) for one in held))
+            quotas.check(room, len(held), by + sum(quotas.size_of(rows.encode(one)) for one in held))
 
     async def promote(self, record_id: str, tier: Tier, *, at_ms: int, owner: str | None = None) -> Repaired | None:
         """Move a record up to ``tier``; None when there is none."""

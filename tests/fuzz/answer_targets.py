@@ -6,7 +6,7 @@ import json
 import struct
 from typing import Any
 
-from covenant import ssh_agent
+from covenant.keys import ssh_agent
 from policy.manifest import json_places
 from tests import signing_kit as kit
 from tests.fuzz.drive import Target

@@ -13,8 +13,9 @@ from typing import Any
 
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
-from covenant.adapters import http_requests, http_routes, openapi
-from covenant.adapters.http_routes import Route
+from covenant.adapters.http import openapi, requests
+from covenant.adapters.http import routes as http_routes
+from covenant.adapters.http.routes import Route
 from covenant.wire import responses
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -27,13 +28,11 @@ def table(routes: Sequence[Route]) -> str:
     """The routes as rows of a page; a name with `?` may be left out, one with a value has that then."""
     rows = []
     for route in routes:
-        required = (
-            set(http_requests.schema(route.kind).get("required", [])) - set(route.defaults) if route.kind else set()
-        )
-        names = {field: name for name, field in http_requests.in_query(route).items()}
+        required = set(requests.schema(route.kind).get("required", [])) - set(route.defaults) if route.kind else set()
+        names = {field: name for name, field in requests.in_query(route).items()}
         said = [
             f"`{names.get(name, name)}`{_default(route.defaults.get(name, one.get('default')), name in required)}"
-            for name, one in http_requests.fields(route).items()
+            for name, one in requests.fields(route).items()
             if name not in route.parameters
         ]
         answer = f"`{route.answer}`" if route.answer in responses.KINDS else ""

@@ -45,13 +45,13 @@ def test_the_contracts_hold(clone: pathlib.Path) -> None:
         ("policy/compile/__init__.py", "import policy.rules", "the floors of policy"),
         ("sandbox/kernel/libc.py", "import sandbox.runner", "the floors of sandbox"),
         ("policy/newcomer.py", "", "the floors of policy"),
-        ("covenant/wire/frames.py", "import covenant.respond.server", "the floors of covenant"),
-        ("covenant/stores/journal.py", "import covenant.respond.server", "the floors of covenant"),
-        ("covenant/respond/server.py", "import covenant.adapters.ipc", "the floors of covenant"),
+        ("covenant/wire/frames.py", "import covenant.handlers.server", "the floors of covenant"),
+        ("covenant/stores/journal.py", "import covenant.handlers.server", "the floors of covenant"),
+        ("covenant/handlers/server.py", "import covenant.adapters.ipc.gateway", "the floors of covenant"),
         ("covenant/daemon.py", "import covenant.cli.common", "the floors of covenant"),
         ("covenant/newcomer.py", "", "the floors of covenant"),
-        ("covenant/adapters/ipc.py", "import covenant.stores.journal", "adapters know"),
-        ("covenant/cli/common.py", "import covenant.respond.server", "the command line knows"),
+        ("covenant/adapters/ipc/gateway.py", "import covenant.stores.journal", "adapters know"),
+        ("covenant/cli/common.py", "import covenant.handlers.server", "the command line knows"),
     ],
 )
 def test_a_wrong_arrow_breaks_its_contract(

@@ -75,7 +75,7 @@ def test_the_list_is_alive() -> None:
 
 def test_what_asks_the_supervisor_is_light() -> None:
     """The command's own half of a run that the supervisor does: sockets and what `--help` has."""
-    code = "import sys, covenant.cli.run, covenant.cli.asking, sandbox.serve.client; print(*sys.modules)"
+    code = "import sys, covenant.cli.run.run, covenant.cli.run.supervisor_client, sandbox.serve.client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "sandbox.serve.client" in done.stdout.split(), done.stderr
     assert sorted(set(done.stdout.split()).intersection(HEAVY) - {"socket"}) == []

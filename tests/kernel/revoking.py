@@ -17,7 +17,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant import trust_root
+from covenant.keys import trust_root
 from policy.signing import change, envelope
 from policy.signing import root as roots
 from sandbox import registry, revocation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant import signing
+from covenant.keys import signing
 from policy import decide, errors
 from policy.audit_log import chain
 from policy.signing import change, envelope, root, strict_json, trust

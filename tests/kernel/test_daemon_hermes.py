@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant import signing
-from covenant.runtime import wiring
+from covenant.keys import signing
+from covenant.runtime import build
 from policy import errors
 from tests import daemon_kit, hermes_double
 from tests.daemon_kit import Daemon
@@ -95,7 +95,7 @@ async def test_the_supervisor_s_trust_decides_what_is_sent_to_hermes(served: Ser
             }.items():
                 assert await _refused(daemon, name) == error.code
         # It is known from now on that there is one: without it nobody decides, also after a start of the daemon.
-        assert (home / wiring.SUPERVISED).is_file()
+        assert (home / build.SUPERVISED).is_file()
         async with _daemon(home, double, state=home / "elsewhere") as daemon:
             for name in ("signed", "strange"):
                 assert await _refused(daemon, name) == errors.NoSupervisorError.code

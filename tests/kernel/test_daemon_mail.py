@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.respond import accounting
+from covenant.handlers import billing
 from tests import daemon_kit
 from tests.doubles import async_client
 from tests.doubles.async_client import AsyncClient
@@ -55,7 +55,7 @@ def home(served: Served) -> Path:
 
 async def _send(client: AsyncClient, agent: str, name: str, **fields: Any) -> None:
     me = (await client.ask("list_peers", limit=1))["peers"][0]["agent_id"]
-    to = accounting.budget_of(agent).model_dump()
+    to = billing.budget_of(agent).model_dump()
     task = {"id": name, "sender": me, "recipient": to, "intent_text": "one two", **fields}
     for action in ("memory.write", f"a2a.send.{agent}@agent"):
         await client.ask("grant_capability", action=action, scope={})

@@ -16,8 +16,8 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.daemon_config import Projection
-from covenant.respond import accounting
+from covenant.handlers import billing
+from covenant.settings import Projection
 from policy import errors
 from sandbox import registry
 from tests import daemon_kit
@@ -141,7 +141,7 @@ async def test_what_no_operator_signed_is_not_run_and_costs_nothing(served: Serv
         with pytest.raises(errors.CovenantError) as raised:
             await daemon.ask("submit_intent", text="x", agent="unsigned")
         assert raised.value.code == errors.UnsignedError.code
-        assert daemon.server.budget.tokens(accounting.budget_of("unsigned")) == 9
+        assert daemon.server.budget.tokens(billing.budget_of("unsigned")) == 9
 
 
 async def test_a_run_that_fails_pays_for_what_it_used(served: Served, home: Path) -> None:
@@ -149,7 +149,7 @@ async def test_a_run_that_fails_pays_for_what_it_used(served: Served, home: Path
         with pytest.raises(errors.CovenantError, match="agent `fails` failed") as raised:
             await daemon.ask("submit_intent", text="x", agent="fails")
         assert raised.value.code == errors.AgentFailedError.code
-        assert (daemon.server.budget.tokens(accounting.budget_of("fails")) or 0) <= 8
+        assert (daemon.server.budget.tokens(billing.budget_of("fails")) or 0) <= 8
         assert not daemon.server.budget.unsettled()
         events = [one["kind"] for one in (await daemon.ask("recent_audit", limit=3))["events"]]
         assert [one["type"] for one in events] == ["intent_failed", "receipt_written", "run_usage"]

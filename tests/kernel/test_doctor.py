@@ -73,7 +73,7 @@ def test_this_machine_can_enforce(tmp_path: Path) -> None:
 # Everything is imported before the rights go: the clone may lie where only root can read.
 _AS_NOBODY = """
 import os, sys
-from covenant.cli import doctor, main
+from covenant.cli import main; from covenant.cli.run import doctor
 import sandbox.checks, sandbox.config
 uid, gid, home = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 os.setgroups([]); os.setgid(gid); os.setuid(uid)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from covenant import signing
+from covenant.keys import signing
 from policy import decide
 from policy.compile import cgroup
 from sandbox import host, package

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.respond import accounting
-from covenant.runtime.running import Usage
-from covenant.runtime.told import Family, Told
+from covenant.handlers import billing
+from covenant.runtime.runner import Usage
+from covenant.runtime.supervisor_report import Family, Told
 from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, verify
@@ -349,7 +349,7 @@ async def test_of_a_run_whose_keeper_was_killed_the_daemon_says_that_its_rows_ar
 def _cost_of(family: dict[str, Any]) -> int:
     """What a family costs, by its own row."""
     used = Family(**{name: family[name] for name in Family.__slots__})
-    return accounting.cost(Usage(0, 0, 0), Told(family=used))
+    return billing.cost(Usage(0, 0, 0), Told(family=used))
 
 
 async def _kinds(daemon: Daemon, kind: str) -> list[dict[str, Any]]:

@@ -51,12 +51,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def test_what_is_said_to_be_denied_is_denied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covenant.cli import looking, policy_questions
+    from covenant.cli.policy import artefact_view, questions
 
     monkeypatch.setenv("COVENANT_HOME", str(world.home))
     there = world.ask(START + PROBE, more=MORE)
     package: Path = world.package({"main.py": ""}, name="asked", more=MORE)
-    sight = policy_questions.sight(looking.package(package), None)
+    sight = questions.sight(artefact_view.package(package), None)
     said = {
         "read": {path: ask.ask(files.Open(path), sight).allowed for path in PATHS},
         "write": {path: ask.ask(files.Open(path, True), sight).allowed for path in PATHS},

@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from covenant import identity, signing
+from covenant.keys import identity, signing
 from policy import decide, errors
 from sandbox import config, package
 from sandbox.state import State

@@ -7,11 +7,11 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.respond import router
+from covenant.handlers.intents import text_router
 
 _WORDS = st.sampled_from(["count", "words", "search", "hello", "web", "summary", "größe", "Ünïcode", "x1"])
 _AGENTS = st.dictionaries(st.text("abc", min_size=1, max_size=4), st.frozensets(_WORDS, max_size=5), max_size=6).map(
-    lambda found: {agent_id: frozenset().union(*map(router.words, own)) for agent_id, own in found.items()}
+    lambda found: {agent_id: frozenset().union(*map(text_router.words, own)) for agent_id, own in found.items()}
 )
 _TEXTS = st.lists(_WORDS | st.just("the") | st.just("zebra"), max_size=8).map(" ".join)
 
@@ -22,21 +22,21 @@ def test_the_order_in_which_agents_are_known_does_not_matter(
 ) -> None:
     known = list(agents.items())
     shuffle.shuffle(known)
-    assert router.route(text, known) == router.route(text, sorted(agents.items()))
+    assert text_router.route(text, known) == text_router.route(text, sorted(agents.items()))
 
 
 @given(_TEXTS, _AGENTS)
 def test_case_and_the_number_of_a_word_do_not_matter(text: str, agents: dict[str, frozenset[str]]) -> None:
     known = list(agents.items())
-    match = router.route(text, known)
-    assert router.route(text.upper(), known) == match
-    assert router.route(f"{text}! ({text})", known) == match
+    match = text_router.route(text, known)
+    assert text_router.route(text.upper(), known) == match
+    assert text_router.route(f"{text}! ({text})", known) == match
 
 
 @given(_TEXTS, _AGENTS)
 def test_the_best_is_taken_and_of_equals_the_first_by_id(text: str, agents: dict[str, frozenset[str]]) -> None:
-    match = router.route(text, agents.items())
-    scores = {agent_id: len(own & router.words(text)) for agent_id, own in agents.items()}
+    match = text_router.route(text, agents.items())
+    scores = {agent_id: len(own & text_router.words(text)) for agent_id, own in agents.items()}
     if match is None:
         assert not any(scores.values())
         return
@@ -48,10 +48,10 @@ def test_the_best_is_taken_and_of_equals_the_first_by_id(text: str, agents: dict
 def test_another_agent_takes_an_intent_only_by_words_of_its_own(
     text: str, agents: dict[str, frozenset[str]], more: frozenset[str]
 ) -> None:
-    before = router.route(text, agents.items())
-    own = frozenset[str]().union(*map(router.words, more))
-    after = router.route(text, [*agents.items(), ("zz", own)])
+    before = text_router.route(text, agents.items())
+    own = frozenset[str]().union(*map(text_router.words, more))
+    after = text_router.route(text, [*agents.items(), ("zz", own)])
     if after is not None and after.agent_id == "zz":
-        assert after.score == len(own & router.words(text)) > (before.score if before else 0)
+        assert after.score == len(own & text_router.words(text)) > (before.score if before else 0)
     else:
         assert after == before

@@ -1,4 +1,4 @@
-"""The log on the disk. Many writers share a sync (``covenant.stores.turns``); readers work in threads beside them."""
+"""The log on the disk. Many writers share a sync (``covenant.stores.group_commit``); readers work in threads beside them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,11 @@ from typing import Any, Final, Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from covenant.runtime import shares
-from covenant.stores import journal, turns
-from covenant.stores.audit import (
-    adopting,
-    checking,
-    cutting,
-    files,
-    interface,
-    notary,
-    places,
-    proving,
-    reading,
-    rows,
-    shared,
-)
+from covenant import fair_share
+from covenant.stores import group_commit, journal
+from covenant.stores.audit import adopt_v1, checkpoints, event_text, files, interface, paths, proofs, reading, rows
+from covenant.stores.audit import purge as audit_purge
+from covenant.stores.audit import verify as audit_verify
 from covenant.wire import parts
 from covenant.wire.types import AgentId
 from policy import errors
@@ -61,7 +51,7 @@ class DurableAudit:
     def __init__(
         self,
         of: files.Files,
-        notes: notary.Notary,
+        notes: checkpoints.Notary,
         kept: journal.Journal,
         issuer: AgentId,
         now_ms: Callable[[], int],
@@ -72,15 +62,15 @@ class DurableAudit:
         self._issuer = issuer
         self._now_ms = now_ms
         self._rows = rows.Rows(of)
-        self._prover = proving.Prover(reading.Source(of), notes, of.key.public_key())
+        self._prover = proofs.Prover(reading.Source(of), notes, of.key.public_key())
         self._listeners: list[interface.Listener] = []
         last = rows.opening(files.last_line(of.events, of.head.events_bytes)) if of.head.count else None
         self._last_ms = last.timestamp_ms if last else 0
-        self._turns: turns.Turns[_Item, _Answer] = turns.Turns(
+        self._turns: group_commit.Turns[_Item, _Answer] = group_commit.Turns(
             self._write, what=_WHAT, most=_MOST_AT_ONCE, told=self._publish
         )
         self._shape = reading.Shape()
-        self._readers = shares.Shares(_READERS, operator=issuer.pubkey)
+        self._readers = fair_share.Shares(_READERS, operator=issuer.pubkey)
         self._proving = anyio.Lock()
 
     @classmethod
@@ -100,8 +90,8 @@ class DurableAudit:
         """
         of = await anyio.to_thread.run_sync(_open, home)
         try:
-            name = origin or proving.origin_of(of.key.public_key())
-            notes = notary.Notary(name, await anyio.to_thread.run_sync(of.at.note_key, name))
+            name = origin or proofs.origin_of(of.key.public_key())
+            notes = checkpoints.Notary(name, await anyio.to_thread.run_sync(of.at.note_key, name))
             kept = await journal.Journal.open(home / "audit" / "checkpoints.jsonl")
             async for line in kept:
                 notes.load(line)
@@ -158,7 +148,7 @@ class DurableAudit:
     ) -> list[parts.AuditEvent]:
         """As the interface says."""
         async with self._readers.place(issuer_pubkey or self._issuer.pubkey):
-            return await self._reading(lambda: list(shared.newest(self._back(issuer_pubkey), limit, since_ms)))
+            return await self._reading(lambda: list(event_text.newest(self._back(issuer_pubkey), limit, since_ms)))
 
     async def scan(
         self,
@@ -170,11 +160,11 @@ class DurableAudit:
     ) -> interface.Scan:
         """As the interface says."""
         async with self._readers.place(issuer_pubkey or self._issuer.pubkey):
-            return await self._reading(lambda: shared.scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
+            return await self._reading(lambda: event_text.scanned(self._back(issuer_pubkey), wanted, limit, since_ms))
 
     async def verify(self) -> audit_log_verify.Report:
         """As the interface says. Where it holds, neither file is read whole at once."""
-        return await self._reading(lambda: checking.verify(self._files, self._files.snapshot()))
+        return await self._reading(lambda: audit_verify.verify(self._files, self._files.snapshot()))
 
     async def purge(self, before_ms: int) -> interface.Purged:
         """As the interface says."""
@@ -182,7 +172,7 @@ class DurableAudit:
         assert isinstance(done, interface.Purged)
         if done.rebase_id is not None and (newest := self._notes.newest()) is not None:
             # The cut may have taken the row that tells of it; without a row nobody sees that the checkpoint is missing.
-            await self.append("audit_checkpoint", shared.checkpoint_fields(newest[0]))
+            await self.append("audit_checkpoint", event_text.checkpoint_fields(newest[0]))
         return done
 
     async def prove(self, event_id: str) -> interface.Proof | None:
@@ -197,10 +187,10 @@ class DurableAudit:
         """As the interface says."""
         async with self._proving:
             merged, found = self._notes.merged(cosigned, witnesses)
-            await self._kept.append(notary.line(merged))
+            await self._kept.append(checkpoints.line(merged))
             self._notes.keep(merged)
         checkpoint = note.Checkpoint.parse(merged.text)
-        await self.append_all([shared.cosigned_entry(checkpoint, one) for one in found])
+        await self.append_all([event_text.cosigned_entry(checkpoint, one) for one in found])
         return merged
 
     async def consistency(self, old: int, size: int) -> list[bytes]:
@@ -224,7 +214,7 @@ class DurableAudit:
 
     def _new(self, kind: str, fields: Mapping[str, Any], issuer: AgentId | None) -> _New:
         who = issuer or self._issuer
-        return shared.body_text(kind, fields, who), who.pubkey
+        return event_text.body_text(kind, fields, who), who.pubkey
 
     def _submit(self, item: tuple[_New, ...]) -> asyncio.Future[_Answer]:
         return self._turns.submit(item)
@@ -250,17 +240,17 @@ class DurableAudit:
 
         return await anyio.to_thread.run_sync(run)
 
-    async def _prove(self, prove: Callable[[proving.Keep], T]) -> T:
+    async def _prove(self, prove: Callable[[proofs.Keep], T]) -> T:
         """Run what may sign a checkpoint, which is durable before it is given out."""
         made: list[note.Note] = []
         async with self._proving:
             found = await self._reading(lambda: prove(made.append))
-            await self._kept.append_all([notary.line(one) for one in made])
+            await self._kept.append_all([checkpoints.line(one) for one in made])
             for one in made:
                 self._notes.keep(one)
         for one in made:
             checkpoint = note.Checkpoint.parse(one.text)
-            await self.append("audit_checkpoint", shared.checkpoint_fields(checkpoint))
+            await self.append("audit_checkpoint", event_text.checkpoint_fields(checkpoint))
         return found
 
     # --- in the writer's thread -------------------------------------------------------------------------
@@ -283,7 +273,7 @@ class DurableAudit:
         # INVARIANT: times never go backwards, whatever the clock does: a cut and `since_ms` stop at the first row.
         now = self._last_ms = max(self._now_ms(), self._last_ms)
         new = [one for item in items for one in item]
-        ids = shared.event_ids(len(new))
+        ids = event_text.event_ids(len(new))
         lines = events.lines(ids, now, [body for body, _ in new])
         made = list(map(chain.Row, lines, ids, itertools.repeat(now)))
         begin = self._files.head.events_bytes
@@ -297,11 +287,11 @@ class DurableAudit:
 
     def _cut(self, before_ms: int) -> _Answer | Exception:
         before = self._files.head.chain_hash_hex
-        issuer = shared.issuer_text(self._issuer.display, self._issuer.pubkey)
+        issuer = event_text.issuer_text(self._issuer.display, self._issuer.pubkey)
         with self._shape.changed():
             try:
                 now = self._last_ms = max(self._now_ms(), self._last_ms)
-                done = cutting.cut(self._files, before_ms, issuer=issuer, now_ms=now)
+                done = audit_purge.cut(self._files, before_ms, issuer=issuer, now_ms=now)
             except errors.CovenantError as e:
                 return e
             if done.rebase_id is not None:
@@ -315,9 +305,9 @@ class DurableAudit:
 
 
 def _open(home: Path) -> files.Files:
-    at = places.Places.open(home)
+    at = paths.Places.open(home)
     try:
-        adopted = adopting.adopt(at)
+        adopted = adopt_v1.adopt(at)
         of = files.Files(at)
         of.recovered[:0] = adopted
         return of

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from covenant.stores.audit import places
+from covenant.stores.audit import paths
 from policy import errors
 from policy.audit_log import chain, events, write_ahead
 from sandbox import durable
@@ -52,7 +52,7 @@ class Snapshot:
 class Files:
     """The open files of the log. ``head`` is what is acknowledged; ``recovered`` what was found and set right."""
 
-    def __init__(self, at: places.Places) -> None:
+    def __init__(self, at: paths.Places) -> None:
         """Open the files.
 
         Raises:
@@ -67,15 +67,15 @@ class Files:
         # Whether a write failed: the disk's state is unknown then, and the next opening finds out.
         self._failed = False
         with contextlib.ExitStack() as stack:
-            new = not any(at.exists(name) for name in (places.HEAD, places.KEY, places.PENDING))
-            self.events = self._file(places.EVENTS, at.log, stack)
-            self.chain = self._file(places.CHAIN, at.log, stack)
+            new = not any(at.exists(name) for name in (paths.HEAD, paths.KEY, paths.PENDING))
+            self.events = self._file(paths.EVENTS, at.log, stack)
+            self.chain = self._file(paths.CHAIN, at.log, stack)
             if new and (os.fstat(self.events).st_size or os.fstat(self.chain).st_size):
                 self._broken("the log holds records and its head is missing")
-            self.key = at.signing_key(make=new or not at.exists(places.HEAD))
+            self.key = at.signing_key(make=new or not at.exists(paths.HEAD))
             self._signer = chain.key_id(self.key.public_key())
-            self._head_fd = self._file(places.HEAD, at.head, stack)
-            self._pending = self._file(places.PENDING, at.head, stack)
+            self._head_fd = self._file(paths.HEAD, at.head, stack)
+            self._pending = self._file(paths.PENDING, at.head, stack)
             with self._turn():
                 self._recover()
             self._identify()
@@ -202,8 +202,8 @@ class Files:
         # (3)
         _hear_of_refusals(self.events, self.chain, self._head_fd)
         base, head = found.base, found.head
-        self._complete(self.events, places.EVENTS, found.events, base.events_bytes, head)
-        self._complete(self.chain, places.CHAIN, found.chain, base.chain_bytes, head)
+        self._complete(self.events, paths.EVENTS, found.events, base.events_bytes, head)
+        self._complete(self.chain, paths.CHAIN, found.chain, base.chain_bytes, head)
         # (4)
         self._check_last(head)
         self.head, self._before = head, found.before
@@ -302,10 +302,10 @@ class Files:
     def _rename(self, head: chain.Head) -> None:
         held: int | None = None
         try:
-            for name, size in ((places.EVENTS, head.events_bytes), (places.CHAIN, head.chain_bytes)):
+            for name, size in ((paths.EVENTS, head.events_bytes), (paths.CHAIN, head.chain_bytes)):
                 with contextlib.suppress(FileNotFoundError):
                     self._check_size(name + NEW, size)
-                    if name == places.EVENTS:
+                    if name == paths.EVENTS:
                         # INVARIANT: whoever finds the new file under its name finds it locked: its chain comes later.
                         held = self.at.file(name + NEW, folder=self.at.log)
                         fcntl.flock(held, fcntl.LOCK_EX)
@@ -317,7 +317,7 @@ class Files:
         finally:
             if held is not None:
                 os.close(held)
-        for fd, name in ((self.events, places.EVENTS), (self.chain, places.CHAIN)):
+        for fd, name in ((self.events, paths.EVENTS), (self.chain, paths.CHAIN)):
             self._take_over(fd, name)
         self._identify()
 
@@ -343,17 +343,17 @@ class Files:
         self._identities = [(info.st_dev, info.st_ino) for info in infos]
 
     def _discard_new(self) -> None:
-        for name in (places.EVENTS, places.CHAIN):
+        for name in (paths.EVENTS, paths.CHAIN):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name + NEW, dir_fd=self.at.log)
 
     def _check_names(self) -> None:
         """The open files must still be the ones under their names, and hold what we wrote: anything else was not us."""
         for name, folder, identity, size in (
-            (places.EVENTS, self.at.log, self._identities[0], self.head.events_bytes),
-            (places.CHAIN, self.at.log, self._identities[1], self.head.chain_bytes),
-            (places.PENDING, self.at.head, self._identities[2], None),
-            (places.HEAD, self.at.head, self._identities[3], None),
+            (paths.EVENTS, self.at.log, self._identities[0], self.head.events_bytes),
+            (paths.CHAIN, self.at.log, self._identities[1], self.head.chain_bytes),
+            (paths.PENDING, self.at.head, self._identities[2], None),
+            (paths.HEAD, self.at.head, self._identities[3], None),
         ):
             try:
                 found, length = durable.which(folder, name)

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 import anyio
 
-from covenant.identity import Domain, Identity
+from covenant.keys.identity import Domain, Identity
 from covenant.stores.capabilities import rows
 from covenant.stores.capabilities.in_memory import InMemoryCapabilities, new
 from covenant.stores.capabilities.interface import Grant, Use

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from covenant import identity
+from covenant.keys import identity
 from covenant.stores.capabilities.interface import Grant
 from covenant.wire import strict
 from policy import base58, errors

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from covenant.stores.mailbox.shelf import Key
+from covenant.stores.mailbox.queue import Key
 from covenant.wire.types import A2ATaskResult
 
 # So many places of a heap may always be out of date.

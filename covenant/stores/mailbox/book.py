@@ -12,7 +12,7 @@ from typing import assert_never
 from covenant.stores.mailbox import events
 from covenant.stores.mailbox.answers import Answers, Cached
 from covenant.stores.mailbox.interface import Entry, Lease, Limits, State
-from covenant.stores.mailbox.shelf import Key, Shelf
+from covenant.stores.mailbox.queue import Key, Shelf
 from covenant.wire.types import A2ATask, A2ATaskResult
 
 

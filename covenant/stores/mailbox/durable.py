@@ -15,7 +15,7 @@ from typing import Any, Self
 import anyio
 import anyio.lowlevel
 
-from covenant.stores import journal, turns
+from covenant.stores import group_commit, journal
 from covenant.stores.mailbox import events, transitions
 from covenant.stores.mailbox.in_memory import InMemoryMailbox, T
 from covenant.stores.mailbox.interface import Limits
@@ -41,7 +41,9 @@ class DurableMailbox(InMemoryMailbox):
         super().__init__(now_ms=now_ms, limits=limits)
         self.recovered: list[str] = list(kept.recovered)
         self._journal = kept
-        self._turns: turns.LoopTurns[_Act, Any] = turns.LoopTurns(self._write, what="the mailbox", most=_MOST_AT_ONCE)
+        self._turns: group_commit.LoopTurns[_Act, Any] = group_commit.LoopTurns(
+            self._write, what="the mailbox", most=_MOST_AT_ONCE
+        )
 
     @classmethod
     async def open(cls, home: Path, *, now_ms: Callable[[], int], limits: Limits | None = None) -> Self:

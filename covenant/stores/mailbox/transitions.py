@@ -27,7 +27,7 @@ from covenant.stores.mailbox.interface import (
     Skip,
     State,
 )
-from covenant.stores.mailbox.shelf import Key, may_repeat
+from covenant.stores.mailbox.queue import Key, may_repeat
 from covenant.wire.types import A2ATask, A2ATaskResult
 from policy import errors
 

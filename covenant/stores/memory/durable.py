@@ -16,8 +16,9 @@ import aiosqlite
 import anyio
 import anyio.to_thread
 
-from covenant.stores.memory import loading, plans, reading, schema, sqlite, upkeep
-from covenant.stores.memory.cache import Cache
+from covenant.stores.memory import load, maintenance, plans, read, schema, sqlite
+from covenant.stores.memory.index.cache import Cache
+from covenant.stores.memory.index.vectors import Block
 from covenant.stores.memory.interface import (
     BACKFILL_SAVEPOINT,
     COMPACT_SAVEPOINT,
@@ -29,9 +30,8 @@ from covenant.stores.memory.interface import (
     Repaired,
     Room,
 )
-from covenant.stores.memory.searching import Asked, Searcher
-from covenant.stores.memory.vectors import Block
-from covenant.stores.memory.writing import Writer
+from covenant.stores.memory.search import Asked, Searcher
+from covenant.stores.memory.write import Writer
 from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
 from policy import errors
 
@@ -117,7 +117,7 @@ class DurableMemory:
     async def purge(self, tier: Tier | None, before_ms: int, *, owner: str | None = None) -> int:
         """Delete what was made before; how many."""
         async with self._writer.exclusive() as under_way:
-            return await upkeep.purge(under_way, tier, before_ms, owner=owner)
+            return await maintenance.purge(under_way, tier, before_ms, owner=owner)
 
     async def repair(
         self, command: Repair, *, apply: bool, owner: str | None = None, room: Room | None = None
@@ -129,7 +129,7 @@ class DurableMemory:
             errors.MemoryFullError: the record grew, and its owner would have more than ``room``.
         """
         async with self._writer.exclusive() as under_way:
-            done = await upkeep.repair(under_way, command, apply=apply, owner=owner)
+            done = await maintenance.repair(under_way, command, apply=apply, owner=owner)
             if done is not None and done.changed and isinstance(done.before, MemoryRecord) and done.after is not None:
                 await self._writer.grew(under_way, done.before, done.after, room)
             return done
@@ -141,51 +141,51 @@ class DurableMemory:
             errors.MemoryConflictError: the record stands in a higher tier already.
         """
         async with self._writer.exclusive() as under_way:
-            return await upkeep.promote(under_way, record_id, tier, at_ms=at_ms, owner=owner)
+            return await maintenance.promote(under_way, record_id, tier, at_ms=at_ms, owner=owner)
 
     async def compact(
         self, policy: CompactionPolicy, *, reason: str, now_ms: int, apply: bool, owner: str | None = None
     ) -> Compacted:
         """What the policy does, done when ``apply``, all of it or nothing."""
         async with self._writer.exclusive(COMPACT_SAVEPOINT) as under_way:
-            return await upkeep.compact(under_way, policy, reason=reason, now_ms=now_ms, apply=apply, owner=owner)
+            return await maintenance.compact(under_way, policy, reason=reason, now_ms=now_ms, apply=apply, owner=owner)
 
     async def backfill(self, receipts: Sequence[SettlementReceipt], *, apply: bool) -> tuple[tuple[str, str], ...]:
         """Write into ``metadata.receipt_id`` what receipt paid for a record: (record id, receipt id); see ``plans``."""
         async with self._writer.exclusive(BACKFILL_SAVEPOINT) as under_way:
-            return await upkeep.backfill(under_way, receipts, apply=apply)
+            return await maintenance.backfill(under_way, receipts, apply=apply)
 
     # Reading --------------------------------------------------------------------------------------------------
 
     async def get(self, record_id: str) -> MemoryRecord | None:
         """The record of an id."""
         with self._guarded():
-            return await reading.one(self._reader, record_id)
+            return await read.one(self._reader, record_id)
 
     async def existing(self, ids: Sequence[str]) -> set[str]:
         """Which of the ids are those of rows, good or bad."""
         with self._guarded():
-            return await reading.existing(self._reader, ids)
+            return await read.existing(self._reader, ids)
 
     async def counts(self) -> dict[Tier, int]:
         """How many rows each tier has, good or bad."""
         with self._guarded():
-            return await reading.counts(self._reader)
+            return await read.counts(self._reader)
 
     async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
         """The newest first; of the same moment, by id. Fewer than ``limit`` where they are more than may be held."""
         with self._guarded():
-            return await reading.recent(self._reader, tier, limit, owner)
+            return await read.recent(self._reader, tier, limit, owner)
 
     async def payables(self, *, owner: str | None = None) -> list[plans.Payable]:
         """What settlement has to know of each record, without its text and embedding."""
         with self._guarded():
-            return await reading.payables(self._reader, owner)
+            return await read.payables(self._reader, owner)
 
     async def bad_rows(self, limit: int) -> list[BadRow]:
         """Rows that are no records."""
         with self._guarded():
-            return await reading.bad_rows(self._reader, limit)
+            return await read.bad_rows(self._reader, limit)
 
     # Searching ------------------------------------------------------------------------------------------------
 
@@ -216,11 +216,11 @@ class DurableMemory:
 
     async def _load(self) -> AsyncGenerator[tuple[int, Sequence[Block]], None]:
         """Every vector of this space, for the cache. The index of words is looked at on the way."""
-        if await anyio.to_thread.run_sync(loading.astray, self._path):
+        if await anyio.to_thread.run_sync(load.astray, self._path):
             async with self._writer.exclusive() as under_way:
                 under_way.reindexed = True
                 await schema.mend_index(under_way.db)
         with self._guarded():
-            async with contextlib.aclosing(loading.vectors(self._path, self._label)) as found:
+            async with contextlib.aclosing(load.vectors(self._path, self._label)) as found:
                 async for each in found:
                     yield each

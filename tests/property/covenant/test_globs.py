@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pathspec.patterns.gitignore.base import GitIgnorePatternError
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from covenant.respond import globs
-from covenant.respond.globs import Glob
-from covenant.respond.ignore import IgnoreSet
+from covenant.handlers.memory.ignore_check import IgnoreSet
+from covenant.handlers.state import glob as state_glob
+from covenant.handlers.state.glob import Glob
 from policy import errors
 
 _WORDS = {"*": "[^/]{0,3}", "?": "[^/]"}
@@ -23,7 +23,7 @@ _TEXTS = st.text(alphabet="aab/\né", max_size=40)
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A star spans three characters."""
-    monkeypatch.setattr(globs, "NAME", 3)
+    monkeypatch.setattr(state_glob, "NAME", 3)
 
 
 def _re(piece: str) -> str:
@@ -100,7 +100,7 @@ def test_path_matches_as_pathspec_says(pattern: str, paths: list[str]) -> None:
     except (GitIgnorePatternError, re.error):
         compiled = None
     try:
-        made = globs.path_regex(pattern)
+        made = state_glob.path_regex(pattern)
     except ValueError as e:
         assert compiled is None or not compiled.pattern.startswith("^"), str(e)  # noqa: PT017 - what else it may be
         return

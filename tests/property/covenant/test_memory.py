@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covenant.stores.memory import plans, ranking, rows, vectors
+from covenant.stores.memory import plans, rows
+from covenant.stores.memory.index import ranking, vectors
+from covenant.stores.memory.index.vectors import Block, Entry, Matrices, Matrix
 from covenant.stores.memory.interface import CompactionPolicy
-from covenant.stores.memory.vectors import Block, Entry, Matrices, Matrix
 from covenant.wire.types import MemoryRecord, Tier
 from tests.doubles.memory import InMemory
 from tests.memory_kit import ALICE, BOB, name, receipt, record

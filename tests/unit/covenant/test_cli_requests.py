@@ -11,7 +11,8 @@ from typing import Any
 import click
 import pytest
 
-from covenant.cli import capabilities, main, times
+from covenant.cli import main, times
+from covenant.cli.daemon import capabilities
 from covenant.wire import client, requests
 from policy import base58, errors
 

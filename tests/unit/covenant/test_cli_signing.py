@@ -103,13 +103,13 @@ def test_trust_init_and_show(covenant_home: Path) -> None:
 def test_as_root_the_root_is_installed_in_the_state_too(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("keys", "new", "ann", "--no-passphrase")
     real = os.geteuid()
-    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: False)
+    monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
     assert document("trust", "init", "--key", "ann")["state"] is None
     assert not (covenant_home / "supervisor").exists()
     assert document("trust", "show")["source"] == str(covenant_home / "trust" / "root.json")
     refused("trust_root", "trust", "init", "--key", "ann")
     # As root afterwards: the same document becomes the state's version 1.
-    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: True)
+    monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: True)
     done("keys", "new", "eve", "--no-passphrase")
     assert "not version 1 with the key `eve`" in refused("trust_root", "trust", "init", "--key", "eve").message
     for other in (["--agents", "a*"], ["--roles", "reader"], ["--expires", "1d"]):
@@ -128,14 +128,14 @@ def test_a_working_copy_with_a_key_that_nobody_asked_for_is_not_installed(
 ) -> None:
     # A root brings its own keys: one that lists ann and is signed by eve alone is well-formed.
     ann = bytes.fromhex(document("keys", "new", "ann", "--no-passphrase")["public"])
-    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: False)
+    monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
     done("trust", "init", "--key", "ann")
     copy = covenant_home / "trust" / "root.json"
     honest = copy.read_bytes()
     eve = kit.operator(2, name="eve")
     for keys, signer in (([{**eve, "name": "ann", "public": ann.hex()}, eve], 2), ([{**eve, "name": "ann"}], 2)):
         copy.write_bytes(kit.root_bytes(kit.root_document(*keys), signer))
-        monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: True)
+        monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: True)
         assert "working copy" in refused("trust_root", "trust", "init", "--key", "ann").message
         with State(covenant_home / "supervisor") as state:
             assert not state.has_root()

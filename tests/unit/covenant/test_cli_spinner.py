@@ -278,26 +278,24 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_attesting_says_how_far_it_is(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covenant.cli import audit
+    from covenant.cli.audit import commands
 
     said = steps(monkeypatch)
     monkeypatch.setattr(attest_runs, "live", lambda runs: ["one", "two"])
     monkeypatch.setattr(attest_runs, "answer", lambda state, run, started: None)
-    monkeypatch.setattr(audit, "started_policies", dict)
+    monkeypatch.setattr(commands, "started_policies", dict)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     call("attest", "--all")
     assert said[1:] == ["reading the kernel back: run 1 of 2", "reading the kernel back: run 2 of 2"]
 
 
 def test_checking_a_log_says_which(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covenant.cli import audit, audit_proofs
+    from covenant.cli.audit import commands, proofs
 
     said = steps(monkeypatch)
-    logs = [audit.Log(name, Path(name), b"x" * 2048, b"", None, None, ()) for name in ("supervisor", "daemon")]
-    monkeypatch.setattr(audit, "read_logs", lambda: logs)
-    monkeypatch.setattr(
-        audit_proofs, "report", lambda log: (_ for _ in ()).throw(KeyError) if log.name == "daemon" else log
-    )
+    logs = [commands.Log(name, Path(name), b"x" * 2048, b"", None, None, ()) for name in ("supervisor", "daemon")]
+    monkeypatch.setattr(commands, "read_logs", lambda: logs)
+    monkeypatch.setattr(proofs, "report", lambda log: (_ for _ in ()).throw(KeyError) if log.name == "daemon" else log)
     call("audit", "verify")
     assert said == ["reading the log", "checking the supervisor log, 2 KiB", "checking the daemon log, 2 KiB"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from covenant.cli import policy
 from covenant.cli.main import cli
+from covenant.cli.policy import commands
 from policy import errors
 from tests.unit.policy.compile import targets_kit as kit
 
@@ -82,7 +82,7 @@ def test_the_row_is_there_when_the_files_are_written(
 ) -> None:
     options = accepted("kubernetes", tmp_path / "out")
     seen: list[int] = []
-    monkeypatch.setattr(policy, "write_out", lambda out, files: seen.append(len(rows(home))))
+    monkeypatch.setattr(commands, "write_out", lambda out, files: seen.append(len(rows(home))))
     assert call("kubernetes", tmp_path / "out", *options).exit_code == 0
     assert seen == [1]
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.cli import door, main, terminal
+from covenant.cli import main, terminal
+from covenant.cli.daemon import client
 from policy import errors
 from tests.cli_kit import call, refused
 
@@ -103,12 +104,12 @@ def test_colour_only_where_it_is_wanted(
 @pytest.mark.parametrize(("before", "older"), [(None, None), (1, 2)])
 def test_one_cut_off(before: int | None, older: int | None) -> None:
     with pytest.raises(errors.UsageError):
-        door.moment(before, older)
+        client.moment(before, older)
 
 
 def test_a_cut_off_of_before_the_clock_began() -> None:
-    assert door.moment(None, 2**63) == 0
-    assert door.moment(5, None) == 5
+    assert client.moment(None, 2**63) == 0
+    assert client.moment(5, None) == 5
 
 
 def complete(*words: str, shell: str = "bash") -> subprocess.CompletedProcess[str]:
@@ -141,12 +142,16 @@ def test_what_asks_the_daemon_is_light() -> None:
     """No verb of the daemon loads an event loop or models before it asks."""
     verbs = ("a2a", "agents", "basics", "capabilities", "intents", "memory", "peers", "settlement")
     modules = ", ".join(
-        ["covenant.wire.client", "covenant.cli.audit.stream", *(f"covenant.cli.daemon.{name}" for name in verbs)]
+        [
+            "covenant.wire.client",
+            "covenant.cli.audit.commands.stream",
+            *(f"covenant.cli.daemon.{name}" for name in verbs),
+        ]
     )
     code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(done.stdout.split())
-    assert "covenant.cli.a2a_mail" in loaded, done.stderr
+    assert "covenant.cli.daemon.a2a_messages" in loaded, done.stderr
     heavy = {"anyio", "asyncio", "pydantic", "cryptography", "aiohttp", "numpy", "subprocess", "tempfile", "tomllib"}
     assert sorted(loaded & heavy) == []
 
@@ -213,7 +218,7 @@ def test_every_verb_shows_examples_that_parse(name: str, command: click.Command)
 
 
 def test_the_signers_of_a_chain_are_refused_whatever_they_are_given() -> None:
-    from covenant.cli import settlement
+    from covenant.cli.daemon import settlement
 
     assert len(settlement.SIGNERS) == 13
     for name in settlement.SIGNERS:

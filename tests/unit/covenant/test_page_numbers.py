@@ -7,34 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from covenant.adapters import http
-from covenant.respond import budget, feed, fitting, identity, memory
+from covenant.adapters.http import gateway
+from covenant.handlers import identity, paging
+from covenant.handlers.intents import budget
+from covenant.handlers.memory import records
+from covenant.handlers.state import event_feed
 from covenant.runtime import packages
 from covenant.stores.capabilities import book
 from covenant.stores.mailbox.interface import Limits
-from covenant.stores.memory import durable, ranking
+from covenant.stores.memory import durable
+from covenant.stores.memory.index import ranking
 from covenant.wire import frames
 from policy.capabilities import chain
 from policy.data import price_table
 
 _MIB = 1024 * 1024
-_HTTP = http.Bounds()
+_HTTP = gateway.Bounds()
 _BUYS = price_table.prices()
 _COUNTS = ["no", "one", "two", "three", "four", "five", "six"]
 
 SAID = [
-    ("daemon.md", f"at {fitting.ROOM // _MIB} MiB of rows"),
+    ("daemon.md", f"at {paging.ROOM // _MIB} MiB of rows"),
     ("http.md", f"One JSON object of at most {frames.MAX_BYTES // _MIB} MiB"),
     ("http.md", f"whole within {_HTTP.body_seconds:.0f} s"),
     ("http.md", f"streams of one caller ({_HTTP.streams_of_one})"),
     ("http.md", f"wrong tokens in one second ({_HTTP.wrong_tokens})"),
-    ("http.md", f"that is {feed.DEPTH:,} events behind"),
+    ("http.md", f"that is {event_feed.DEPTH:,} events behind"),
     ("http.md", f"comes every {_COUNTS[int(_HTTP.pace.idle_seconds)]} seconds"),
     ("intents.md", f"Up to {packages.MOST_PACKAGES:,} are known and up to {packages.MOST_REFUSED} listed"),
-    ("memory.md", f"at most {memory.MAX_RECORDS:,} records"),
-    ("memory.md", f"at most {memory.MAX_RECORD_BYTES // _MIB} MiB on the wire"),
-    ("memory.md", f"its text {memory.MAX_TEXT_BYTES // _MIB} MiB"),
-    ("memory.md", f"have {memory.MAX_OWN.records:,} records and {memory.MAX_OWN.bytes // _MIB // 1024} GiB"),
+    ("memory.md", f"at most {records.MAX_RECORDS:,} records"),
+    ("memory.md", f"at most {records.MAX_RECORD_BYTES // _MIB} MiB on the wire"),
+    ("memory.md", f"its text {records.MAX_TEXT_BYTES // _MIB} MiB"),
+    ("memory.md", f"have {records.MAX_OWN.records:,} records and {records.MAX_OWN.bytes // _MIB // 1024} GiB"),
     ("memory.md", f"more than {ranking.COMMON:,} of the records"),
     ("memory.md", f"in {ranking.MOST_RANKED:,} records together"),
     ("memory.md", f"more than {durable.MOST_WARM_BYTES // _MIB} MiB; a search"),

@@ -54,7 +54,7 @@ def test_the_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pyte
                 ran += 1
     assert ran >= 25
     monkeypatch.setenv("COVENANT_HOME", str(tmp_path / "ann-home"))
-    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: True)
+    monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: True)
     shown = document("trust", "show")
     with State(tmp_path / "ann-home" / "supervisor") as state:
         assert state.root_version() == shown["version"]
@@ -72,7 +72,7 @@ def _run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = words[0] == "sudo"
     words = words[1:] if root else words
     assert words[0] == "covenant"
-    monkeypatch.setattr("covenant.cli.trust_step.running_as_root", lambda: root)
+    monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: root)
     stand_ins: dict[str, Callable[[], str]] = {
         "BOB": lambda: json.loads((folder / "bob-home" / "keys" / "bob.key").read_text())["public"],
         "DIGEST": lambda: _digest(folder / "present.json"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from covenant.providers import chain, secrets_file
-from covenant.providers.chain_vm import LocalVm
+from covenant.providers import secrets_file
+from covenant.providers.chain import pick
+from covenant.providers.chain.local_vm import LocalVm
 from policy import errors
 
 
@@ -61,9 +62,9 @@ def test_a_file_that_others_can_read_is_refused(home: Path) -> None:
 
 
 def test_the_chain_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(chain.pick("off"), chain.OffChain)
-    assert isinstance(chain.pick("litesvm"), LocalVm)
-    monkeypatch.setattr(chain, "installed", lambda: False)
-    assert isinstance(chain.pick("off"), chain.OffChain)
+    assert isinstance(pick.pick("off"), pick.OffChain)
+    assert isinstance(pick.pick("litesvm"), LocalVm)
+    monkeypatch.setattr(pick, "installed", lambda: False)
+    assert isinstance(pick.pick("off"), pick.OffChain)
     with pytest.raises(errors.SettlementMissingError):
-        chain.pick("litesvm")
+        pick.pick("litesvm")

@@ -11,10 +11,13 @@ from typing import Any, get_args, get_origin
 import pydantic
 import pytest
 
-from covenant.respond import authority, drift, fitting, memory, table, verify
-from covenant.respond.server import Server
+from covenant.handlers import paging, routes
+from covenant.handlers.access import authorization
+from covenant.handlers.audit import consistency, drift
+from covenant.handlers.memory import records
+from covenant.handlers.server import Server
 from covenant.runtime.packages import Listed
-from covenant.runtime.running import Runners
+from covenant.runtime.runner import Runners
 from covenant.stores.audit.interface import Scan
 from covenant.stores.capabilities.interface import Grant
 from covenant.stores.mailbox.interface import MAX_RESULT_BYTES, MAX_TASK_BYTES, Entry, State
@@ -90,9 +93,9 @@ def at_once(value: Any) -> Any:
 
 def record() -> MemoryRecord:
     empty = MemoryRecord(id=ID, tier=Tier.LONGTERM, owner=WHO, text="", embedding=(-1 / 3,) * 384, created_at=END)
-    room = memory.MAX_RECORD_BYTES - fitting.size_of(empty)
+    room = records.MAX_RECORD_BYTES - paging.size_of(empty)
     made = empty.model_copy(update={"text": WORST * (room // 6)})
-    memory.check_size(made)
+    records.check_size(made)
     return made
 
 
@@ -125,12 +128,12 @@ IGNORED = row(type="intent_ignored", intent_id=ID, intent_text=WORST * contract.
 
 def task() -> A2ATask:
     made = A2ATask(id=ID, sender=WHO, recipient=WHO, intent_text="")
-    return made.model_copy(update={"intent_text": WORST * ((MAX_TASK_BYTES - fitting.size_of(made)) // 6)})
+    return made.model_copy(update={"intent_text": WORST * ((MAX_TASK_BYTES - paging.size_of(made)) // 6)})
 
 
 def result() -> A2ATaskResult:
     made = A2ATaskResult(task_id=ID, status="error", error_message="")
-    return made.model_copy(update={"error_message": WORST * ((MAX_RESULT_BYTES - fitting.size_of(made)) // 6)})
+    return made.model_copy(update={"error_message": WORST * ((MAX_RESULT_BYTES - paging.size_of(made)) // 6)})
 
 
 def entry(state: State) -> Entry:
@@ -279,9 +282,9 @@ def _lists(value: Any) -> list[Sequence[Any]]:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     made = server_kit.make(home=tmp_path)
-    monkeypatch.setattr(authority, "require", now(SignedCapability(capability=_everything(), signature="1" * 88)))
+    monkeypatch.setattr(authorization, "require", now(SignedCapability(capability=_everything(), signature="1" * 88)))
     long = [parts.Drift(kind="memory_row_invalid", id=ID, message=WORST * 1000, repair="r" * 500)] * 5000
-    monkeypatch.setattr(verify, "gather", now(None))
+    monkeypatch.setattr(consistency, "gather", now(None))
     monkeypatch.setattr(drift, "found", at_once(long))
     made.runners = Runners({})
     made.runners.approving = SimpleNamespace(approvals=at_once((approval(),) * 10_000))
@@ -322,7 +325,7 @@ async def test_a_cut_list_of_packages_says_so(
 
 def test_every_request_that_lists_something_is_in_the_table() -> None:
     listing = {model.__name__ for kind, model in responses.KINDS.items() if _tuples(model) and kind not in NO_LISTINGS}
-    answers = {kind: handler.__annotations__["return"].rpartition(".")[2] for kind, handler in table.HANDLERS.items()}
+    answers = {kind: handler.__annotations__["return"].rpartition(".")[2] for kind, handler in routes.HANDLERS.items()}
     assert listing <= set(answers.values())
     listed = {kind for kind, answer in answers.items() if answer in listing}
     assert listed | {"repair_memory"} == LISTINGS.keys()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from covenant.respond import intent, memory
+from covenant.handlers.intents import submit
+from covenant.handlers.memory import records as memory_records
 from covenant.stores.memory.interface import Room
 from covenant.wire import requests
 from covenant.wire.types import MemoryRecord
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 async def _kept(home: Path, monkeypatch: pytest.MonkeyPatch, *, credits_: int) -> list[str]:
     """The statuses of five intents of somebody who may have two records."""
-    monkeypatch.setattr(memory, "MAX_OWN", Room(records=2, bytes=10**6))
+    monkeypatch.setattr(memory_records, "MAX_OWN", Room(records=2, bytes=10**6))
     runtime_kit.package(home, "wordcount", name="Count words", budget=credits_)
     server = intents_kit.make(home)
     await server.agents.reload()
@@ -26,9 +27,9 @@ async def _kept(home: Path, monkeypatch: pytest.MonkeyPatch, *, credits_: int) -
         await intents_kit.granted(server, who, "memory.write")
     text = "count my words" if credits_ else "nobody knows this"
     for number in range(5):
-        answer = await intent.submit_intent(server, ALICE, requests.SubmitIntent(text=f"{text} {number}"))
+        answer = await submit.submit_intent(server, ALICE, requests.SubmitIntent(text=f"{text} {number}"))
         assert answer.text.endswith(f"{text} {number}")
-    await intent.submit_intent(server, BOB, requests.SubmitIntent(text=text))
+    await submit.submit_intent(server, BOB, requests.SubmitIntent(text=text))
     records: list[MemoryRecord] = await server.memory.recent(None, 99, owner=ALICE.agent.pubkey)
     assert len(await server.memory.recent(None, 99, owner=BOB.agent.pubkey)) == 1
     statuses = [str(row["status"]) for row in await rows(server, "intent_dispatched")][:5]

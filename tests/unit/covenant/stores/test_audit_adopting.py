@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from covenant.identity import Identity
-from covenant.stores.audit import adopting, places
+from covenant.keys.identity import Identity
+from covenant.stores.audit import adopt_v1, paths
 from covenant.stores.audit.durable import DurableAudit
 from policy import errors
 from policy.audit_log import chain
@@ -21,10 +21,10 @@ from tests import daemon_kit
 
 pytestmark = pytest.mark.anyio
 GOLDEN = Path(__file__).parents[3] / "golden" / "v1" / "audit"
-NAMES = (places.EVENTS, places.CHAIN)
+NAMES = (paths.EVENTS, paths.CHAIN)
 SEED = bytes(range(1, 33))
 TOKEN = "3hmiRZikDbAH9BKnK65RHcR5TtqfUB6aLzeVMaiRdiGW"
-ROWS = [json.loads(line) for line in (GOLDEN / places.EVENTS).read_text().splitlines()]
+ROWS = [json.loads(line) for line in (GOLDEN / paths.EVENTS).read_text().splitlines()]
 OWNER = ROWS[0]["issuer"]
 
 
@@ -66,12 +66,12 @@ async def test_the_whole_daemon_serves_a_home_of_version_1(home: Path) -> None:
         assert events[-len(ROWS) :] == ROWS[::-1]
         (started,) = [one["kind"] for one in events if one["kind"]["type"] == "daemon_started"]
         (told,) = [one for one in started["recovered"] if "version 1's log" in one]
-        golden = (GOLDEN / places.EVENTS).read_bytes().splitlines()
+        golden = (GOLDEN / paths.EVENTS).read_bytes().splitlines()
         assert f"{len(ROWS)} rows, chain hash {_chain(golden)}" in told
         assert (await daemon.ask("prove_audit_inclusion", event_id=ROWS[3]["id"]))["proof"]["leaf_index"] == 3
         assert report["events"] >= len(ROWS) + 1
     for name in NAMES:
-        assert (home / "audit" / adopting.BACKUPS[name]).read_bytes() == (GOLDEN / name).read_bytes()
+        assert (home / "audit" / adopt_v1.BACKUPS[name]).read_bytes() == (GOLDEN / name).read_bytes()
         assert (home / "audit" / name).read_bytes().startswith((GOLDEN / name).read_bytes())
     async with daemon_kit.running(home) as daemon:
         (again,) = [
@@ -115,13 +115,13 @@ def _put(home: Path, name: str, lines: list[bytes]) -> None:
 
 
 def _changed(home: Path) -> None:
-    _put(home, places.EVENTS, [one.replace(b'"int', b'"int').replace(b"x y", b"x z") for one in _lines(home, NAMES[0])])
+    _put(home, paths.EVENTS, [one.replace(b'"int', b'"int').replace(b"x y", b"x z") for one in _lines(home, NAMES[0])])
 
 
 def _swapped(home: Path) -> None:
-    lines = _lines(home, places.EVENTS)
+    lines = _lines(home, paths.EVENTS)
     lines[4], lines[5] = lines[5], lines[4]
-    _put(home, places.EVENTS, lines)
+    _put(home, paths.EVENTS, lines)
 
 
 def _both_without_one(home: Path) -> None:
@@ -131,23 +131,23 @@ def _both_without_one(home: Path) -> None:
 
 
 def _timed(home: Path, when: bytes) -> None:
-    lines = _lines(home, places.EVENTS)
+    lines = _lines(home, paths.EVENTS)
     opening, rest = lines[0].split(b'"timestamp_ms":', 1)
-    _put(home, places.EVENTS, [opening + b'"timestamp_ms":' + when + rest.lstrip(b"0123456789"), *lines[1:]])
+    _put(home, paths.EVENTS, [opening + b'"timestamp_ms":' + when + rest.lstrip(b"0123456789"), *lines[1:]])
 
 
 DAMAGE: list[tuple[Callable[[Path], Any], str]] = [
     (_changed, "record 0 of version 1's log is not what its chain says"),
     (_swapped, "record 4 of version 1's log is not what its chain says"),
     (_both_without_one, "record 9 of version 1's log is not what its chain says"),
-    (lambda home: _put(home, places.EVENTS, _lines(home, places.EVENTS)[:-2]), "names more than its 39 records"),
-    (lambda home: _put(home, places.CHAIN, _lines(home, places.CHAIN)[:-1]), "record 40 .* is not in its chain"),
-    (lambda home: _put(home, places.EVENTS, [*_lines(home, places.EVENTS), b'{"id"']), "record 41 .* has no end"),
-    (lambda home: _put(home, places.EVENTS, [*_lines(home, places.EVENTS), b"{}\n"]), "record 41 .* is no event"),
+    (lambda home: _put(home, paths.EVENTS, _lines(home, paths.EVENTS)[:-2]), "names more than its 39 records"),
+    (lambda home: _put(home, paths.CHAIN, _lines(home, paths.CHAIN)[:-1]), "record 40 .* is not in its chain"),
+    (lambda home: _put(home, paths.EVENTS, [*_lines(home, paths.EVENTS), b'{"id"']), "record 41 .* has no end"),
+    (lambda home: _put(home, paths.EVENTS, [*_lines(home, paths.EVENTS), b"{}\n"]), "record 41 .* is no event"),
     (lambda home: _timed(home, b"9" * 5000), "record 0 .* is no event"),
     (lambda home: _timed(home, b"1" + b"0" * 19), "record 0 .* is no event of any time"),
-    (lambda home: (home / "audit" / places.CHAIN).unlink(), "one file of two, `events.jsonl`"),
-    (lambda home: (home / "audit" / places.EVENTS).unlink(), "one file of two, `events.chain.jsonl`"),
+    (lambda home: (home / "audit" / paths.CHAIN).unlink(), "one file of two, `events.jsonl`"),
+    (lambda home: (home / "audit" / paths.EVENTS).unlink(), "one file of two, `events.chain.jsonl`"),
 ]
 
 
@@ -186,7 +186,7 @@ async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pyt
     real = durable.replace
 
     def cut_off(directory: int, name: str, data: bytes) -> None:
-        if name == places.HEAD:
+        if name == paths.HEAD:
             raise OSError(28, "No space left on device")
         real(directory, name, data)
 
@@ -195,7 +195,7 @@ async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pyt
     with pytest.raises(errors.LedgerError, match="No space left"):
         await _opened(home)
     monkeypatch.undo()
-    assert (home / "audit-head" / places.KEY).exists()
+    assert (home / "audit-head" / paths.KEY).exists()
     async with await _opened(home) as log:
         assert log.count == len(ROWS)
         assert (await log.verify()).valid

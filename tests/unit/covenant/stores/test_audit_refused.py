@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from covenant.stores.audit import cutting, files, places
+from covenant.stores.audit import files, paths, purge
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, verify
 
@@ -138,7 +138,7 @@ class Log:
     """The open files, and the ids of the rows that they acknowledged."""
 
     def __init__(self, home: Path, acknowledged: list[str]) -> None:
-        at = places.Places.open(home)
+        at = paths.Places.open(home)
         try:
             self.files = files.Files(at)
         except BaseException:
@@ -302,7 +302,7 @@ def test_a_cut_is_finished_only_when_pending_is_durable(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", killed)
         with pytest.raises(KilledError):
-            cutting.cut(log.files, 8, issuer=ISSUER, now_ms=9)
+            purge.cut(log.files, 8, issuer=ISSUER, now_ms=9)
     log.kill()
     durable: list[bool] = []
 

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from covenant.stores.audit import files, places
+from covenant.stores.audit import files, paths
 from covenant.stores.audit.durable import DurableAudit
 from covenant.wire.types import AgentId
 from policy import base58, errors
@@ -112,10 +112,10 @@ async def test_more_readers_than_threads_are_answered(home: Path) -> None:
 async def test_a_second_opening_waits_for_the_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = await opened(home)
     made = await row(log, 1)
-    monkeypatch.setattr(places, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(paths, "_LOCK_SECONDS", 0.05)
     with pytest.raises(errors.LedgerError, match="another process has had the log open"):
         await opened(home)
-    monkeypatch.setattr(places, "_LOCK_SECONDS", 60.0)
+    monkeypatch.setattr(paths, "_LOCK_SECONDS", 60.0)
     waiting = asyncio.ensure_future(there(home))
     with pytest.raises(TimeoutError):
         with anyio.fail_after(0.2):

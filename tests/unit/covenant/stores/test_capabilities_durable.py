@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.identity import Domain, verifies
+from covenant.keys.identity import Domain, verifies
 from covenant.stores.capabilities import rows
 from covenant.stores.capabilities.durable import DurableCapabilities
 from policy import base58, errors
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[4]
 # Uses a metered grant from several tasks, saying what was counted once it was told so.
 USER = """
 import anyio, pathlib, sys
-from covenant.identity import Identity
+from covenant.keys.identity import Identity
 from covenant.stores.capabilities.durable import DurableCapabilities
 
 async def main():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from covenant.stores.mailbox.answers import Answers, Cached
-from covenant.stores.mailbox.shelf import Key
+from covenant.stores.mailbox.queue import Key
 from covenant.wire.types import A2ATaskResult
 
 RESULT = A2ATaskResult(task_id="t", status="ok", content=())

@@ -204,8 +204,8 @@ async def test_search_stays_within_tier_and_owner(store: Memory) -> None:
 
 
 async def test_of_many_words_the_rarest_rank(store: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 4)
-    monkeypatch.setattr("covenant.stores.memory.ranking.MOST_RANKED", 6)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 4)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.MOST_RANKED", 6)
     for number in range(1, 5):
         await store.put(
             record(number, "four" + " three" * (number > 1) + " two" * (number > 2) + " one" * (number > 3))

@@ -260,7 +260,7 @@ async def test_words_that_went_astray_are_put_right_at_the_first_search(path: Pa
 
 
 async def test_a_word_that_stands_everywhere_ranks_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 3)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 3)
     async with opened("durable", path) as store:
         for number in range(1, 5):
             await store.put(record(number, "common" + (" rare" if number == 2 else "")))
@@ -272,7 +272,7 @@ async def test_a_word_that_stands_everywhere_ranks_nothing(path: Path, monkeypat
 async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
     kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 3)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 3)
     async with opened(kind, path) as store:
         await store.put(record(1, "common", owner=ALICE))
         for number in range(2, 7):
@@ -291,7 +291,7 @@ async def test_how_many_others_have_a_word_changes_nothing_for_who_searches(
 
 
 async def test_changes_are_taken_in_before_they_are_many(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.stores.memory.cache._MOST_PENDING", 3)
+    monkeypatch.setattr("covenant.stores.memory.index.cache._MOST_PENDING", 3)
     async with opened("durable", path) as store:
         await store.put(record(1, embedding=(1.0, 0.0)))
         assert len(await store.search((1.0, 0.0), "", None, 10, None)) == 1

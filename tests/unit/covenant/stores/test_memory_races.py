@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from covenant.stores.memory import searching, writing
+from covenant.stores.memory import search as memory_search
+from covenant.stores.memory import write
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.memory.interface import CompactionPolicy
 from covenant.wire.types import MemoryRecord, Tier
@@ -83,7 +84,7 @@ async def test_what_is_moved_between_the_product_and_the_reading_is_not_shown(
     store = await DurableMemory.open(tmp_path / "memory.db", space="test")
     for number in range(1, 5):
         await store.put(record(number, "fox", embedding=(1.0, number / 10)))
-    read = searching._records
+    read = memory_search._records
     changes: list[Any] = [
         lambda: store.promote(name(1), Tier.EPISODIC, at_ms=1),
         lambda: store.put(record(2, "stolen", embedding=(1.0, 0.2), owner=BOB)),
@@ -96,7 +97,7 @@ async def test_what_is_moved_between_the_product_and_the_reading_is_not_shown(
             asyncio.run_coroutine_threadsafe(changes.pop(0)(), loop).result(60)
         return read(*arguments)
 
-    monkeypatch.setattr(searching, "_records", late)
+    monkeypatch.setattr(memory_search, "_records", late)
     loop = asyncio.get_running_loop()
 
     async def found() -> list[int]:
@@ -126,7 +127,7 @@ async def test_a_fault_in_one_s_hands_is_told_to_all_who_were_written_with_it(
             said.append(type(e).__name__)
 
     with monkeypatch.context() as broken:
-        broken.setattr(writing.Transaction, "write", breaks)
+        broken.setattr(write.Transaction, "write", breaks)
         async with anyio.create_task_group() as group, store._writer.turn:
             for number in (1, 2, 3):
                 group.start_soon(puts, number)

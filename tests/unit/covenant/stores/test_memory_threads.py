@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from covenant.stores.memory.threads import Thread
+from covenant.stores.memory.index.threads import Thread
 from policy import errors
 
 pytestmark = pytest.mark.anyio

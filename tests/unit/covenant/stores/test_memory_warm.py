@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from covenant.stores.memory import durable, loading
+from covenant.stores.memory import durable, load
 from covenant.stores.memory.durable import DurableMemory
+from covenant.stores.memory.index.vectors import Block
 from covenant.stores.memory.interface import DeleteRecord
-from covenant.stores.memory.vectors import Block
 from covenant.wire.types import Tier
 from policy import errors
 from tests.memory_kit import name, record
@@ -27,9 +27,9 @@ class Gate:
         self.begun = 0
         self.first = anyio.Event()
         self.go_on = anyio.Event()
-        self._vectors = loading.vectors
-        monkeypatch.setattr(loading, "_ROWS", 2)
-        monkeypatch.setattr(loading, "vectors", self.vectors)
+        self._vectors = load.vectors
+        monkeypatch.setattr(load, "_ROWS", 2)
+        monkeypatch.setattr(load, "vectors", self.vectors)
 
     async def vectors(self, path: Path, label: str | None) -> AsyncGenerator[tuple[int, Sequence[Block]], None]:
         self.begun += 1
@@ -136,7 +136,7 @@ async def test_a_store_that_was_closed_meanwhile_says_so(store: DurableMemory, m
 
 
 async def test_rows_without_a_vector_among_many_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_ROWS", 2)
+    monkeypatch.setattr(load, "_ROWS", 2)
     store = await DurableMemory.open(tmp_path / "memory.db", space="test")
     for number in range(1, 13):
         await store.put(record(number, embedding=(1.0,) * (2 + number % 2)))

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from covenant.stores.memory import ranking, sqlite
+from covenant.stores.memory import sqlite
 from covenant.stores.memory.durable import DurableMemory
+from covenant.stores.memory.index import ranking
 from covenant.stores.memory.interface import DeleteRecord
-from covenant.stores.memory.searching import Asked, WordIndex
+from covenant.stores.memory.search import Asked, WordIndex
 from covenant.wire.types import Tier
 from tests.memory_kit import ALICE, BOB, name, record
 
@@ -46,9 +47,9 @@ def by_another(path: Path, statement: str, *values: object) -> None:
 
 
 async def test_kept_counts_say_what_new_ones_would(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 6)
-    monkeypatch.setattr("covenant.stores.memory.ranking.MOST_RANKED", 11)
-    monkeypatch.setattr("covenant.stores.memory.searching._BEYOND", 2)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 6)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.MOST_RANKED", 11)
+    monkeypatch.setattr("covenant.stores.memory.search._BEYOND", 2)
     chooser = random.Random(11)
     store = await DurableMemory.open(path, space="test")
     try:
@@ -79,8 +80,8 @@ async def test_kept_counts_say_what_new_ones_would(path: Path, monkeypatch: pyte
 
 
 async def test_a_write_has_no_common_word_counted_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.stores.memory.ranking.COMMON", 3)
-    monkeypatch.setattr("covenant.stores.memory.searching._BEYOND", 4)
+    monkeypatch.setattr("covenant.stores.memory.index.ranking.COMMON", 3)
+    monkeypatch.setattr("covenant.stores.memory.search._BEYOND", 4)
     counted: list[str] = []
     count = WordIndex._count
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[4]
 ROTATOR = """
 import anyio, pathlib, sys
-from covenant.identity import Identity
+from covenant.keys.identity import Identity
 from covenant.stores.peers.durable import DurablePeers
 
 async def main():

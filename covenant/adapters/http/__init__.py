@@ -1,0 +1,1 @@
+"""HTTP on the loopback: routes, streams, limits and the OpenAPI document."""

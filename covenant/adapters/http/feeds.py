@@ -1,0 +1,170 @@
+"""What each stream shows and to whom: rows of the audit log, records of memory, and what intents do.
+
+Whoever may ask for the rows that were may see those that come, and no others: a row or record passes what its own
+request's handler would have let through, and a token or grant that has ended ends the stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+from aiohttp import web
+
+from covenant.adapters.http import streams as http_streams
+from covenant.adapters.http.streams import Events, Pace
+from covenant.handlers.access import authentication, stream_visibility
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from covenant.handlers.state import intent_progress
+from covenant.handlers.state.event_feed import Item, Topic
+from covenant.handlers.state.intent_progress import IntentEvent
+from covenant.wire import requests, responses, streams
+from policy import errors
+
+_BEGIN_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """One stream's place: who asked for it, by which token, and over which connection."""
+
+    server: Server
+    caller: Caller
+    token: str
+    request: web.Request
+    headers: Mapping[str, str]
+    pace: Pace
+
+    def events(self) -> Events:
+        """The response."""
+        return Events(self.request, self.headers, self.pace)
+
+    async def still(self) -> bool:
+        """Whether the token lets the same caller in now."""
+        try:
+            return (await authentication.admit(self.server, self.token, "http")).agent == self.caller.agent
+        except errors.CovenantError:
+            return False
+
+
+async def recent(
+    watch: Watch, asked: requests.RecentAudit | requests.RecentMemory, *, on: bool, seen: str
+) -> web.StreamResponse | responses.Response:
+    """What was, the oldest first, and with ``on`` what comes; ``seen`` is the last id that the client has.
+
+    A refusal comes back as the response that it is.
+    """
+    topic: Topic = "audit" if isinstance(asked, requests.RecentAudit) else "memory"
+    with watch.server.feed.subscribe(topic) as subscription:
+        # After the subscription, so that nothing falls between what was and what comes.
+        answer = await watch.server.respond(watch.caller, asked)
+        if not isinstance(answer, responses.AuditEvents | responses.Memories):
+            return answer
+        events = watch.events()
+        was = oldest_first(answer)
+        told = {one.id for one in was}
+        ids = [one.id for one in was]
+        fresh = was[ids.index(seen) + 1 :] if seen in told else was
+        await events.begin(answer.kind)
+        for one in fresh:
+            await events.chunk(one.model_dump(mode="json", by_alias=True), id=one.id)
+        if not on:
+            await events.end({"count": len(fresh)})
+            return events.response
+
+        async def take(item: Item) -> bool:
+            if item.value.id not in told and stream_visibility.may_see(watch.server, watch.caller, asked, item.value):
+                await events.chunk(item.value.model_dump(mode="json", by_alias=True), id=item.value.id)
+            return True
+
+        async def still() -> bool:
+            return stream_visibility.may_go_on(watch.server, watch.caller, asked) and await watch.still()
+
+        await http_streams.follow(events, subscription, watch.pace, take=take, still=still)
+        return events.response
+
+
+def oldest_first(answer: responses.AuditEvents | responses.Memories) -> list[Any]:
+    """Rows and records in the order in which they came to be; the answer has the newest first."""
+    return list(reversed(answer.events if isinstance(answer, responses.AuditEvents) else answer.records))
+
+
+async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamResponse:
+    """The beginning at once, and the one chunk and the end of version 1 when the intent has ended.
+
+    The beginning's id is the intent's, by which its events can be followed. The intent goes on when its client
+    leaves: its result is kept.
+    """
+    events = watch.events()
+    answers: list[responses.Response] = []
+    ids: list[str] = []
+    begun, done = anyio.Event(), anyio.Event()
+
+    def heard(event: IntentEvent) -> None:
+        ids.append(event.intent_id)
+        begun.set()
+
+    async def work() -> None:
+        intent_progress.HEARD.set(heard)
+        try:
+            answers.append(await watch.server.respond(watch.caller, asked))
+        finally:
+            begun.set()
+            done.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        with contextlib.suppress(ConnectionError):
+            # It says its id at once, unless it waits for another with the same key.
+            with anyio.move_on_after(_BEGIN_SECONDS):
+                await begun.wait()
+            await events.begin("intent_result", id=ids[0] if ids else "")
+            while not done.is_set():
+                with anyio.move_on_after(watch.pace.idle_seconds):
+                    await done.wait()
+                if not done.is_set():
+                    await events.nothing_new()
+    (answer,) = answers
+    if isinstance(answer, responses.Error):
+        await events.fail(errors.CovenantError(answer.message))
+    for envelope in streams.envelopes(0, answer):
+        if isinstance(envelope, streams.StreamChunk):
+            await events.chunk(envelope.chunk)
+        elif isinstance(envelope, streams.StreamEnd):
+            await events.end(envelope.summary)
+    return events.response
+
+
+async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | responses.Response:
+    """What an intent of the caller's has done and does, until it has ended; of one that has, only that."""
+    with watch.server.feed.subscribe("intent") as subscription:
+        was = [one for one in watch.server.live.so_far(intent_id) if stream_visibility.may_follow(watch.caller, one)]
+        answer = None
+        if not was:
+            answer = await watch.server.respond(watch.caller, requests.GetIntentResult(intent_id=intent_id))
+            if not isinstance(answer, responses.IntentResult):
+                return answer
+        events = watch.events()
+        await events.begin("intent_events")
+        for one in was:
+            await events.chunk(one.to_json(), id=str(one.sequence))
+        if isinstance(answer, responses.IntentResult):
+            await events.end({"intent_id": intent_id, "status": answer.status})
+            return events.response
+        last = was[-1].sequence
+
+        async def take(item: Item) -> bool:
+            event: IntentEvent = item.value
+            if event.intent_id != intent_id or event.sequence <= last:
+                return True
+            await events.chunk(event.to_json(), id=str(event.sequence))
+            if event.type == intent_progress.ENDED:
+                await events.end({"intent_id": intent_id, "status": event.fields.get("status")})
+            return event.type != intent_progress.ENDED
+
+        await http_streams.follow(events, subscription, watch.pace, take=take, still=watch.still)
+        return events.response

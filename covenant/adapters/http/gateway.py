@@ -1,0 +1,321 @@
+"""The HTTP gateway: requests of the loopback to ``Server.respond``, by the one table of routes.
+
+    head ──guard──> route ──token──> caller ──body──> request ──Server.respond──> JSON, or events as they come
+
+In this order, so that a page of another origin never gets to where tokens count, and nobody's body is read before
+it is known whose it is. Every wait has a limit. What handlers refuse is 200 with kind ``error``, as version 1 has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+from aiohttp import HttpVersion11, web
+
+from covenant.adapters.http import feeds, guard, metrics, openapi, routes, streams
+from covenant.adapters.http import requests as http_requests
+from covenant.adapters.http.guard import Guard, Head
+from covenant.adapters.http.listen import Listener
+from covenant.adapters.http.routes import Route
+from covenant.handlers.access import auth_failures, authentication
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from covenant.wire import requests, responses
+from policy import errors
+from policy.signing import strict_json
+
+_LOG = logging.getLogger(__name__)
+_JSON: Final = "application/json"
+# Nothing of an answer is for another page, a cache or a guess at its type; nor does it say what served it.
+_ALWAYS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Server": "covenantd",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What clients may hold of the daemon. ``large_bytes``: of larger bodies only ``large_bodies`` are read at once.
+
+    ``head_seconds`` bounds a head that does not come, between requests as well; ``wrong_tokens`` are written to the
+    log in each ``wrong_seconds``, of more their number is.
+    """
+
+    connections: int = 256
+    streams_of_one: int = 32
+    head_seconds: float = 15.0
+    body_seconds: float = 30.0
+    large_bytes: int = 256 * 1024
+    large_bodies: int = 8
+    wrong_tokens: int = 20
+    wrong_seconds: float = 1.0
+    pace: streams.Pace = field(default_factory=streams.Pace)
+
+
+class Gateway:
+    """Everything that listens at and talks over one port.
+
+    Args:
+        group: writes how many wrong tokens had no row of their own.
+        origins: whose pages may ask; what is no origin is left out with a warning.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        group: anyio.abc.TaskGroup,
+        *,
+        origins: Sequence[str] = (),
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.server = server
+        self.bounds = bounds or Bounds()
+        self.port = 0
+        good, bad = guard.origins(origins)
+        for word in bad:
+            _LOG.warning("COVENANT_HTTP_ORIGINS: `%s` is no origin and is left out", strict_json.shown(word))
+        self._guard = Guard(self.port, good)
+        self._large = anyio.Semaphore(self.bounds.large_bodies)
+        self._streams: Counter[str] = Counter()
+        self._wrong = auth_failures.Refusals(
+            server, "http", group, most=self.bounds.wrong_tokens, seconds=self.bounds.wrong_seconds
+        )
+        # How many requests are being answered.
+        self.busy = 0
+        self._idle = anyio.Event()
+        self._idle.set()
+        self._own: dict[str, Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]] = {
+            "/intents/{intent_id}/events": self._intent_events,
+            "/metrics": self._metrics,
+        }
+        app = web.Application(middlewares=[self._outermost], client_max_size=guard.BODY_BYTES)
+        for route in routes.TABLE:
+            answer = self._open if route.open else self._serve
+            handler = functools.partial(answer, route)
+            app.router.add_route(route.method, route.pattern, handler, expect_handler=_not_yet)
+        self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Take connections from now on (``listen.bind``)."""
+        self.port = sock.getsockname()[1]
+        self._guard = Guard(self.port, self._guard.origins)
+        await self._listener.listen(sock)
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Take no more, end the streams, let what has begun be answered within ``grace_seconds``, and end the rest."""
+        self._listener.refuse_more()
+        self.server.feed.close()
+        with anyio.move_on_after(grace_seconds):
+            await self._idle.wait()
+        await self._listener.stop()
+
+    # Every request --------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _outermost(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if not self.busy:
+            self._idle = anyio.Event()
+        self.busy += 1
+        try:
+            response = await self._guarded(request, handler)
+            if not response.prepared:
+                response.headers.update(_ALWAYS)
+                with streams.within(request, self.bounds.pace.write_seconds):
+                    await response.prepare(request)
+                    await response.write_eof()
+            return response
+        finally:
+            self.busy -= 1
+            if not self.busy:
+                self._idle.set()
+
+    async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        cors: Mapping[str, str] = self._guard.cors(None)
+        try:
+            head = Head(
+                *(request.method, request.raw_path, request.headers, request.query.keys(), request.body_exists),
+                (request.version.major, request.version.minor),
+            )
+            self._guard.check(head)
+            cors = self._guard.cors(self._guard.origin(head), preflight=request.method == "OPTIONS")
+            response = web.Response(status=204) if request.method == "OPTIONS" else await handler(request)
+        except errors.HttpRefusedError as e:
+            response = self._refusal(e.details["status"], e)
+        except errors.MalformedRequestError as e:
+            response = self._refusal(400, e)
+        except errors.AuthenticationError as e:
+            response = self._refusal(401, e)
+            response.headers["WWW-Authenticate"] = "Bearer"
+        except web.HTTPException as e:
+            response = self._refusal(e.status, errors.HttpRefusedError(e.reason.lower()))
+            response.headers.update({name: e.headers[name] for name in ("Allow",) if name in e.headers})
+        except ConnectionError:
+            raise
+        except Exception:
+            _LOG.exception("a request over HTTP failed")
+            response = self._fault("the daemon failed at this; its log has more")
+        if not response.prepared:
+            response.headers.update(cors)
+        return response
+
+    def _refusal(self, status: int, error: errors.CovenantError) -> web.Response:
+        self.server.meter.refused[str(status)] += 1
+        response = web.Response(status=status, body=responses.Error.of(error).to_bytes(), content_type=_JSON)
+        # What was not read of a refused request must not be read as the next one.
+        response.force_close()
+        return response
+
+    @staticmethod
+    def _fault(message: str) -> web.Response:
+        return web.Response(status=500, body=json.dumps({"error": message}).encode(), content_type=_JSON)
+
+    # Routes ---------------------------------------------------------------------------------------------------
+
+    async def _open(self, route: Route, request: web.Request) -> web.StreamResponse:
+        if route.path == "/health":
+            return web.json_response({"status": "ok"})
+        if route.path == "/version":
+            return web.json_response({"name": "covenantd", "version": _version()})
+        if route.path == "/openapi.json":
+            return web.Response(body=_described(), content_type=_JSON)
+        # Nothing of the body is read: there is no key yet by which another host's envelope could be checked.
+        return self._refusal(503, errors.UnsupportedError("tasks of other hosts are not taken by this daemon"))
+
+    async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
+        caller = await self._admitted(request)
+        self._listener.known(request.transport)
+        if own := self._own.get(route.path):
+            return await own(request, caller)
+        asked, on = await self._asked(route, request), _follow(route, request)
+        if route.stream and streams.wanted(request.headers.getall("Accept", [])):
+            return await self._stream(request, caller, asked, on=on)
+        return self._answered(await self.server.respond(caller, asked))
+
+    async def _admitted(self, request: web.Request) -> Caller:
+        try:
+            return await authentication.admit(self.server, guard.bearer(request.headers), "http")
+        except errors.AuthenticationError as e:
+            await self._write_refused(e)
+            raise
+        except (errors.CovenantError, OSError):
+            _LOG.exception("the registry of peers cannot be read")
+            raise _unavailable("the registry of peers cannot be read") from None
+
+    async def _write_refused(self, error: errors.AuthenticationError) -> None:
+        """Have the refusal in the log, or have none: whoever tries tokens must not go unseen."""
+        try:
+            written = await self._wrong.write(error.message)
+        except (errors.CovenantError, OSError):
+            _LOG.exception("a refusal cannot be written to the audit log")
+            raise _unavailable("the refusal cannot be written down") from None
+        if not written:
+            raise errors.HttpRefusedError("too many tokens were wrong", hint="wait a second", status=429)
+
+    async def _asked(self, route: Route, request: web.Request) -> requests.Request:
+        body = await self._body(request) if request.body_exists else b""
+        build = functools.partial(
+            http_requests.build, route, path=request.match_info, query=list(request.query.items()), body=body
+        )
+        # Long enough that others would notice.
+        return await anyio.to_thread.run_sync(build) if len(body) > self.bounds.large_bytes else build()
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
+            # RFC 9110, section 10.1.1; only now, since whoever is refused need not send it.
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        large = request.content_length is None or request.content_length > self.bounds.large_bytes
+        with anyio.move_on_after(self.bounds.body_seconds):
+            if not large:
+                return await request.read()
+            async with self._large:
+                return await request.read()
+        raise errors.HttpRefusedError("the body did not come in time", status=408)
+
+    @staticmethod
+    def _answered(response: responses.Response) -> web.Response:
+        if isinstance(response, responses.Error) and response.code == errors.InternalError.code:
+            return Gateway._fault(response.message)
+        return web.Response(body=response.to_bytes(), content_type=_JSON)
+
+    # Streams, and what has no request -------------------------------------------------------------------------
+
+    async def _stream(
+        self, request: web.Request, caller: Caller, asked: requests.Request, *, on: bool
+    ) -> web.StreamResponse:
+        with self._one_more_stream(caller):
+            watch = self._watch(request, caller)
+            if isinstance(asked, requests.SubmitIntent):
+                return await feeds.submitted(watch, asked)
+            assert isinstance(asked, requests.RecentAudit | requests.RecentMemory)
+            seen = request.headers.get("Last-Event-ID", "")
+            done = await feeds.recent(watch, asked, on=on, seen=seen)
+            return self._answered(done) if isinstance(done, responses.Response) else done
+
+    async def _intent_events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        with self._one_more_stream(caller):
+            done = await feeds.of_intent(self._watch(request, caller), request.match_info["intent_id"])
+            return self._answered(done) if isinstance(done, responses.Response) else done
+
+    async def _metrics(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        text = await metrics.text(self.server, caller)
+        return web.Response(body=text.encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    def _watch(self, request: web.Request, caller: Caller) -> feeds.Watch:
+        headers = {**_ALWAYS, **self._guard.cors(request.headers.get("Origin"))}
+        token = guard.bearer(request.headers)
+        return feeds.Watch(self.server, caller, token, request, headers, self.bounds.pace)
+
+    @contextmanager
+    def _one_more_stream(self, caller: Caller) -> Iterator[None]:
+        """One caller cannot take all places, and of those that there are none is waited for."""
+        key = caller.agent.pubkey
+        if self._streams[key] >= self.bounds.streams_of_one:
+            raise errors.HttpRefusedError("too many streams are open", hint="close one of them", status=429)
+        self._streams[key] += 1
+        try:
+            yield
+        except errors.TooManySubscribersError as e:
+            raise errors.HttpRefusedError(e.message, hint=e.hint, status=429) from None
+        finally:
+            self._streams[key] -= 1
+            if not self._streams[key]:
+                del self._streams[key]
+
+
+def _follow(route: Route, request: web.Request) -> bool:
+    """Whether a stream of this request goes on with what comes; no other says that word."""
+    said = request.query.getall("follow", ["true"]) if route.stream and route.method == "GET" else ["true"]
+    if said not in (["true"], ["false"]):
+        raise errors.MalformedRequestError("`follow` is `true` or `false`")
+    return said == ["true"]
+
+
+async def _not_yet(request: web.Request) -> None:
+    """aiohttp would ask for the body before anybody looked at the token."""
+
+
+def _unavailable(message: str) -> errors.HttpRefusedError:
+    return errors.HttpRefusedError(message, hint="the daemon's log has more", status=503)
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("covenant-supervisor")
+
+
+@functools.cache
+def _described() -> bytes:
+    return openapi.text().encode()

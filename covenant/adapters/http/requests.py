@@ -1,0 +1,107 @@
+"""From a path, a query and a body to the request of ``covenant.wire`` that they mean: one way for every route."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from covenant.adapters.http.routes import Route
+from covenant.wire import requests, strict
+from policy import errors
+from policy.signing import strict_json
+
+# How the answer is carried is for `Accept` to say, not for a field; a list has no form in a query.
+UNSAID: Final = frozenset({"kind", "prefer_stream", "types"})
+_REF: Final = "#/components/schemas/{model}"
+_INTEGER: Final = re.compile(r"-?[0-9]{1,24}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1,3})?")
+
+
+@functools.cache
+def schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of a kind of request; references as OpenAPI has them, definitions under ``$defs``."""
+    found = requests.KINDS[kind].model_json_schema(ref_template=_REF)
+    for defined in found.get("$defs", {}).values():
+        # What tells alternatives apart must be there, though each of them has it by itself.
+        tags = [name for name, each in defined.get("properties", {}).items() if "const" in each]
+        if tags:
+            defined["required"] = sorted({*defined.get("required", []), *tags})
+    return found
+
+
+def fields(route: Route) -> dict[str, dict[str, Any]]:
+    """What a route's request holds besides its kind: the field and its schema."""
+    if not route.kind:
+        return {}
+    return {name: each for name, each in schema(route.kind)["properties"].items() if name not in UNSAID}
+
+
+def in_query(route: Route) -> dict[str, str]:
+    """The names that a route reads from the query, and the field that each is."""
+    if route.method != "GET":
+        return {}
+    return {route.renamed.get(name, name): name for name in fields(route) if name not in route.parameters}
+
+
+def build(
+    route: Route, *, path: Mapping[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
+) -> requests.Request:
+    """The request. What the query holds besides the route's names is ignored, as unknown fields are.
+
+    Raises:
+        errors.MalformedRequestError: the body is no JSON object, a name stands twice, or a field is missing or wrong.
+    """
+    document: dict[str, Any] = {**route.defaults} if route.method == "GET" else _body(route, body)
+    document |= _query(route, query)
+    document |= {name: path[name] for name in route.parameters}
+    document["kind"] = route.kind
+    return requests.parse(json.dumps(document).encode())
+
+
+def _body(route: Route, body: bytes) -> dict[str, Any]:
+    # Nothing at all is as good as `{}`: several requests have no field that must be there.
+    document = strict.read(body) if body else {}
+    if not isinstance(document, dict):
+        raise errors.MalformedRequestError("a body is a JSON object")
+    # Version 1's page does not say whether these bodies have the field around them; both are read.
+    if route.inside and route.inside not in document and document:
+        document = {route.inside: document}
+    document.pop("prefer_stream", None)
+    return document
+
+
+def _query(route: Route, query: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    names, known, found = in_query(route), fields(route), dict[str, Any]()
+    for name, text in query:
+        if (field := names.get(name)) is None:
+            continue
+        if field in found:
+            raise errors.MalformedRequestError(f"`{strict_json.shown(name)}` stands twice in the query")
+        found[field] = _typed(text, known[field])
+    for field in route.lenient & found.keys():
+        if found[field] not in _choices(known[field]):
+            del found[field]
+    return found
+
+
+def _alternatives(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [alternative for alternative in one.get("anyOf", [one]) if alternative.get("type") != "null"]
+
+
+def _choices(one: Mapping[str, Any]) -> list[Any]:
+    return [choice for alternative in _alternatives(one) for choice in alternative.get("enum", ())]
+
+
+def _typed(text: str, one: Mapping[str, Any]) -> Any:
+    """A query knows only text: as what the field's schema asks for, where it can be read so."""
+    kinds = {alternative.get("type") for alternative in _alternatives(one)}
+    if "integer" in kinds and _INTEGER.fullmatch(text):
+        return int(text)
+    if "number" in kinds and _NUMBER.fullmatch(text):
+        return float(text)
+    if "boolean" in kinds and text in ("true", "false"):
+        return text == "true"
+    return text

@@ -1,0 +1,1 @@
+"""The daemon's Unix socket: connections, framing and limits."""

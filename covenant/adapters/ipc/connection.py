@@ -1,0 +1,148 @@
+"""One client of the socket: who it is, and what it asks, in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+
+from covenant.adapters.ipc.framing import Channel
+from covenant.handlers import handshake
+from covenant.handlers.access import authentication
+from covenant.handlers.caller import Caller
+from covenant.wire import requests, responses, streams
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.adapters.ipc.gateway import Gateway, Peer
+
+_LOG = logging.getLogger(__name__)
+
+# Answered without a wait, so that answers to many that came together may leave together.
+_READY: Final = frozenset(handshake.HANDLERS)
+# How many requests of one connection are answered before others have their turn.
+_TURN: Final = 32
+
+
+class Connection(Channel):
+    """One client. Its task ends with it, whatever it sent."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway.bounds)
+        self._gateway = gateway
+        self._streams = 0
+        self._scope: anyio.CancelScope | None = None
+        self._caller: Caller | None = None
+        self._peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio.BaseProtocol."""
+        super().connection_made(transport)
+        if self._gateway.admits(self):
+            self._gateway.group.start_soon(self._run)
+            return
+        full = errors.BusyError("the daemon has as many connections as it takes", hint="try again")
+        self._say(responses.Error.of(full))
+        self.close()
+
+    def abort(self) -> None:
+        """End it now, with whatever it asked."""
+        if self._scope is not None:
+            self._scope.cancel()
+        super().abort()
+
+    async def _run(self) -> None:
+        try:
+            with anyio.CancelScope() as self._scope:
+                caller = await self._admitted()
+                if caller is not None:
+                    await self._talk(caller)
+        except Exception:
+            _LOG.exception("a connection ended by a fault of the daemon")
+        finally:
+            self._gateway.forget(self, self._peer, self._caller)
+            self.close()
+
+    async def _talk(self, caller: Caller) -> None:
+        try:
+            self._peer = self._gateway.known(self, caller)
+            self._caller = caller
+            self._say(responses.Authenticated(display=caller.agent.display))
+            self.widen(self._peer.large)
+            await self._converse(caller)
+        except (errors.FrameError, errors.BusyError, errors.AuthenticationError) as e:
+            # After a frame that is none nobody can tell where the next begins.
+            self._say(responses.Error.of(e))
+
+    async def _admitted(self) -> Caller | None:
+        """Who it is; None for whoever went, or was refused, which was said and written."""
+        reason = "no token came in time"
+        with anyio.move_on_after(self._bounds.handshake_seconds):
+            try:
+                return await self._handshake()
+            except errors.CovenantError as e:
+                # What is no frame, or no request, is answered alike before the handshake.
+                reason = e.message
+        self._say(responses.AuthenticationFailed(reason=reason))
+        await self._gateway.refusals.write(reason)
+        return None
+
+    async def _handshake(self) -> Caller | None:
+        """
+        Raises:
+            errors.CovenantError: whatever came is none of the two requests, or the token is nobody's.
+        """
+        while (raw := await self.frame()) is not None:
+            request = requests.parse(raw)
+            if isinstance(request, requests.Authenticate):
+                return await authentication.admit(self._gateway.server, request.token_b58, "ipc")
+            if not isinstance(request, requests.ProtocolInfo):
+                raise errors.AuthenticationError(f"the first request was `{request.kind}`")
+            self._say(responses.ProtocolInfo())
+        return None
+
+    async def _converse(self, caller: Caller) -> None:
+        turn = 0
+        while (raw := await self.frame()) is not None:
+            authentication.check(self._gateway.server, caller)
+            try:
+                await self._answer(caller, await self._parsed(raw))
+            except errors.MalformedRequestError as e:
+                self._say(responses.Error.of(e))
+            await self.written()
+            turn += 1
+            if turn % _TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _answer(self, caller: Caller, request: requests.Request) -> None:
+        if request.kind not in _READY:
+            # What it asked before must not wait for what may take long.
+            self.flush()
+        answer = await self._gateway.server.respond(caller, request)
+        if streams.wanted(request):
+            await self._stream(answer)
+        else:
+            self._say(answer)
+
+    async def _parsed(self, raw: bytes) -> requests.Request:
+        if len(raw) > self._bounds.small_bytes:
+            # Long enough that others would notice.
+            return await anyio.to_thread.run_sync(requests.parse, raw)
+        return requests.parse(raw)
+
+    async def _stream(self, answer: responses.Response) -> None:
+        parts = 0
+        for envelope in streams.envelopes(self._streams, answer):
+            parts += 1
+            self.append(envelope.to_bytes())
+            await self.written()
+        if parts:
+            self._streams += 1
+        else:
+            self._say(answer)
+
+    def _say(self, response: responses.Response) -> None:
+        self.append(response.to_bytes())

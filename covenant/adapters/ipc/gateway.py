@@ -1,0 +1,151 @@
+"""The daemon's socket: frames to requests, responses to frames, each connection by itself.
+
+    bytes ──Splitter──> frame ──parse──> request ──Server.respond──> response ──> frame
+              one task a connection; requests of one connection in turn, of several side by side
+
+Here is who may connect, and how many. ``ipc_connection`` talks with one of them, and ``ipc_channel`` is its frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from covenant.adapters.ipc.connection import Connection
+from covenant.handlers.access import auth_failures
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Server
+from policy import errors
+
+_LOG = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What clients may hold of the daemon.
+
+    ``strangers`` have not authenticated yet: of more, the oldest goes. One peer has at most ``of_one_peer``
+    connections, and all but the operator at most ``of_others``, so that it gets in. Of a peer's frames above
+    ``small_bytes`` at most ``large_frames`` are on their way at once. A frame that has begun is whole, and an answer
+    read, within ``frame_seconds``. Of those who were not let in ``refusals`` have a row of their own in each
+    ``refusal_seconds``.
+    """
+
+    connections: int = 512
+    of_one_peer: int = 256
+    of_others: int = 384
+    strangers: int = 64
+    handshake_seconds: float = 10.0
+    handshake_bytes: int = 64 * 1024
+    small_bytes: int = 256 * 1024
+    large_frames: int = 4
+    frame_seconds: float = 60.0
+    refusals: int = 20
+    refusal_seconds: float = 1.0
+
+
+class Gateway:
+    """Everything that listens at and talks over one socket."""
+
+    def __init__(self, server: Server, group: anyio.abc.TaskGroup, *, bounds: Bounds | None = None) -> None:
+        self.server = server
+        self.bounds = bounds or Bounds()
+        self.refusals = auth_failures.Refusals(
+            server, "ipc", group, most=self.bounds.refusals, seconds=self.bounds.refusal_seconds
+        )
+        self.peers: dict[str, Peer] = {}
+        self.connections: set[Connection] = set()
+        # In the order in which they came.
+        self.strangers: dict[Connection, None] = {}
+        # Connections of whoever is not the operator.
+        self.others = 0
+        self.stopping = False
+        self.group = group
+        self._listening: anyio.CancelScope | None = None
+        self._empty = anyio.Event()
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Take connections, until ``stop``; ``sock`` listens and stays its owner's."""
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as self._listening:
+            while True:
+                try:
+                    one, _ = await loop.sock_accept(sock)
+                except OSError as e:
+                    # Without a descriptor or memory to spare: those who are here go on, and who waits waits longer.
+                    _LOG.error("a connection could not be taken: %s", e.strerror)
+                    await anyio.sleep(_PAUSE_SECONDS)
+                    continue
+                # Not asyncio's Server: one that closes while somebody connects leaves that connection open.
+                await loop.connect_accepted_socket(lambda: Connection(self), one)
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Take no more; let what has begun be answered within ``grace_seconds``, and end the rest."""
+        self.stopping = True
+        if self._listening is not None:
+            self._listening.cancel()
+        for each in tuple(self.connections):
+            each.stop()
+        with anyio.move_on_after(grace_seconds):
+            if self.connections:
+                await self._empty.wait()
+        for each in tuple(self.connections):
+            each.abort()
+
+    def admits(self, one: Connection) -> bool:
+        """Whether there is a place for one more; the stranger that came first makes one for a new one."""
+        if self.stopping or len(self.connections) >= self.bounds.connections:
+            return False
+        if len(self.strangers) >= self.bounds.strangers:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            oldest.abort()
+        self.connections.add(one)
+        self.strangers[one] = None
+        return True
+
+    def known(self, one: Connection, caller: Caller) -> Peer:
+        """It has said who it is.
+
+        Raises:
+            errors.BusyError: this peer has as many connections as one may, or all of them have.
+        """
+        if not caller.operator and self.others >= self.bounds.of_others:
+            raise errors.BusyError("there are as many connections as peers may have", hint="try again")
+        peer = self.peers.setdefault(caller.agent.pubkey, Peer(self.bounds.large_frames))
+        if peer.connections >= self.bounds.of_one_peer:
+            raise errors.BusyError("this peer has as many connections as one may have", hint="end some")
+        peer.connections += 1
+        self.others += not caller.operator
+        # It may have made room for another just now: then it is ended at its next wait.
+        self.strangers.pop(one, None)
+        return peer
+
+    def forget(self, one: Connection, peer: Peer | None, caller: Caller | None) -> None:
+        """It has gone."""
+        self.connections.discard(one)
+        self.strangers.pop(one, None)
+        if peer is not None and caller is not None:
+            peer.connections -= 1
+            self.others -= not caller.operator
+            if not peer.connections:
+                self.peers.pop(caller.agent.pubkey, None)
+        if self.stopping and not self.connections:
+            self._empty.set()
+
+
+class Peer:
+    """What one peer holds, over all its connections."""
+
+    def __init__(self, large_frames: int) -> None:
+        self.connections = 0
+        self.large = anyio.Semaphore(large_frames)

@@ -1,0 +1,1 @@
+"""Verbs that read and verify the audit logs."""

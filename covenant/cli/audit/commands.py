@@ -1,0 +1,397 @@
+"""``covenant audit``: read the audit logs there are, and verify them, without root where they are readable.
+
+    COVENANT_STATE/audit    the supervisor's log (COVENANT_STATE is $COVENANT_HOME/supervisor unless set)
+    COVENANT_HOME/audit     the daemon's log
+
+Each has its head and public key in ``audit-head`` beside it. Every answer names the logs that it read. What the daemon
+acknowledged stands in ``audit-head/pending`` first: of one that was killed the files are read as its next start will
+leave them; the supervisor's are so too, without what a writer that was killed left beyond the head. Verbs about
+checkpoints and cuts are in ``covenant.cli.audit.proofs``, a witness in ``audit_witness``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import math
+import os
+import stat
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from covenant.cli import common, spinner
+from covenant.cli.audit import proofs, witness
+from covenant.cli.audit import stream as audit_stream
+from covenant.cli.daemon import client
+from policy import errors
+from sandbox import progress
+
+if TYPE_CHECKING:
+    from policy.audit_log import chain as audit_log_chain
+
+_LOCK_SECONDS = 10.0
+_TRIES = 10
+_SHOWN_FAILURES = 40
+# So much of the id of a log's key is shown beside a row that was copied from it.
+_ORIGIN_SHOWN = 12
+_NAMES = ("events.jsonl", "events.chain.jsonl")
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+# What it takes can be printed again as JSON: no NaN, and no number that becomes infinite.
+_NUMBERS_ONLY = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log as it was read: raw bytes of the files that are there, under the writers' lock."""
+
+    name: str
+    path: Path
+    events: bytes
+    chain: bytes
+    head: bytes | None
+    public_key: bytes | None
+    set_aside: tuple[str, ...]
+    pending: bytes | None = None
+    checkpoints: bytes | None = None
+    # In words: what stands in the files beyond that, and the next start sets aside, or refuses.
+    unacknowledged: tuple[str, ...] = ()
+    refused: str | None = None
+
+
+@click.group()
+def audit() -> None:
+    """Read and verify the audit log."""
+
+
+@audit.command(epilog=client.examples("covenant audit recent -n 20", "covenant audit recent --stream --json"))
+@click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Records.")
+@click.option("--since-ms", type=click.IntRange(0), help="From this Unix time on, in milliseconds.")
+@click.option("--stream", is_flag=True, help="Your own, from the daemon, in parts; with --json, one document a line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def recent(limit: int, since_ms: int | None, stream: bool, as_json: bool) -> None:
+    """Show the last records, oldest first."""
+    if stream:
+        audit_stream.follow(limit, since_ms, _line, as_json=as_json)
+        return
+    logs = read_logs()
+    rows = [row for log in logs for row in _last(log, limit)]
+    rows.sort(key=_moment)
+    if since_ms is not None:
+        rows = [row for row in rows if _moment(row) >= since_ms]
+    rows = rows[-limit:]
+    if as_json:
+        listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
+        common.emit({"kind": "audit_recent", "events": rows, "logs": listed})
+        return
+    for log in logs:
+        common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)
+    for row in rows:
+        common.say(_line(row))
+
+
+@audit.command(epilog=client.examples("covenant audit verify", "covenant audit verify --json"))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def verify(ctx: click.Context, as_json: bool) -> None:
+    """Check every record against the chain and the signed head. Exit status 3 when a log does not hold."""
+    found = []
+    with spinner.shown("reading the log", quiet=as_json), progress.step("reading the log") as further:
+        for log in read_logs():
+            further(f"checking the {log.name} log, {len(log.events) >> 10} KiB")
+            found.append((log, proofs.report(log)))
+    valid = all(report.valid for _, report in found)
+    # Version 1's clients look at one report: it must be a failed one if any failed.
+    first = min(found, key=lambda item: item[1].valid)
+    if as_json:
+        logs = [
+            {
+                "origin": log.name,
+                "path": str(log.path),
+                "set_aside": list(log.set_aside),
+                "report": report.to_json(),
+            }
+            for log, report in found
+        ]
+        common.emit({"kind": "audit_integrity", "valid": valid, "report": first[1].to_json(), "logs": logs})
+    else:
+        for log, report in found:
+            _print_report(log, report.to_json())
+    if not valid:
+        ctx.exit(common.EXIT_NO)
+
+
+def started_policies() -> dict[str, str]:
+    """The policy digest of each run that the supervisor's log has a start of.
+
+    Raises:
+        errors.LedgerError: there is no log, it cannot be read, or it does not hold.
+    """
+    from policy.audit_log import chain as audit_log_chain
+    from policy.audit_log import verify as check
+
+    for log in read_logs():
+        if log.name != "supervisor":
+            continue
+        key = None if log.public_key is None else audit_log_chain.read_public_key(log.public_key)
+        if not check.verify(log.events, log.chain, log.head, key).valid:
+            raise errors.LedgerError("the supervisor's log does not hold", hint="run `covenant audit verify`")
+        kinds = [json.loads(line)["kind"] for line in log.events.split(b"\n") if b'"run_started"' in line]
+        starts = [kind for kind in kinds if kind["type"] == "run_started" and kind["policy_digest"]]
+        return {kind["run_id"]: kind["policy_digest"] for kind in starts}
+    raise errors.LedgerError("the supervisor has no log here", hint="set COVENANT_HOME or COVENANT_STATE")
+
+
+def _print_report(log: Log, report: dict[str, Any]) -> None:
+    word = "holds" if report["valid"] else "DOES NOT HOLD"
+    counts = f"{report['events']} events, {report['anchors']} chain entries, root {report['root_hash_hex']}"
+    common.say(f"{log.name} log {common.visible(str(log.path))}: {word} ({counts})")
+    failures = report["failures"]
+    for failure in failures[:_SHOWN_FAILURES]:
+        event = f" (event {common.visible(failure['event_id'])})" if failure["event_id"] else ""
+        common.say(f"  {failure['kind']}: {common.visible(failure['message'])}{event}")
+    if len(failures) > _SHOWN_FAILURES:
+        common.say(f"  and {len(failures) - _SHOWN_FAILURES} more: see --json")
+    for note in report["notes"]:
+        common.say(f"  note: {common.visible(note)}")
+    for name in log.set_aside:
+        common.say(f"  note: unacknowledged bytes of a writer that died are in {common.visible(name)}")
+
+
+def read_logs() -> list[Log]:
+    """Every log there is.
+
+    Raises:
+        errors.LedgerError: there is none, or one cannot be read.
+    """
+    places = _places()
+    logs = [log for name, path in places if (log := _read(name, path)) is not None]
+    if not logs:
+        looked = " or ".join(f"`{path}`" for _, path in places)
+        raise errors.LedgerError(
+            f"no log: there is no audit log at {looked}",
+            hint="set COVENANT_HOME or COVENANT_STATE; a run makes the log",
+        )
+    return logs
+
+
+def _places() -> list[tuple[str, Path]]:
+    """Where logs may be. Nothing is made: reading leaves no directory behind."""
+    home = os.environ.get("COVENANT_HOME")
+    if not home and os.environ.get("SUDO_UID"):
+        common.home()  # refuses, with its hint
+    base = Path(home).absolute() if home else Path.home() / ".covenant"
+    state = os.environ.get("COVENANT_STATE")
+    return [
+        ("supervisor", (Path(state).absolute() if state else base / "supervisor") / "audit"),
+        ("daemon", base / "audit"),
+    ]
+
+
+def _read(name: str, path: Path) -> Log | None:
+    try:
+        return _snapshot(name, path)
+    except PermissionError as e:
+        raise errors.LedgerError(
+            f"the {name} log cannot be read: {e.strerror}", hint="run as its owner", where=str(path)
+        ) from e
+    except OSError as e:
+        raise errors.LedgerError(f"the {name} log cannot be read: {e.strerror}", where=str(path)) from e
+
+
+def _snapshot(name: str, path: Path) -> Log | None:
+    from policy.audit_log import chain as audit_log_chain
+    from sandbox import durable
+
+    head_folder = path.with_name("audit-head")
+    with contextlib.ExitStack() as stack:
+        # Whoever is stopped over the readers' lock lets no writer write.
+        with durable.unstopped():
+            log = _locked(path, stack)
+            chain = _open(path / _NAMES[1])
+            if chain is not None:
+                stack.callback(os.close, chain)
+            sizes = [os.fstat(fd).st_size if fd is not None else None for fd in (log, chain)]
+            head, key = _content(head_folder / "head.json"), _content(head_folder / "ledger.pub")
+            # A version of the supervisor's log had one as well, which says nothing any more.
+            pending = _content(head_folder / "pending") if name == "daemon" else None
+            daemons = (pending, _content(path / "checkpoints.jsonl"))
+            if all(content is None for content in (*sizes, head, key)):
+                return None
+            aside = sorted(entry for entry in os.listdir(path) if ".aside-" in entry) if path.is_dir() else []
+            signed = None
+            if head is not None and key is not None:
+                with contextlib.suppress(errors.LedgerError):  # of a key that is none, which whoever verifies says
+                    signed = audit_log_chain.read_head(head, audit_log_chain.read_public_key(key))
+            ends, beyond, refused = [size or 0 for size in sizes], list[str](), None
+            if log is not None and chain is not None and signed is not None and name == "supervisor":
+                ends, beyond, refused = _acknowledged(log, chain, signed, ends, path)
+            if log is not None:
+                # INVARIANT: but for what is beyond the head, which whoever opens the log takes away, the files only
+                # grow, and what takes their place has other descriptors: the writer need wait no longer.
+                fcntl.flock(log, fcntl.LOCK_UN)
+        events, entries = (_first(fd, end) for fd, end in zip((log, chain), ends, strict=True))
+        events, entries = audit_log_chain.completed(events, entries, signed)
+        return Log(name, path, events, entries, head, key, tuple(aside), *daemons, tuple(beyond), refused)
+
+
+def _acknowledged(
+    log: int, chain: int, head: audit_log_chain.Head, sizes: list[int], path: Path
+) -> tuple[list[int], list[str], str | None]:
+    """How far both files are to be read, and in words what is beyond, or why the next start refuses that: then it is
+    read."""
+    from sandbox import ledger_files
+
+    try:
+        tails = ledger_files.tails(log, chain, head, path)
+    except errors.LedgerError as e:
+        return sizes, [], e.message
+    said = [
+        f"`{name}` ends in {len(tail)} bytes that were not acknowledged, which the next start sets aside"
+        for name, tail in zip(_NAMES, tails, strict=True)
+        if tail
+    ]
+    return [size - len(tail) for size, tail in zip(sizes, tails, strict=True)], said, None
+
+
+def _first(fd: int | None, size: int) -> bytes:
+    """The first ``size`` bytes of a file."""
+    if fd is None:
+        return b""
+    with os.fdopen(os.dup(fd), "rb") as stream:
+        stream.seek(0)
+        return stream.read(size)
+
+
+def _locked(path: Path, stack: contextlib.ExitStack) -> int | None:
+    """The events file under the readers' lock: the one that has the name, which a cut may have changed meanwhile."""
+    for _ in range(_TRIES):
+        lock = _open(path / _NAMES[0])
+        if lock is None:
+            return None
+        try:
+            _shared(lock, path)
+            named = os.stat(path / _NAMES[0], follow_symlinks=False)
+            if os.path.samestat(os.fstat(lock), named):
+                stack.callback(os.close, lock)
+                return lock
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+    raise errors.LedgerError("the log was replaced while it was read, again and again", where=str(path))
+
+
+def _shared(fd: int, path: Path) -> None:
+    """Wait until no writer is between its three files."""
+    # Asleep in the kernel, which wakes us as soon as the lock is let go: whoever only looked now and then would hardly
+    # ever find a busy daemon between two writes. A thread, since such a wait has no limit of its own.
+    waiting = threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_SH), daemon=True)
+    waiting.start()
+    waiting.join(_LOCK_SECONDS)
+    if waiting.is_alive():
+        raise errors.LedgerError(f"a writer held the log for {_LOCK_SECONDS:.0f} seconds", where=str(path))
+
+
+def _open(path: Path) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise errors.LedgerError(f"`{path}` is not a regular file", where=str(path))
+    return fd
+
+
+def _content(path: Path) -> bytes | None:
+    fd = _open(path)
+    if fd is None:
+        return None
+    with os.fdopen(fd, "rb") as stream:
+        return stream.read()
+
+
+def _last(log: Log, limit: int) -> Iterable[dict[str, Any]]:
+    """The last records, each with its origin; a line that is no event is shown as such, not dropped."""
+    lines = log.events.rsplit(b"\n", limit + 1)
+    # What follows the last newline was never acknowledged; what precedes the limit is one long rest.
+    complete = lines[:-1] if len(lines) <= limit + 1 else lines[1:-1]
+    for line in complete[-limit:]:
+        try:
+            event = _NUMBERS_ONLY.decode(line.decode())
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict):
+            yield {**event, "origin": log.name}
+        else:
+            yield {"unreadable": line[:200].decode("utf-8", "backslashreplace"), "origin": log.name}
+
+
+def _moment(row: dict[str, Any]) -> int:
+    moment = row.get("timestamp_ms")
+    return moment if isinstance(moment, int) else 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "unreadable" in row:
+        return common.visible(f"{row['origin']} unreadable record: {row['unreadable']}")
+    kind = row.get("kind")
+    fields = dict(kind) if isinstance(kind, dict) else {"kind": kind}
+    copied = _copied(fields)
+    if copied is not None:
+        where = f"supervisor:{str(fields.get('origin'))[:_ORIGIN_SHOWN]}#{fields.get('index')}"
+        return _line({**copied, "origin": f"{row['origin']} (from {where})"})
+    name = fields.pop("type", "?")
+    shown = " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
+    return common.visible(f"{_time(row.get('timestamp_ms'))} {row['origin']} {name} {shown}")
+
+
+def _copied(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """The row of the supervisor's log that a row of the daemon's is a copy of; None of any other, and of one whose line
+    was too long to be copied or holds another copy, which none of ours does."""
+    if fields.get("type") != "supervisor_row" or not isinstance(fields.get("line"), str):
+        return None
+    try:
+        row = _NUMBERS_ONLY.decode(fields["line"])
+    except (ValueError, RecursionError):
+        return None
+    kind = row.get("kind") if isinstance(row, dict) else None
+    return row if isinstance(kind, dict) and kind.get("type") != "supervisor_row" else None
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str) and value and not any(c.isspace() or c == '"' for c in value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _time(value: Any) -> str:
+    try:
+        moment = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return str(value)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+proofs.register(audit)
+audit.add_command(witness.cosign)
+audit.add_command(audit_stream.provenance)

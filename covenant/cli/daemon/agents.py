@@ -1,0 +1,97 @@
+"""``covenant agents`` and ``covenant ignore``: which packages the daemon knows, and what it does not act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from covenant.cli import common, terminal
+from covenant.cli.daemon import client
+
+
+@click.group()
+def agents() -> None:
+    """See the packages below COVENANT_HOME/agents, and look at them anew."""
+
+
+@agents.command("list", epilog=client.examples("covenant agents list", "covenant agents list --json"))
+@client.as_json
+def list_agents(as_json: bool) -> None:
+    """Show every package: routable, or with the error that keeps it from being so."""
+    _show(client.ask("list_agents"), as_json=as_json)
+
+
+@agents.command(epilog=client.examples("covenant agents reload"))
+@client.as_json
+def reload(as_json: bool) -> None:
+    """Have the daemon look at the packages anew."""
+    with client.daemon() as daemon:
+        response = daemon.ask("reload_agents")
+    _show(response, as_json=as_json)
+
+
+@agents.command(epilog=client.examples("covenant agents approvals"))
+@client.as_json
+def approvals(as_json: bool) -> None:
+    """Show what runs at a Hermes API wait for your word about."""
+    response = client.ask("list_approvals")
+    if as_json:
+        common.emit(client.envelope("approvals", response))
+        return
+    rows = [
+        (one["id"], one["agent_id"], one["command"] or one["description"], " ".join(one["choices"]))
+        for one in response["approvals"]
+    ]
+    terminal.print_table(("APPROVAL", "AGENT", "WHAT", "CHOICES"), rows, nothing="nothing waits")
+
+
+@agents.command(epilog=client.examples("covenant agents approve APPROVAL deny"))
+@click.argument("approval")
+@click.argument("choice")
+@client.as_json
+def approve(approval: str, choice: str, as_json: bool) -> None:
+    """Answer APPROVAL with one of the CHOICEs that it offers."""
+    response = client.ask("resolve_approval", approval_id=approval, choice=choice)
+    if as_json:
+        common.emit(client.envelope("approval_resolved", response))
+        return
+    common.say(f"answered with `{common.visible(choice)}`, {response['resolved']} resolved")
+
+
+def _show(response: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        common.emit(client.envelope("agents", response))
+        return
+    rows = []
+    for one in response["agents"]:
+        state = "routable" if one["routable"] else one["error"] or "not routable"
+        budget = one["budget_credits_per_hour"] or "-"
+        rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state))
+    nothing = f"no packages in {common.visible(str(common.home() / 'agents'))}; `covenant manifest new` makes one"
+    terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE"), rows, nothing=nothing)
+    # A daemon of before says nothing of it.
+    if response.get("truncated"):
+        common.say("there are more packages than one answer has room for", err=True)
+
+
+@click.group()
+def ignore() -> None:
+    """Ask what .covenantignore keeps the daemon from acting on."""
+
+
+@ignore.command(epilog=client.examples('covenant ignore check "read /srv/app/.env"'))
+@click.argument("text")
+@client.as_json
+@click.pass_context
+def check(ctx: click.Context, text: str, as_json: bool) -> None:
+    """Say whether TEXT would be ignored, and by which rule. Status 1 where it would."""
+    report = client.ask("ignore_check", text=text)
+    if as_json:
+        common.emit(client.envelope("ignore_report", report))
+    elif report["ignored"]:
+        common.say(common.visible(f"ignored by `{report['matched_pattern']}`"))
+    else:
+        common.say(f"not ignored by any of {report['rules_loaded']} rules")
+    if report["ignored"]:
+        ctx.exit(common.EXIT_FAILED)

@@ -1,0 +1,170 @@
+"""``covenant capabilities``: what you hold and gave, and granting, revoking and forgetting it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+
+from covenant.cli import common, terminal, times
+from covenant.cli.daemon import client
+from policy import errors
+
+# The beginning of a public key where an action about a peer has the whole one.
+# Version 1's other form of an action about a peer, and what it leaves open.
+_BY_NAME = re.compile(r"a2a\.(?:send|recv|respond)\.([^@]+@.+)\Z")
+_OF_A_NAME = (
+    "it is for whoever is called {name}, later too; `peer_pubkey_b58` in --scope binds it to a key,"
+    " and `manifest_sha256` to an agent's manifest"
+)
+# 64 bytes in base58 are 86 characters at the least but for leading zeros; fewer than 6 name nobody's grant.
+_LEAST_OF_SIGNATURE, _SIGNATURE_CHARACTERS = 6, 80
+_LOOKED_AT = 1000
+_SHORTHAND = re.compile(r"(a2a\.(?:send|recv|respond)\.)([1-9A-HJ-NP-Za-km-z]{4,42})\Z")
+
+
+@click.group()
+def capabilities() -> None:
+    """List, grant and revoke capabilities."""
+
+
+@capabilities.command(
+    epilog=client.examples("covenant capabilities recent", "covenant capabilities recent -n 100 --json")
+)
+@client.limit(10)
+@client.as_json
+def recent(limit: int, as_json: bool) -> None:
+    """Show the newest grants to you or by you."""
+    response = client.ask("recent_capabilities", limit=limit)
+    if as_json:
+        common.emit(client.envelope("capability_list", response))
+        return
+    rows = []
+    for signed in response["capabilities"]:
+        one = signed["capability"]
+        ends = "-" if one["expires_at"] is None else times.utc(one["expires_at"])
+        scope = "" if one["scope"] in ({}, None) else json.dumps(one["scope"], ensure_ascii=False)
+        rows.append((one["action"], one["subject"]["display"], ends, signed["signature"], scope))
+    terminal.print_table(("ACTION", "SUBJECT", "ENDS", "SIGNATURE", "SCOPE"), rows, nothing="no grants")
+
+
+@capabilities.command(epilog=client.examples("covenant capabilities usage --json"))
+@client.limit(100)
+@client.as_json
+def usage(limit: int, as_json: bool) -> None:
+    """Show your grants, whether they hold, and what is left of those that are metered."""
+    response = client.ask("capability_usage", limit=limit)
+    if as_json:
+        common.emit(client.envelope("capability_usage", response))
+        return
+    rows = []
+    for one in response["grants"]:
+        left = one.get("budget")
+        uses = f"{left['used']} of {left['max_uses']}" if left else "-"
+        state = "revoked" if one["revoked"] else "holds" if one["effective"] else "over"
+        rows.append((one["action"], state, uses, one["signature_b58"]))
+    terminal.print_table(("ACTION", "STATE", "USED", "SIGNATURE"), rows, nothing="no grants")
+
+
+@capabilities.command(
+    epilog=client.examples(
+        "covenant capabilities grant memory.read",
+        'covenant capabilities grant tool.call.echo --scope \'{"version": 1, "max_uses": 3}\'',
+        "covenant capabilities grant a2a.send.hello@agent",
+    )
+)
+@click.argument("action")
+@click.option("--scope", metavar="JSON", help="Bounds of it.")
+@click.option("--expires-at", type=client.MILLISECONDS, metavar="MS", help="Until when, in Unix milliseconds.")
+@click.option("--subject", metavar="NAME|KEY", help="To whom; otherwise to you.")
+@click.option("--parent", metavar="SIGNATURE", help="Of which grant of yours this is a part.")
+@client.as_json
+def grant(
+    action: str, scope: str | None, expires_at: int | None, subject: str | None, parent: str | None, as_json: bool
+) -> None:
+    """Grant ACTION.
+
+    In an action about a peer (a2a.send.KEY) the beginning of the peer's key stands for the whole one.
+    """
+    bounds = {} if scope is None else client.document(scope, option="--scope")
+    with client.daemon() as daemon:
+        action = _whole(daemon, action)
+        response = daemon.ask(
+            "grant_capability", action=action, scope=bounds, expires_at=expires_at, subject=subject, parent_b58=parent
+        )
+    if as_json:
+        common.emit(client.envelope("capability_granted", response))
+    else:
+        common.say(common.visible(f"{response['subject_display']} may {response['action']}"))
+        common.say(common.visible(response["signature_b58"]), err=True)
+        if (name := _BY_NAME.match(response["action"])) is not None and not bounds:
+            common.say(common.visible(_OF_A_NAME.format(name=name[1])), err=True)
+
+
+def _whole(daemon: Any, action: str) -> str:
+    """The action with the peer's whole key in the place of its beginning.
+
+    Raises:
+        errors.UsageError: no peer's key begins so, or more than one's.
+    """
+    match = _SHORTHAND.match(action)
+    if match is None:
+        return action
+    found = daemon.ask("list_peers", limit=1000, pubkey_prefix=match[2], status_filter="live")["peers"]
+    keys = {one["agent_id"]["pubkey"] for one in found}
+    if len(keys) != 1:
+        many = "more than one peer's key begins" if keys else "no peer's key begins"
+        raise errors.UsageError(f"{many} with `{match[2]}`", hint="covenant peers list; or name it as name@host")
+    return match[1] + str(keys.pop())
+
+
+@capabilities.command(epilog=client.examples("covenant capabilities revoke 3mJr7AoUXx2Wqd..."))
+@click.argument("signature")
+@client.as_json
+@click.pass_context
+def revoke(ctx: click.Context, signature: str, as_json: bool) -> None:
+    """Take the grant with SIGNATURE back, and what was narrowed from it. How it begins, as in tables, is enough.
+
+    Status 1 where no grant that holds is meant.
+    """
+    with client.daemon() as daemon:
+        response = daemon.ask("revoke_capability", signature_b58=_whole_signature(daemon, signature))
+    if as_json:
+        common.emit(client.envelope("capability_revoked", response))
+    else:
+        common.say("revoked" if response["removed"] else "there is no such grant that holds")
+    if not response["removed"]:
+        ctx.exit(common.EXIT_FAILED)
+
+
+def _whole_signature(daemon: Any, begins: str) -> str:
+    """The signature of the one grant that begins so; what is too short to mean one, or begins none, as it is.
+
+    Raises:
+        errors.UsageError: more than one may begin so.
+    """
+    begins = begins.rstrip(".\u2026")
+    if not _LEAST_OF_SIGNATURE <= len(begins) < _SIGNATURE_CHARACTERS:
+        return begins
+    shown = daemon.ask("recent_capabilities", limit=_LOOKED_AT)["capabilities"]
+    found = {one["signature"] for one in shown if one["signature"].startswith(begins)}
+    # Beyond what one answer shows there may be another: the wrong one is never taken back.
+    if len(found) > 1 or len(shown) >= _LOOKED_AT:
+        raise errors.UsageError(
+            f"more than one grant may begin with `{begins}`", hint="give the whole: covenant capabilities recent --json"
+        )
+    return str(found.pop()) if found else begins
+
+
+@capabilities.command(epilog=client.examples("covenant capabilities purge --older-than-ms 2592000000"))
+@client.cut_off("What was revoked")
+@client.as_json
+def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> None:
+    """Forget grants that were revoked or ended."""
+    response = client.ask("purge_capabilities", before_ms=client.moment(before_ms, older_than_ms))
+    if as_json:
+        common.emit(client.envelope("capabilities_purged", response))
+    else:
+        common.say(f"{response['purged']} grants forgotten")

@@ -1,0 +1,250 @@
+"""``covenant tools``: the tools of the daemon; and what a package's tools.json says, whether it holds, and its pins.
+
+What is about a package is offline, and without root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from covenant.cli import common, terminal
+from covenant.cli.daemon import client
+from policy import errors
+
+if TYPE_CHECKING:
+    from policy.manifest.agent import Manifest
+    from policy.manifest.tools.document import ToolManifest
+    from policy.package import Package
+
+_PACKAGE = click.argument("package", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group()
+def tools() -> None:
+    """List and call the daemon's tools; list, describe, verify and pin those of a package."""
+
+
+@tools.command(
+    "list",
+    epilog=client.examples("covenant tools list", "covenant tools list agents/wordcount", "covenant tools list --json"),
+)
+@click.argument("package", type=click.Path(path_type=Path), required=False)
+@_JSON
+def list_tools(package: Path | None, as_json: bool) -> None:
+    """List PACKAGE's tools: URI, class of side effect, and whether agent.toml grants it.
+
+    Without PACKAGE, list the tools that the daemon has.
+    """
+    if package is None:
+        _list_daemon(as_json=as_json)
+        return
+    _, manifest, declared = _read(package)
+    rows = _rows(manifest, declared)
+    if as_json:
+        common.emit({"kind": "tools", "agent_id": manifest.agent.id, "tools": rows})
+        return
+    width = max((len(row["uri"]) for row in rows), default=0)
+    for row in rows:
+        granted = "granted" if row["granted"] else f"not granted: {row['reason']}"
+        common.say(common.visible(f"{row['uri']:<{width}}  {row['side_effect_class']:<7}  {granted}"))
+
+
+def _list_daemon(*, as_json: bool) -> None:
+    response = client.ask("list_tools")
+    if as_json:
+        common.emit(client.envelope("tool_list", response))
+        return
+    rows = []
+    for tool in response["tools"]:
+        takes = ", ".join(tool["inputSchema"].get("properties", {}))
+        rows.append((tool["name"], takes or "-", tool["description"]))
+    terminal.print_table(("TOOL", "TAKES", "DOES"), rows, nothing="no tools")
+
+
+@tools.command(
+    epilog=client.examples("covenant tools call clock", """covenant tools call echo --args '{"text": "hi"}' --json""")
+)
+@click.argument("name")
+@click.option("--args", "arguments", metavar="JSON", help="Its arguments; none otherwise.")
+@_JSON
+@click.pass_context
+def call(ctx: click.Context, name: str, arguments: str | None, as_json: bool) -> None:
+    """Call the daemon's tool NAME. Status 1 where the tool says that it failed."""
+    given = {} if arguments is None else client.document(arguments, option="--args")
+    with client.daemon() as daemon:
+        response = daemon.ask("call_tool", name=name, arguments=given)
+    if as_json:
+        common.emit(client.envelope("tool_result", response))
+    else:
+        for block in response["content"]:
+            shown = block["text"] if block.get("type") == "text" and isinstance(block.get("text"), str) else str(block)
+            common.say(common.visible(shown, newlines=True), err=response["is_error"])
+    if response["is_error"]:
+        ctx.exit(common.EXIT_FAILED)
+
+
+@tools.command(epilog=client.examples("covenant tools describe ./hello tool://text/count"))
+@_PACKAGE
+@click.argument("uri")
+@_JSON
+def describe(package: Path, uri: str, as_json: bool) -> None:
+    """Describe the tool URI of PACKAGE. Ends with status 3 when the package has no such tool."""
+    from pydantic_core import PydanticCustomError
+
+    from policy.manifest import tool_uri
+
+    try:
+        wanted = tool_uri.parse(uri)
+    except PydanticCustomError as e:
+        context: dict[str, Any] = dict(e.context or {})
+        raise errors.UsageError(context["message"], hint=context["hint"]) from None
+    _, manifest, declared = _read(package)
+    row = next((row for row in _rows(manifest, declared) if row["uri"] == str(wanted)), None)
+    more = _details(declared, str(wanted)) if row else {}
+    if as_json:
+        common.emit({"kind": "tool", "uri": str(wanted), "declared": row is not None, **(row or {}), **more})
+    elif row is None:
+        common.say(f"{wanted}: not in {manifest.agent.id}'s tools.json")
+    else:
+        common.say(str(wanted))
+        for key, value in {**row, **more}.items():
+            if key != "uri" and value not in (None, ""):
+                common.say(f"  {key}: {common.visible(_shown(value))}")
+    if row is None:
+        sys.exit(common.EXIT_NO)
+
+
+@tools.command(epilog=client.examples("covenant tools verify ./hello"))
+@_PACKAGE
+@_JSON
+def verify(package: Path, as_json: bool) -> None:
+    """Verify that PACKAGE's tools are pinned, are what was pinned, and are what agent.toml grants."""
+    from policy.manifest.tools import checks
+
+    read, manifest, declared = _read(package)
+    findings = checks.verify(read, manifest, declared)
+    if as_json:
+        common.emit(
+            {
+                "kind": "tools_verified",
+                "agent_id": manifest.agent.id,
+                "verified": not findings,
+                "tools": len(list(declared.tools())),
+                "findings": [finding.to_json() for finding in findings],
+            }
+        )
+    elif not findings:
+        common.say(f"{manifest.agent.id}: {len(list(declared.tools()))} tools verified")
+    for finding in () if as_json else findings:
+        common.say(common.visible(f"{finding.where}: {finding.message} [{finding.code}]"))
+        common.say(common.visible(f"  mend: {finding.hint}"))
+    if findings:
+        sys.exit(common.EXIT_NO)
+
+
+@tools.command(epilog=client.examples("covenant tools pin ./hello"))
+@_PACKAGE
+@_JSON
+def pin(package: Path, as_json: bool) -> None:
+    """Write the digests of PACKAGE's servers into tools.json, and what each tool is now into tools.lock.json."""
+    from covenant.keys import signing
+    from policy.manifest.tools import document as tools_document
+    from policy.manifest.tools import pins
+    from sandbox import durable
+
+    with signing.opened(package) as directory:
+        for name in (tools_document.FILE, pins.LOCK):
+            with contextlib.suppress(OSError):
+                os.unlink(durable.temporary_name(name), dir_fd=directory)
+        read, manifest, declared = _read(directory)
+        document, lock = pins.pin(read, declared)
+        changed = [
+            name
+            for name, content in ((tools_document.FILE, document), (pins.LOCK, lock))
+            if _replace(directory, read, name, content)
+        ]
+    if as_json:
+        common.emit({"kind": "tools_pinned", "agent_id": manifest.agent.id, "changed": changed})
+        return
+    common.say(f"wrote {' and '.join(changed)}" if changed else "nothing has changed since it was pinned")
+    if changed and read.envelope is not None:
+        common.say("the package's signature no longer holds: sign it again", err=True)
+
+
+def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
+    """Put a file into the package whole or not at all; whether it is another than before."""
+    from sandbox import durable
+
+    if read.files.get(name) == content:
+        return False
+    try:
+        # The file is now of whoever pins: neither a set-uid bit nor that anybody may write it comes along.
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode & 0o664
+    except FileNotFoundError:
+        mode = 0o644
+    try:
+        durable.replace(directory, name, content, mode=mode)
+    except OSError as e:
+        raise errors.PackageError(f"`{name}` cannot be written: {e.strerror}", where=name) from e
+    return True
+
+
+def _read(path: Path | int) -> tuple[Package, Manifest, ToolManifest]:
+    from policy.manifest import parse
+    from policy.manifest.tools import document as tools_document
+    from sandbox import package as reader
+
+    read = reader.read(path)
+    manifest = parse.parse(read.manifest)
+    raw = read.files.get(tools_document.FILE)
+    if raw is None:
+        raise errors.PackageError(
+            f"the package has no `{tools_document.FILE}`", hint="docs/tools.md says what it holds"
+        )
+    return read, manifest, tools_document.parse(raw)
+
+
+def _rows(manifest: Manifest, declared: ToolManifest) -> list[dict[str, Any]]:
+    from policy.manifest.tools import checks
+
+    rows = []
+    for _, uri, side_effect in declared.tools():
+        reason = checks.why_not(manifest, declared, uri, side_effect)
+        rows.append(
+            {"uri": str(uri), "side_effect_class": side_effect, "granted": not reason, "reason": reason or None}
+        )
+    return rows
+
+
+def _details(declared: ToolManifest, uri: str) -> dict[str, Any]:
+    """What tools.json says of one of its tools beyond a row of the list."""
+    from policy.manifest.tools import pins
+
+    for server in declared.servers:
+        for tool in server.tools:
+            if str(server.uri(tool)) == uri:
+                return {
+                    "description": tool.description,
+                    "transport": server.transport,
+                    "command": [server.command, *server.args] if server.command is not None else None,
+                    "endpoint": server.endpoint,
+                    "credentials": sorted({name for _, name in server.credentials()}),
+                    "timeout_ms": tool.timeout_ms,
+                    "package_digest": server.package_digest,
+                    "tool_digest": pins.tool_digest(tool),
+                }
+    native = next(tool for tool in declared.native_tools if str(tool.uri) == uri)
+    return {"description": native.description, "digest": native.digest}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,1 @@
+"""Verbs of an operator: keys, manifests, trust root and vault."""

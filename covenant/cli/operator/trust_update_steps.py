@@ -1,0 +1,235 @@
+"""What the verbs of ``covenant trust`` share: which root is in use, who signs a step, and how its outcome is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from covenant.cli import common, times
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.keys.signers import Door
+    from covenant.keys.trust_root import Held, Outcome
+    from policy.signing.proposal import Proposal, Side
+    from policy.signing.root import TrustRoot
+    from sandbox.revocation import Enforced
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+# As policy.signing.revocation.NAME_PATTERN, without what that imports; tests/unit/covenant/cli/operator/test_trust.py compares.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """Who signs a step, as the command line says it."""
+
+    names: tuple[str, ...]
+    agents: tuple[str, ...]
+    passphrase_file: str | None
+    discard: bool
+
+    def doors(self) -> list[Door]:
+        """The doors, none of them opened yet."""
+        found = [common.door(name, None, self.passphrase_file) for name in self.names]
+        return found + [common.door(None, agent, None) for agent in self.agents]
+
+
+def signing(command: _Command) -> _Command:
+    """The options of ``Signing``, given to the command as ``sign_with``, ``sign_with_agent`` and so on."""
+    options = (
+        click.option("--sign-with", multiple=True, metavar="NAME", help="An operator key that signs this."),
+        click.option("--sign-with-agent", multiple=True, metavar="KEY", help="A key of ssh-agent that signs this."),
+        click.option("--passphrase-file", metavar="FILE", help="Read the passphrase from FILE (- for stdin)."),
+        click.option("--discard-pending", is_flag=True, help="Drop another version that waits for signatures."),
+        JSON,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def signed_by(options: dict[str, Any]) -> Signing:
+    """The part of a command's options that ``signing`` added, taken out of them."""
+    return Signing(
+        options.pop("sign_with"),
+        options.pop("sign_with_agent"),
+        options.pop("passphrase_file"),
+        options.pop("discard_pending"),
+    )
+
+
+def check_name(name: str) -> str:
+    """A name as the trust root can list it.
+
+    Raises:
+        errors.UsageError: it cannot; a comment of ssh-agent may be any text.
+    """
+    if not _NAME.fullmatch(name):
+        raise errors.UsageError(
+            f"`{name}` cannot be a name in the trust root",
+            hint="give one: 1 to 64 of A-Z a-z 0-9 _ . @ -, the first a letter or a digit",
+        )
+    return name
+
+
+def running_as_root() -> bool:
+    """Whether this process may write the state that decides."""
+    return os.geteuid() == 0
+
+
+def supervisor(home: Path) -> Path:
+    """Where the state that decides lies."""
+    given = os.environ.get("COVENANT_STATE")
+    return Path(given) if given else home / "supervisor"
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Held]:
+    """The trust root of the supervisor's state, else the operator's working copy, which decides nothing.
+
+    Raises:
+        errors.TrustError: there is none, or it is malformed.
+    """
+    from covenant.keys import trust_root
+
+    home = common.home()
+    with trust_root.opened(home, supervisor(home)) as held:
+        yield held
+
+
+def step(
+    build: Callable[[Held, Path, int], Proposal],
+    options: dict[str, Any],
+    *,
+    spare: Callable[[], Sequence[Door]] = tuple,
+) -> None:
+    """Build version N + 1, sign it, install or keep it, and say which; ``options`` are those of ``signing``."""
+    from covenant.keys import trust_root
+
+    as_json, by = options.pop("as_json"), signed_by(options)
+    if not by.names and not by.agents:
+        raise errors.UsageError(
+            "a key that signs the next version is needed", hint="give --sign-with NAME or --sign-with-agent KEY"
+        )
+    home, now_ms = common.home(), times.now_ms()
+    with changing(home) as held:
+        wanted = build(held, home, now_ms)
+        outcome = trust_root.advance(
+            held, home, wanted, by.doors(), now_ms=now_ms, when=times.utc, spare=spare(), discard=by.discard
+        )
+    report(outcome, as_json=as_json)
+
+
+@contextlib.contextmanager
+def changing(home: Path) -> Iterator[Held]:
+    """As ``opened``, to make a step from; as root only from the state's own root."""
+    from covenant.keys import trust_root
+
+    with trust_root.opened(home, supervisor(home)) as held:
+        if held.state is None and running_as_root():
+            raise errors.TrustError(
+                "the supervisor's state has no trust root yet",
+                hint="covenant trust init, or covenant trust import FILE --first DIGEST",
+                where=str(supervisor(home)),
+            )
+        yield held
+
+
+def report(outcome: Outcome, *, as_json: bool) -> None:
+    """Say what a step came to."""
+    version = outcome.proposal.document.version
+    if as_json:
+        common.emit(
+            {
+                "kind": "trust_changed" if outcome.installed else "trust_pending",
+                "version": version,
+                "decides": outcome.decides,
+                "payload_digest": outcome.proposal.payload_digest,
+                "place": outcome.place,
+                "changes": list(outcome.changes),
+                "sides": [side_document(side) for side in outcome.sides],
+                **ended_document(outcome.enforced),
+            }
+        )
+        check_ended(outcome.enforced)
+        return
+    where = common.visible(outcome.place)
+    done = "installed" if outcome.decides else "in the working copy"
+    common.say(f"trust root version {version}, {done}: {where}" if outcome.installed else f"version {version}:")
+    for line in outcome.changes:
+        common.say(f"  {common.visible(line)}")
+    if outcome.installed and not outcome.decides:
+        common.say("not in the supervisor's state, which decides: export it, and import it there as root", err=True)
+    say_ended(outcome.enforced)
+    if not outcome.installed:
+        say_missing(outcome.sides)
+        common.say(f"kept until then: {where}")
+        common.say("hand it on: covenant trust export FILE; they: covenant trust import FILE --sign-with NAME")
+    check_ended(outcome.enforced)
+
+
+def ended_document(enforced: Enforced) -> dict[str, Any]:
+    """The same for ``--json``."""
+    return {"ended": [one.row() for one in enforced.ended], "not_done": list(enforced.failed)}
+
+
+def check_ended(enforced: Enforced) -> None:
+    """Leave with status 1 when something that is revoked could not be ended, or written down."""
+    if enforced.failed:
+        click.get_current_context().exit(common.EXIT_FAILED)
+
+
+def say_ended(enforced: Enforced) -> None:
+    """Which live runs a version has ended, and why."""
+    for one in enforced.ended:
+        below = "" if one.because == one.run_id else f", below run {one.because}"
+        common.say(
+            f"ended run {one.run_id} of agent {common.visible(one.agent_id)}{below}: {common.visible(one.reason)}"
+        )
+    for failure in enforced.failed:
+        common.say(f"not done: {common.visible(failure)}", err=True)
+
+
+def say_missing(sides: Sequence[Side]) -> None:
+    """Whose signatures a version waits for."""
+    for side in sides:
+        signed = f"signed by {', '.join(side.signed)}" if side.signed else "signed by nobody"
+        if side.missing is None:
+            common.say(f"the keys of version {side.version}: {signed}; those who are left are too few")
+        elif side.missing:
+            common.say(f"the keys of version {side.version}: {signed}; {side.missing} more of {', '.join(side.open)}")
+        else:
+            common.say(f"the keys of version {side.version}: {signed}; enough")
+
+
+def side_document(side: Side) -> dict[str, Any]:
+    """One side for ``--json``; ``missing`` null where all who are left would be too few."""
+    return {"version": side.version, "signed": list(side.signed), "open": list(side.open), "missing": side.missing}
+
+
+def document(root: TrustRoot, source: str) -> dict[str, Any]:
+    """A trust root for ``--json``."""
+    content = root.document
+    return {
+        "kind": "trust_root",
+        "source": source,
+        "version": root.version,
+        "payload_digest": root.payload_digest,
+        "not_before": content.not_before,
+        "expires_at": content.expires_at,
+        "threshold": content.threshold,
+        "expired": times.now_ms() >= content.expires_at,
+        "keys": [{"keyid": k.key.keyid, **k.model_dump(mode="json")} for k in root.keys],
+        "revoked": content.revoked.model_dump(mode="json"),
+    }

@@ -1,0 +1,1 @@
+"""Verbs that explain, compare and prove policies."""

@@ -1,0 +1,197 @@
+"""``covenant denials``: what was refused to an agent while it ran, and the line of agent.toml that would allow it.
+
+It reads the supervisor's audit log, nothing that the agent wrote. ``audit verify`` says whether that log holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.cli.policy.artefact_view import LookedPackage
+    from policy.denials import Denial, Row
+    from policy.why.ask import Sight
+
+_PATH = click.Path(path_type=Path)
+# What a run prints of its denials; `covenant denials` has all.
+_SHOWN = 5
+
+
+@dataclass
+class Told:
+    """One run as the log has it: whose it was, and how often each denial came, in the order of their first."""
+
+    run_id: str
+    agent_id: str
+    package: str = ""
+    counts: dict[Denial, int] = field(default_factory=dict)
+
+
+@click.command(
+    epilog=common.examples(
+        "covenant denials 6f1f64c0", "covenant denials agents/librarian --parent agents/hello --json"
+    )
+)
+@click.argument("subject", metavar="PACKAGE|RUN")
+@click.option("--package", type=_PATH, metavar="PACKAGE", help="With RUN: its package, when it lies elsewhere now.")
+@click.option("--parent", type=_PATH, metavar="PACKAGE", help="Say whether this parent would allow it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def denials(subject: str, package: Path | None, parent: Path | None, as_json: bool) -> None:
+    """Explain what was refused to an agent: in the latest run of PACKAGE, or in RUN (its id, or how that begins).
+
+    Each refusal has an id, the same in every run and wherever it is shown. Not listed is what gVisor does not tell: a
+    path that is not there, a granted program that fails, a full scratch, a process too many, and with trusted-local
+    every refusal by the kernel. `covenant policy why` answers for those.
+    """
+    told, looked = _subject(subject, package)
+    sight = None if looked is None else _sight(looked, parent)
+    listed = [_explained(denial, count, sight) for denial, count in told.counts.items()]
+    if as_json:
+        head = {"run_id": told.run_id, "agent_id": told.agent_id, "package": told.package or None}
+        common.emit({"kind": "denials", **head, "denials": listed})
+        return
+    total = "nothing was refused" if not listed else f"{len(listed)} denials"
+    common.say(common.visible(f"run {told.run_id} of {told.agent_id}: {total}"))
+    for one in listed:
+        _say(one)
+    if listed and sight is None:
+        common.say("note: the package is not where it was; --package PACKAGE says what to write", err=True)
+
+
+def remark(rows: Sequence[Row], run_id: str) -> None:
+    """What ``run`` says on stderr when something was refused: the first few, and where the rest is explained.
+
+    A granted call with other arguments is not among them: a libc tries some and goes on without.
+    """
+    from policy.denials import ARGUMENTS
+
+    rows = [row for row in rows if row.denial.code != ARGUMENTS]
+    for row in rows[:_SHOWN]:
+        one = row.denial
+        common.say(common.visible(f"denied {one.id}: {_words(one.layer, one.target, one.code, row.count)}"), err=True)
+    if len(rows) > _SHOWN:
+        common.say(f"denied: {len(rows) - _SHOWN} more", err=True)
+    if rows:
+        common.say(f"  explained by: covenant denials {run_id}", err=True)
+
+
+def _subject(subject: str, package: Path | None) -> tuple[Told, LookedPackage | None]:
+    from covenant.cli.policy import artefact_view
+
+    if (Path(subject) / "agent.toml").exists():
+        looked = artefact_view.package(Path(subject))
+        return _latest(looked.manifest.agent.id), looked
+    told = _named(subject)
+    place = package or Path(told.package)
+    # The log names where the package lay; what lies there now is looked at, as every verb here does.
+    is_there = bool(told.package or package) and (place / "agent.toml").exists()
+    return told, artefact_view.package(place) if is_there else None
+
+
+def _sight(looked: LookedPackage, parent: Path | None) -> Sight:
+    from covenant.cli.policy import questions
+
+    return questions.sight(looked, parent)
+
+
+def _explained(denial: Denial, count: int, sight: Sight | None) -> dict[str, Any]:
+    from policy.why import denied
+
+    if sight is None:
+        return {**denied.words(denial), "count": count, "meaning": denied.meaning(denial)}
+    return {**denied.explain(denial, sight).document(), "count": count}
+
+
+def _say(one: dict[str, Any]) -> None:
+    words = _words(one["layer"], one["target"], one["code"], one["count"])
+    common.say(common.visible(f"{one['denial']}: {words}"))
+    common.say(common.visible(f"  {one['meaning']}"))
+    why = one.get("why")
+    if why and why["never"]:
+        common.say(common.visible(f"  never grantable: {why['never']}"))
+    if one.get("add"):
+        common.say("  to grant it, write in agent.toml and sign again:")
+        for line in one["add"]:
+            common.say(common.visible(f"    {line}"))
+    elif "add" not in one and one["grant"]:
+        common.say(common.visible(f"  granted by: {one['grant']}"))
+    for name, allows in (why or {}).get("bounds", {}).items():
+        common.say(common.visible(f"  {name} {'allows' if allows else 'does not allow'} it"))
+    if one.get("note"):
+        common.say(common.visible(f"  note: {one['note']}"))
+
+
+def _words(layer: str, target: str, code: str, count: int) -> str:
+    times = f" ({count} times)" if count > 1 else ""
+    return f"{layer} {target}: {code}{times}" if target else f"{layer}: {code}{times}"
+
+
+# --- the log ---------------------------------------------------------------------------------------------------
+
+
+def _latest(agent_id: str) -> Told:
+    """The latest run of an agent.
+
+    Raises:
+        errors.UsageError: the log has none.
+    """
+    runs = [event["run_id"] for event in _events(b'"run_started"') if event.get("agent_id") == agent_id]
+    if not runs:
+        raise errors.UsageError(f"no run of `{agent_id}` is in the log", hint="`covenant audit recent` shows what is")
+    return _collect(str(runs[-1]))
+
+
+def _named(text: str) -> Told:
+    """The run whose id begins so.
+
+    Raises:
+        errors.UsageError: none does, or several do.
+    """
+    found = {str(event["run_id"]) for event in _events(b'"run_started"') if str(event["run_id"]).startswith(text)}
+    if len(found) != 1 or not text:
+        what = "no run has" if not found or not text else f"{len(found)} runs have"
+        hint = "name a package's directory, or a run as the log has it (`covenant audit recent`)"
+        raise errors.UsageError(f"`{text}` is no package, and {what} an id that begins so", hint=hint)
+    return _collect(found.pop())
+
+
+def _collect(run_id: str) -> Told:
+    from policy.denials import Denial
+
+    told = Told(run_id, "")
+    for event in _events(run_id.encode()):
+        if event.get("run_id") != run_id:
+            continue
+        if event.get("type") == "run_started":
+            told.agent_id, told.package = str(event.get("agent_id", "")), str(event.get("package") or "")
+        elif event.get("type") == "denied":
+            denial = Denial(*(str(event.get(name, "")) for name in ("layer", "target", "code")))
+            count = event.get("count")
+            told.counts[denial] = told.counts.get(denial, 0) + (count if isinstance(count, int) else 1)
+    return told
+
+
+def _events(containing: bytes) -> Iterator[dict[str, Any]]:
+    """The kind objects of the supervisor's log, oldest first, whose line has these bytes; what is none is skipped."""
+    from covenant.cli.audit import commands
+
+    for log in commands.read_logs():
+        if log.name != "supervisor":
+            continue
+        for line in log.events.split(b"\n"):
+            if containing in line:
+                try:
+                    event = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(event, dict) and isinstance(event.get("kind"), dict):
+                    yield event["kind"]

@@ -1,0 +1,74 @@
+"""``covenant attest``: whether what confines a running agent still lies within its manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from covenant.cli import common
+from policy import errors
+
+if TYPE_CHECKING:
+    from sandbox.attest_runs import Answer
+
+
+@click.command(epilog=common.examples("covenant attest 6f1f64c0", "covenant attest --all --json"))
+@click.argument("run", required=False)
+@click.option("--all", "every", is_flag=True, help="Every agent that runs now.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def attest(run: str | None, every: bool, as_json: bool) -> int:
+    """Read the kernel back for RUN (its id, or the beginning of it) and compare it with the manifest.
+
+    Exit status 3 when anything allows more than was granted, or cannot be read. Needs root.
+    """
+    import os
+
+    from covenant.cli import spinner
+    from covenant.cli.audit import commands
+    from sandbox import attest_runs, progress
+
+    if (run is None) is not every:
+        raise errors.UsageError("name one run, or say --all")
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError("reading another's processes back needs root", hint="run it with sudo")
+    state = common.state()
+    ids = _chosen(attest_runs.live(state / "runs"), run)
+    started = commands.started_policies() if ids else {}
+    answers = list[attest_runs.Answer]()
+    with spinner.shown("reading the log", quiet=as_json), progress.step("reading the kernel back") as further:
+        for number, one in enumerate(ids, 1):
+            further(f"reading the kernel back: run {number} of {len(ids)}")
+            if (found := attest_runs.answer(state, one, started)) is not None:
+                answers.append(found)
+    if run is not None and not answers:
+        raise errors.NoRunError(f"run `{run}` has ended")
+    holds = all(found.holds for found in answers)
+    if as_json:
+        common.emit({"kind": "attest", "holds": holds, "runs": [found.to_json() for found in answers]})
+    else:
+        for found in answers:
+            _print(found)
+        if not answers:
+            common.say("no agent is running")
+    return common.EXIT_DONE if holds else common.EXIT_NO
+
+
+def _chosen(live: list[str], run: str | None) -> list[str]:
+    if run is None:
+        return live
+    chosen = [one for one in live if one.startswith(run)]
+    if len(chosen) != 1:
+        how = "no live run has" if not chosen else f"{len(chosen)} live runs have"
+        raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant attest --all lists them")
+    return chosen
+
+
+def _print(found: Answer) -> None:
+    verdict = "held within its manifest" if found.holds else "NOT HELD within its manifest"
+    common.say(f"{found.run_id} {common.visible(found.agent_id)}: {verdict} (policy {found.policy_digest[:16]})")
+    for layer in found.layers:
+        words = "" if layer.holds else f": {layer.found}; expected {layer.expected}"
+        common.say(common.visible(f"  {layer.name:<10} {layer.standing}{words}"))
+    for line in found.domains:
+        common.say(common.visible(f"  manifest   {line}"))

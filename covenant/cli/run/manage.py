@@ -1,0 +1,280 @@
+"""``covenant ps|suspend|resume|kill|logs|wait``: who lives now, what can be asked of a run, and what became of it.
+
+The supervisor answers where one listens; as root the same code answers in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from covenant.cli import common, terminal
+from policy import errors
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+    from sandbox.oversight import Asker, Operation
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_TREE = click.option("--tree", is_flag=True, help="The run and everything below it.")
+_REASON = click.option("--reason", default="", metavar="TEXT", help="Why; it stands in the log.")
+_RUN = click.argument("run", metavar="RUN")
+
+_WATCH_SECONDS, _FOLLOW_SECONDS = 1.0, 0.3
+# So much of a run id is shown; more where two begin alike.
+_ID = 8
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+@click.command(epilog=common.examples("covenant ps", "covenant ps --tree", "covenant ps --watch"))
+@click.option("--tree", is_flag=True, help="Indent each run below the one that started it.")
+@click.option("--watch", is_flag=True, help="Show it again each second, on a terminal.")
+@_JSON
+def ps(tree: bool, watch: bool, as_json: bool) -> None:
+    """List the runs that live now: whose agents they are, their states and their ages."""
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise errors.UsageError("--watch is for a terminal", hint="ask again with `covenant ps --json`")
+    if as_json:
+        common.emit({"kind": "runs", "runs": _listed()})
+        return
+    if not watch:
+        common.say("\n".join(_table(_listed(), tree=tree)))
+        return
+    # Whenever it comes: asking takes as long as waiting does.
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            lines = _table(_listed(), tree=tree)
+            room = max(2, shutil.get_terminal_size().lines - 1)
+            common.say("\x1b[H\x1b[J" + "\n".join(lines[:room]))
+            time.sleep(_WATCH_SECONDS)
+
+
+@click.command(
+    epilog=common.examples("covenant suspend 6f1f64c0", 'covenant suspend 6f1f64c0 --tree --reason "the disk is full"')
+)
+@_RUN
+@_TREE
+@_REASON
+@_JSON
+def suspend(run: str, tree: bool, reason: str, as_json: bool) -> None:
+    """Stop RUN where it is, its sandbox included; its clocks run on."""
+    _operate("suspend", run, tree=tree, reason=reason, as_json=as_json)
+
+
+@click.command(epilog=common.examples("covenant resume 6f1f64c0"))
+@_RUN
+@_TREE
+@_REASON
+@_JSON
+def resume(run: str, tree: bool, reason: str, as_json: bool) -> None:
+    """Let RUN go on where it was suspended."""
+    _operate("resume", run, tree=tree, reason=reason, as_json=as_json)
+
+
+@click.command(epilog=common.examples('covenant kill 6f1f64c0 --reason "not needed"', "covenant kill 6f1f64c0 --tree"))
+@_RUN
+@_TREE
+@_REASON
+@_JSON
+def kill(run: str, tree: bool, reason: str, as_json: bool) -> None:
+    """End RUN now; it is gone when this returns."""
+    _operate("kill", run, tree=tree, reason=reason, as_json=as_json)
+
+
+@click.command(epilog=common.examples("covenant logs 6f1f64c0", "covenant logs 6f1f64c0 --follow"))
+@_RUN
+@click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+@_JSON
+def logs(run: str, follow: bool, as_json: bool) -> None:
+    """Show what RUN's agent wrote to stderr: of a live run, or the end of it of one that ended."""
+    if follow and as_json:
+        raise errors.UsageError("--follow prints no document", hint="leave --json out")
+    if as_json:
+        common.emit({"kind": "logs", **_whole(run)})
+        return
+    ended_line = True
+    for piece in _pieces(run, follow=follow):
+        if piece["begins"] > piece["asked"]:
+            common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
+        if piece["text"]:
+            common.write(common.visible(piece["text"], newlines=True))
+            ended_line = piece["text"].endswith("\n")
+    if not ended_line:
+        common.say()
+
+
+@click.command(epilog=common.examples("covenant wait 6f1f64c0", "covenant wait 6f1f64c0 --json"))
+@_RUN
+@_JSON
+def wait(run: str, as_json: bool) -> int:
+    """Wait until RUN has ended, and end as it did: exit status 0 when it was answered, 1 with its error when not."""
+    document = _asked("wait", run=run)["record"]
+    if document["status"] != "ok" and not as_json:
+        raise errors.restored({"code": document["code"], "message": document["message"] or "the run failed"})
+    if as_json:
+        common.emit(document)
+    else:
+        common.say(common.visible(f"run {document['run_id']} of {document['agent_id']} was answered"))
+    return common.EXIT_DONE if document["status"] == "ok" else common.EXIT_FAILED
+
+
+def _operate(operation: Operation, run: str, *, tree: bool, reason: str, as_json: bool) -> None:
+    done = _asked("operate", operation=operation, run=run, tree=tree, reason=reason)["runs"]
+    if as_json:
+        common.emit({"kind": operation, "runs": done})
+        return
+    for one in done:
+        common.say(f"{_DONE[operation]} {one}")
+    if not done:
+        common.say("nothing was to be done")
+
+
+_DONE = {"suspend": "suspended", "resume": "resumed", "kill": "ended"}
+
+
+# --- who answers ------------------------------------------------------------------------------------------------
+
+
+def _asked(kind: str, **fields: Any) -> dict[str, Any]:
+    """The answer of the supervisor, or of this process where there is none.
+
+    Raises:
+        errors.PrivilegeError: there is none, and this is not root.
+    """
+    from covenant.cli.run import supervisor_client
+
+    with supervisor_client.supervisor() as sock:
+        if sock is not None:
+            return _of_supervisor(sock, kind, fields)
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError("runs are root's to look at where no supervisor listens", hint="run it with sudo")
+    from sandbox import oversight
+
+    return _HERE[kind](common.state(), oversight.Asker("operator@local", root=True), **fields)
+
+
+def _of_supervisor(sock: socket.socket, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    from sandbox.serve import client
+
+    return client.ask(sock, kind, **fields)
+
+
+def _here_ps(state: Path, asker: Asker) -> dict[str, Any]:
+    from sandbox import oversight
+
+    return {"runs": oversight.listed(state, asker)}
+
+
+def _here_operate(
+    state: Path, asker: Asker, *, operation: Operation, run: str, tree: bool, reason: str
+) -> dict[str, Any]:
+    from sandbox import oversight
+
+    return {"runs": oversight.act(state, asker, operation, run, reason=reason, tree=tree)}
+
+
+def _here_logs(state: Path, asker: Asker, *, run: str, offset: int) -> dict[str, Any]:
+    from sandbox import oversight
+
+    return oversight.logs(state, asker, run, offset)
+
+
+def _here_wait(state: Path, asker: Asker, *, run: str) -> dict[str, Any]:
+    from sandbox import oversight
+
+    record = oversight.ended(state, asker, run)
+    assert record is not None
+    return {"record": record.model_dump()}
+
+
+_HERE: dict[str, Callable[..., dict[str, Any]]] = {
+    "ps": _here_ps,
+    "operate": _here_operate,
+    "logs": _here_logs,
+    "wait": _here_wait,
+}
+
+
+# --- logs -------------------------------------------------------------------------------------------------------
+
+
+def _pieces(run: str, *, follow: bool) -> Iterator[dict[str, Any]]:
+    """A run's stderr piece by piece; ``asked`` is from where it was asked for."""
+    offset = 0
+    while True:
+        piece = _asked("logs", run=run, offset=offset)
+        yield {**piece, "asked": offset}
+        # The rest of it is asked for by its whole id: another may begin alike by then.
+        run, got = piece["run_id"], piece["next"] > offset
+        offset = piece["next"]
+        if not got and not (follow and piece["live"]):
+            return
+        if not got:
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(_FOLLOW_SECONDS)
+                continue
+            return
+
+
+def _whole(run: str) -> dict[str, Any]:
+    pieces = list(_pieces(run, follow=False))
+    dropped = sum(piece["begins"] - piece["asked"] for piece in pieces)
+    text = "".join(piece["text"] for piece in pieces)
+    return {"run_id": pieces[0]["run_id"], "live": pieces[-1]["live"], "dropped_bytes": dropped, "text": text}
+
+
+# --- the table --------------------------------------------------------------------------------------------------
+
+
+def _listed() -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = _asked("ps")["runs"]
+    return runs
+
+
+def _table(runs: list[dict[str, Any]], *, tree: bool) -> list[str]:
+    """Return the runs as lines that fit the terminal: the widest columns are cut."""
+    if not runs:
+        return ["no agent is running"]
+    short = _short([run["run_id"] for run in runs])
+    rows = [("RUN", "STATE", "AGE", "PARENT", "BY", "AGENT")]
+    now = time.time()
+    for run in runs:
+        indent = "  " * run["depth"] if tree else ""
+        age = _age(now - run["started_ms"] / 1000)
+        parent = run["parent"] or ""
+        # A child is its parent's, which is named by its run.
+        who = _UUID.sub(lambda found: found[0][:short], common.visible(run["issuer"]))
+        rows.append(
+            (
+                run["run_id"][:short],
+                run["state"],
+                age,
+                parent[:short] or "-",
+                who,
+                indent + run["agent_id"],
+            )
+        )
+    return terminal.table(rows[0], rows[1:], width=terminal.width())
+
+
+def _short(ids: list[str]) -> int:
+    """How much of each id tells it from all others."""
+    return next(n for n in range(_ID, 37) if len({one[:n] for one in ids}) == len(ids))
+
+
+def _age(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return "0s"

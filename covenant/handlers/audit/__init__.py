@@ -1,0 +1,1 @@
+"""Requests about the audit log: proofs, drift, integrity and provenance."""

@@ -1,0 +1,1 @@
+"""Requests about capabilities and peers."""

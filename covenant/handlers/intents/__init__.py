@@ -1,0 +1,1 @@
+"""Intents from submission to result."""

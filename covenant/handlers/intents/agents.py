@@ -1,0 +1,68 @@
+"""The requests about agents: which there are, and a look for what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from covenant.handlers import billing, paging
+from covenant.handlers.access import authorization
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Handler, Server
+from covenant.runtime.agents import Change
+from covenant.runtime.packages import Listed
+from covenant.stores.audit.interface import Entry
+from covenant.wire import parts, requests, responses
+
+Cause = Literal["start", "request", "inotify"]
+
+
+async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents) -> responses.Agents:
+    """Every package, with its error where it cannot be routed to; as many as an answer takes, and whether more are."""
+    shown, truncated = paging.cut(map(_shown, server.agents.listing()))
+    return responses.Agents(agents=shown, truncated=truncated)
+
+
+async def reload_agents(server: Server, caller: Caller, asked: requests.ReloadAgents) -> responses.Agents:
+    """Look again; the operator's alone, since it is a walk through the home.
+
+    Raises:
+        errors.OperatorOnlyError: somebody else asked.
+    """
+    await authorization.require_operator(server, caller, None, "reload agents")
+    await server.agents.reload(lambda change: noted(server, change, "request", caller))
+    return await list_agents(server, caller, requests.ListAgents())
+
+
+async def noted(server: Server, change: Change, cause: Cause, caller: Caller | None = None) -> None:
+    """The row of what was found, durable before it takes effect."""
+    fields = {
+        "cause": cause,
+        "added": list(change.added),
+        "changed": list(change.changed),
+        "removed": list(change.removed),
+        "refused": [{"directory": d, "code": code} for d, code in change.refused],
+    }
+    await server.audit.append_all([Entry("agents_reloaded", fields, None if caller is None else caller.agent)])
+
+
+def _shown(one: Listed) -> parts.AgentListing:
+    error = None if one.error is None else str(one.error)
+    if one.card is None:
+        return parts.AgentListing(directory=one.directory, routable=False, error=error)
+    manifest = one.card.manifest
+    about: dict[str, Any] = {
+        "id": one.card.id,
+        "pubkey": billing.budget_of(one.card.id).pubkey,
+        "name": manifest.agent.name,
+        "version": manifest.agent.version,
+        "runtime": manifest.agent.runtime,
+        "required": manifest.capabilities.required,
+        "optional": manifest.capabilities.optional,
+        "budget_credits_per_hour": manifest.settlement.budget_credits_per_hour,
+        "tools_allowed": manifest.hermes.tools_allowed,
+    }
+    return parts.AgentListing(directory=one.directory, routable=error is None, error=error, **about)
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {"list_agents": list_agents, "reload_agents": reload_agents}

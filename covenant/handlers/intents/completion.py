@@ -1,0 +1,277 @@
+"""The end of one intent, (6) to (9) of ``covenant.handlers.intents.pipeline``: memory, receipts, rows, settlement, answer.
+
+An end is written once, however often it is tried. Each step of it that came through is remembered; of one that was cut
+off in the middle (a disk that hung, a daemon that stops) it is looked whether it is there, before it is done again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from covenant.handlers import billing
+from covenant.handlers.caller import Caller
+from covenant.handlers.intents import denials, recovery, supervisor_events
+from covenant.handlers.memory import records
+from covenant.handlers.server import Server
+from covenant.runtime.packages import Card
+from covenant.runtime.runner import RunResult, Spent
+from covenant.stores.audit.interface import Entry
+from covenant.wire import responses
+from covenant.wire.types import MemoryRecord, SettlementReceipt, Tier
+from policy import errors
+
+_LOG: Final = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# So much of an ignored text has its row, where whoever submitted it may do nothing with one that is not.
+MOST_OF_IGNORED: Final = 1024
+# For what is written after a run, whatever becomes of whoever asked.
+_WRITING_SECONDS: Final = 60.0
+# What another try may mend: a disk without room, or a log that cannot be written now.
+_MENDED_LATER: Final = (errors.StoreError, errors.LedgerError)
+# So many receipts are looked through for that of a record.
+_MOST_RECEIPTS: Final = 100_000
+
+
+def writing() -> anyio.CancelScope:
+    """What is written in this block is written whoever goes away meanwhile, and not for ever."""
+    return anyio.move_on_after(_WRITING_SECONDS, shield=True)
+
+
+@dataclass
+class End:
+    """What is to be written of this intent. ``reserved`` once it has its reservation."""
+
+    server: Server
+    caller: Caller
+    intent_id: str
+    text: str
+    key: str | None
+    reserved: billing.Reserved | None = None
+    _did: dict[str, Any] = field(default_factory=dict)
+    _cut: set[str] = field(default_factory=set)
+
+    async def kept(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write the end of the intent. What cannot be written is kept until it can, once a reservation is to be closed:
+        an agent may have run, and is neither paid for nor given back until it is written (``respond.unfinished``). The
+        same of a write that was cut off.
+
+        Raises:
+            errors.CovenantError: it could not be written now.
+        """
+        try:
+            return await write()
+        except _MENDED_LATER as e:
+            if self.reserved is None:
+                raise
+            self.server.unfinished.keep(self.intent_id, write)
+            raise errors.restored(
+                {
+                    "code": e.code,
+                    "message": f"what became of intent `{self.intent_id}` cannot be written now: {e.message}",
+                    "hint": "it is kept and written when there is room; with its key, ask again then",
+                    "where": e.where,
+                }
+            ) from e
+        except anyio.get_cancelled_exc_class():
+            if self.reserved is not None:
+                self.server.unfinished.keep(self.intent_id, write)
+            raise
+
+    async def step(
+        self, name: str, act: Callable[[], Awaitable[T]], there: Callable[[], Awaitable[T | None]] | None = None
+    ) -> T:
+        """Do one step of an end once: where a later one fails, all are asked for again. ``there`` finds what the step
+        left that was cut off, None where it left nothing."""
+        if name in self._did:
+            return self._did[name]  # type: ignore[no-any-return]
+        found = await there() if there is not None and name in self._cut else None
+        if found is None:
+            self._cut.add(name)
+            try:
+                found = await act()
+            except errors.CovenantError:
+                # It says so itself: nothing of it is there.
+                self._cut.discard(name)
+                raise
+        self._did[name] = found
+        return found
+
+    async def finish(self, card: Card | None, ran: RunResult) -> responses.IntentResult:
+        """(6) to (9) of an intent that was done.
+
+        Raises:
+            errors.CovenantError: it could not be written; asked again, it goes on there.
+        """
+        rows, receipt = list[Entry](), None
+        if card is not None:
+            took = Spent(ran.usage, ran.run_id, ran.policy_digest, ran.denials, ran.told)
+            receipt = await self.receipt(took)
+            if ran.told is not None:
+                rows += supervisor_events.entries(ran.told, self.intent_id, self.caller, run_id=ran.run_id)
+            rows += [self.used(card, took, "ok", receipt), billing.receipt_row(receipt, self.intent_id)]
+            rows += denials.rows(took, card.id, self.caller)
+        remember = functools.partial(self._remember, card, ran)
+        stored, of_memory = await self.step("memory", remember, functools.partial(self._remembered, ran))
+        if card is None and self.key is not None:
+            # By this it is known that it was done, also where memory does not say so, or no longer.
+            receipt = await self.receipt(None)
+            rows.append(billing.receipt_row(receipt, self.intent_id))
+        rows += of_memory
+        dispatched = {
+            "run_id": ran.run_id,
+            "intent_text": self._of_done(kept=stored is not None),
+            "matched_agent": None if card is None else card.id,
+            "result_hash_hex": hashlib.sha256(ran.text.encode()).hexdigest(),
+            "status": "ok" if stored else "not_stored",
+        }
+        rows.append(self.row("intent_dispatched", dispatched))
+        await self.written(rows)
+        await self.settle(receipt)
+        return responses.IntentResult(
+            intent_id=self.intent_id,
+            status="ok",
+            text=ran.text,
+            sources=ran.sources,
+            settlement=receipt or stored,
+            agent_id=None if card is None else card.id,
+            run_id=ran.run_id,
+            policy_digest=ran.policy_digest,
+        )
+
+    async def receipt(self, took: Spent | None) -> SettlementReceipt:
+        """Keep the receipt of what a run used; None: of what no agent did, which costs nothing."""
+
+        async def there() -> SettlementReceipt | None:
+            return await self.server.receipts.get(self.intent_id)
+
+        write = functools.partial(billing.receipt_of_run, self.server, self.caller, self.intent_id, took)
+        return await self.step("receipt", write, there)
+
+    async def written(self, rows: list[Entry]) -> None:
+        """Write the rows that say how it ended."""
+
+        async def append() -> bool:
+            await self.server.audit.append_all(rows)
+            return True
+
+        await self.step("rows", append, self._is_told)
+
+    async def settle(self, receipt: SettlementReceipt | None) -> None:
+        """Close the reservation by what the run cost."""
+        reserved = self.reserved
+        if reserved is not None:
+            close = functools.partial(billing.settle, self.server, reserved, self.intent_id, receipt)
+            await self.step("settled", functools.partial(_done, close), self._is_closed)
+
+    async def release(self) -> None:
+        """Give the reservation back."""
+        reserved = self.reserved
+        if reserved is not None:
+            close = functools.partial(billing.release, self.server, self.caller, reserved, self.intent_id)
+            await self.step("settled", functools.partial(_done, close), self._is_closed)
+
+    def used(self, card: Card, took: Spent, status: str, receipt: SettlementReceipt) -> Entry:
+        """The row of what a run used."""
+        usage = took.usage
+        hermes = card.manifest.agent.runtime == "hermes"
+        about = {
+            "run_id": took.run_id or "",
+            "agent_id": card.id,
+            "policy_digest": took.policy_digest,
+            "backend": "hermes" if hermes else card.manifest.sandbox.backend,
+            "status": status,
+            "cpu_ms": usage.cpu_ms,
+            "memory_peak_bytes": usage.memory_peak_bytes,
+            "wall_ms": usage.wall_ms,
+            "credits": receipt.credits_consumed,
+        }
+        return self.row("run_usage", about)
+
+    def row(self, kind: str, fields: Mapping[str, Any]) -> Entry:
+        """A row of this intent, issued by whoever asked."""
+        return Entry(kind, {"intent_id": self.intent_id, **fields}, self.caller.agent)
+
+    def _of_done(self, *, kept: bool) -> str:
+        """The text as the row of what was done has it: its beginning where it cost nothing and memory has no room for
+        it, or a peer whose room is full would have all the room that the log has."""
+        paid = self.reserved is not None and self.reserved.credits > 0
+        return self.text if kept or paid or self.caller.operator else self.text[:MOST_OF_IGNORED]
+
+    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]]:
+        """Keep the answer in working memory; the receipt of that, None where it was not kept, and their rows."""
+        # What it names as its sources is kept beside it.
+        ignore = self.server.ignore
+        sources = "\n".join(ran.sources)
+        pattern = await ignore.find(ran.text, of_answer=True) or await ignore.find(sources, of_answer=True)
+        if pattern is not None:
+            ignored = {"memory_id": self.intent_id, "matched_pattern": pattern}
+            return None, [Entry("memory_write_ignored", ignored, self.caller.agent)]
+        record = MemoryRecord(
+            id=self.intent_id,
+            tier=Tier.WORKING,
+            owner=self.caller.agent,
+            text=ran.text,
+            embedding=await records.embedding_of(self.server, ran.text, what=f"the answer of intent {self.intent_id}"),
+            metadata={
+                "intent_text": self.text,
+                "agent_id": None if card is None else card.id,
+                "status": "ok",
+                "sources": list(ran.sources),
+                "run_id": ran.run_id,
+                "policy_digest": ran.policy_digest,
+            },
+            created_at=self.server.now_ms(),
+        )
+        try:
+            records.check_size(record)
+            # What costs credits is bounded by them; of what costs none, such as an echo, nobody fills the disk.
+            paid = self.reserved is not None and self.reserved.credits > 0
+            await self.server.memory.put(record, room=None if paid else records.room_of(self.caller))
+            receipt = await billing.settle_memory(self.server, self.caller, record.id, record.text)
+            self.server.feed.publish("memory", record)
+        except errors.CovenantError as e:
+            # The run is done and paid for: its answer is not thrown away with the memory of it.
+            _LOG.warning("the answer of intent %s is not kept in memory: %s", self.intent_id, e)
+            failed = {"matched_agent": record.metadata["agent_id"], "run_id": ran.run_id, "stage": "memory"}
+            return None, [self.row("intent_failed", {**failed, "code": e.code, "message": e.message})]
+        return receipt, [records.written(record, "intent"), billing.receipt_row(receipt, self.intent_id)]
+
+    async def _remembered(self, ran: RunResult) -> tuple[SettlementReceipt | None, list[Entry]] | None:
+        """As ``_remember`` says it, of a record that is there already."""
+        record = await self.server.memory.get(self.intent_id)
+        if record is None:
+            return None
+        known = await self.server.receipts.recent(_MOST_RECEIPTS, record.created_at)
+        receipt = next((one for one in known if one.memory_record_id == record.id), None)
+        if receipt is None:
+            receipt = await billing.settle_memory(self.server, self.caller, record.id, record.text)
+            self.server.feed.publish("memory", record)
+        return receipt, [records.written(record, "intent"), billing.receipt_row(receipt, self.intent_id)]
+
+    async def _is_told(self) -> bool | None:
+        """Whether the rows are in the log, of this try: under a key one may have failed before."""
+        since_ms = next((one.at_ms for one in self._open()), None)
+        if since_ms is None:
+            return None
+        # What a disk that hangs was given is not to be seen yet, and comes all the same.
+        await self.server.audit.caught_up()
+        return bool(await recovery.told(self.server, {self.intent_id: since_ms})) or None
+
+    async def _is_closed(self) -> bool | None:
+        return None if self._open() else True
+
+    def _open(self) -> list[Any]:
+        return [one for one in self.server.budget.unsettled() if one.paired_receipt == self.intent_id]
+
+
+async def _done(act: Callable[[], Awaitable[None]]) -> bool:
+    await act()
+    return True

@@ -1,0 +1,77 @@
+"""The supervisor's rows about what an intent caused, as rows of our own log: each with its origin, or why it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from covenant.runtime import supervisor_report
+from covenant.runtime.runner import Spent, Usage, spent
+from covenant.runtime.supervisor_report import Family, Row, Told
+from covenant.stores.audit.interface import Entry
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.handlers.caller import Caller
+
+# Ends of a run that the supervisor did not tell us, so that it could not tell its rows either.
+_UNTOLD: Final = (errors.KilledError, errors.ServiceError, errors.InternalError)
+
+
+def entries(found: Told, intent_id: str, caller: Caller, *, run_id: str | None = None) -> list[Entry]:
+    """One row for each of them, one more where some are missing, and one of what a family used."""
+    made = [Entry("supervisor_row", _copied(one, found.origin or "", intent_id), caller.agent) for one in found.rows]
+    if found.missing:
+        made.append(_missing(intent_id, caller, found.missing, found=found, run_id=run_id))
+    family = found.family
+    if family is not None and (family.runs > 1 or family.unended or family.uncounted):
+        used = {name: getattr(family, name) for name in Family.__slots__}
+        made.append(Entry("family_usage", {"intent_id": intent_id, "run_id": run_id, **used}, caller.agent))
+    return made
+
+
+def of_failed(error: errors.CovenantError, intent_id: str, caller: Caller, *, sandboxed: bool) -> list[Entry]:
+    """The rows of a run that was asked for and brought this error; ``sandboxed`` says that the supervisor was asked."""
+    found, known = supervisor_report.of(error), took(error)
+    if found is not None:
+        return entries(found, intent_id, caller, run_id=None if known is None else known.run_id)
+    if sandboxed and isinstance(error, _UNTOLD):
+        # What the supervisor's log has of it is there alone.
+        return [_missing(intent_id, caller, error.message, found=Told(left_out=None), run_id=None)]
+    return []
+
+
+def took(error: errors.CovenantError) -> Spent | None:
+    """What a run that failed took: as its answer said, or of one that the machine failed what those below it used."""
+    found = supervisor_report.of(error)
+    family = None if found is None else found.family
+    if (known := spent(error)) is not None or found is None or family is None or not family.cpu_ms:
+        return known
+    root = next((row.run_id for row in found.rows if row.kind == "run_started"), None)
+    return Spent(Usage(None, None, None), root, told=found)
+
+
+def _copied(row: Row, origin: str, intent_id: str) -> dict[str, Any]:
+    anchor = row.anchor
+    return {
+        "intent_id": intent_id,
+        "run_id": row.run_id,
+        "origin": origin,
+        "index": anchor.index,
+        "event_id": anchor.event_id,
+        "event_hash_hex": anchor.event_hash_hex,
+        "chain_hash_hex": anchor.chain_hash_hex,
+        "row_type": row.kind,
+        "line": row.line,
+    }
+
+
+def _missing(intent_id: str, caller: Caller, reason: str, *, found: Told, run_id: str | None) -> Entry:
+    fields = {
+        "intent_id": intent_id,
+        "run_id": run_id,
+        "origin": found.origin,
+        "copied": len(found.rows),
+        "left_out": found.left_out,
+        "reason": reason,
+    }
+    return Entry("supervisor_rows_missing", fields, caller.agent)

@@ -1,0 +1,326 @@
+"""The agents of this host do the tasks that are addressed to them.
+
+    mailbox ── lease ──> dispatch, as whoever sent the task ──> answer into the mailbox
+
+A task is an intent of its sender: the sender's grants and the agent's budget decide, as when the sender submits it.
+Whoever is let in no more has none done: what waits is taken back when its turn comes, and what runs is ended.
+Its lease is for this process: when it is taken back, or the task is answered otherwise, the run is ended. What was
+leased when a daemon died is taken back at the next start, unless its sender called it unsafe to repeat; then its
+sender is told that it may have been done.
+
+Of what is done at once no sender has so much that the others have none, whatever they have queued before.
+
+What the mailbox does by itself when time passes (deadlines, leases) is done and written down here as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from covenant.handlers.caller import Caller
+from covenant.handlers.intents import submit
+from covenant.handlers.mailbox import repair
+from covenant.handlers.mailbox import requests as mailbox_requests
+from covenant.handlers.server import Server
+from covenant.runtime.packages import Card
+from covenant.stores.mailbox.interface import ATTEMPTS_EXHAUSTED, Entry
+from covenant.wire import parts, requests, responses
+from covenant.wire.types import A2ATask, A2ATaskResult, AgentId
+from policy import errors
+
+_LOG: Final = logging.getLogger(__name__)
+
+MOST: Final = 4
+INTERRUPTED: Final = "interrupted"
+SHOWN_OUT: Final = "its sender is let in no more"
+# Rows after which somebody may be let in no more.
+_SHOWS_OUT: Final = frozenset({"peer_revoked", "peer_expired", "peers_purged"})
+# A wait is never longer; what is due sooner is done sooner.
+_LONGEST_WAIT: Final = 30.0
+_AFTER_A_FAILURE: Final = 1.0
+_HALF: Final = 0.5
+_COMPACT_EVERY_MS: Final = 3600 * 1000
+# What a run takes beyond its own clock: the start of its sandbox, and the writing of its answer.
+_AROUND_MS: Final = 10 * 60 * 1000
+
+
+class Delivery:
+    """What runs, and what may. One per daemon; ``run`` is a task of its group.
+
+    Args:
+        most: how many tasks are done at once; half of them for one sender and three in four for all but the operator.
+    """
+
+    def __init__(self, server: Server, *, most: int = MOST) -> None:
+        self._server = server
+        self._most = most
+        self._waiting: dict[str, str] = {}
+        # Agents of which tasks wait whose senders have as many under way as they may.
+        self._held_back: dict[str, str] = {}
+        self._runs: dict[str, tuple[str, anyio.CancelScope]] = {}
+        # How many tasks of a sender are under way, by public key.
+        self._of: Counter[str] = Counter()
+        self._changed = anyio.Event()
+        self._compacted_at_ms = 0
+        self._shown_out = True
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Deliver until it is cancelled; runs end with it."""
+        end = self._server.mailbox.watch(self._heard)
+        self._server.audit.listen(self._read)
+        try:
+            await self._recover()
+            async with anyio.create_task_group() as group:
+                task_status.started()
+                while True:
+                    self._changed = anyio.Event()
+                    try:
+                        await self._tend()
+                        await self._give_out(group)
+                    except errors.CovenantError as e:
+                        # A full disk, for one: what is due stays so.
+                        _LOG.error("the mailbox could not be tended: %s", e)
+                        await anyio.sleep(_AFTER_A_FAILURE)
+                        self._changed.set()
+                    with anyio.move_on_after(self._until_due()):
+                        await self._changed.wait()
+        finally:
+            end()
+
+    # --- what is due ------------------------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        for ended in await self._server.mailbox.expire():
+            row = {"task_id": ended.entry.task.id, "lease_id": ended.lease_id, "reason": ended.reason}
+            await self._server.audit.append("a2_a_task_expired", row)
+        await self._take_back()
+        await self._make_room()
+
+    async def _take_back(self) -> None:
+        """The tasks of whoever is let in no more: all after somebody was shown out, and always those that run."""
+        box, every = self._server.mailbox, self._shown_out
+        self._shown_out = False
+        if every:
+            found = [one for one in box.open_entries() if mailbox_requests.local_agent(one.task.recipient) is not None]
+        else:
+            found = [one for task_id in self._runs if (one := box.get(task_id)) is not None]
+        try:
+            for entry in found:
+                if entry.open and not self._let_in(entry.task.sender):
+                    await self._cancel(entry)
+        except errors.CovenantError:
+            self._shown_out = self._shown_out or every
+            raise
+
+    def _let_in(self, sender: AgentId) -> bool:
+        return sender.pubkey == self._server.identity.agent.pubkey or bool(self._server.peers.of(sender.pubkey))
+
+    async def _cancel(self, entry: Entry) -> None:
+        try:
+            await self._server.mailbox.cancel(entry.task.id, reason=SHOWN_OUT)
+        except errors.TaskStateError:
+            return  # it was answered meanwhile
+        row = {"task_id": entry.task.id, "reason": SHOWN_OUT}
+        await self._server.audit.append("a2_a_task_cancelled", row)
+
+    async def _make_room(self) -> None:
+        """Compact when the mailbox or what a sender may have in it is half full, so that nobody has to think of it; not
+        again for an hour where that made no room."""
+        server, box = self._server, self._server.mailbox
+        now_ms = server.now_ms()
+        if box.fullness() < _HALF or now_ms - self._compacted_at_ms < _COMPACT_EVERY_MS:
+            return
+        dropped = await box.compact()
+        if box.fullness() >= _HALF:
+            self._compacted_at_ms = now_ms
+        await server.audit.append("a2_a_compacted", {"dropped": dropped})
+
+    def _until_due(self) -> float:
+        due_ms = self._server.mailbox.next_due_ms()
+        return _LONGEST_WAIT if due_ms is None else min(_LONGEST_WAIT, max(0, due_ms - self._server.now_ms()) / 1000)
+
+    async def _recover(self) -> None:
+        """Nobody works any more on what the agents of this host had leased."""
+        server = self._server
+        for entry in server.mailbox.open_entries():
+            agent = mailbox_requests.local_agent(entry.task.recipient)
+            if agent is None:
+                continue
+            self._waiting[agent] = entry.task.recipient.pubkey
+            if entry.lease is None:
+                continue
+            declared, held = entry.task.idempotency, entry.lease.id
+            unsafe = declared is not None and declared.duplicate_safety == "unsafe"
+            reason = "the daemon started again"
+            if unsafe or entry.attempt >= server.mailbox.limits.max_attempts:
+                message = INTERRUPTED if unsafe else ATTEMPTS_EXHAUSTED
+                after = await server.mailbox.force_error(entry.task.id, message=message, reason=reason)
+                await repair.write_repair(server, after, "force_error", reason, None, lease_id=held)
+            else:
+                after = await server.mailbox.requeue(entry.task.id, duplicate_risk=None, reason=reason, by="restart")
+                await repair.write_repair(server, after, "requeue", reason, None, lease_id=held)
+
+    def _heard(self, entry: Entry) -> None:
+        """Called with each entry that changed: there may be something to give out, or to end."""
+        agent = mailbox_requests.local_agent(entry.task.recipient)
+        if agent is not None:
+            self._waiting[agent] = entry.task.recipient.pubkey
+        running = self._runs.get(entry.task.id)
+        if running is not None and (entry.lease is None or entry.lease.id != running[0]):
+            running[1].cancel()
+        self._changed.set()
+
+    def _read(self, event: parts.AuditEvent) -> None:
+        if event.kind["type"] in _SHOWS_OUT:
+            self._shown_out = True
+            self._changed.set()
+
+    # --- giving out -------------------------------------------------------------------------------------------
+
+    async def _give_out(self, group: anyio.abc.TaskGroup) -> None:
+        """Lease a task of each agent in turn, while there is room."""
+        while self._waiting and len(self._runs) < self._most:
+            agent, pubkey = next(iter(self._waiting.items()))
+            del self._waiting[agent]
+            try:
+                entry = await self._server.mailbox.lease(pubkey, lease_ms=self._lease_ms(agent), of=self._may_have)
+            except errors.CovenantError:
+                # Nothing was leased: its tasks wait on, and nobody else says so again.
+                self._waiting[agent] = pubkey
+                raise
+            if entry is None:
+                self._held_back[agent] = pubkey
+                continue
+            # Behind the others: it may have more.
+            self._waiting[agent] = pubkey
+            if not self._let_in(entry.task.sender):
+                await self._cancel(entry)
+                continue
+            scope = anyio.CancelScope()
+            assert entry.lease is not None
+            self._runs[entry.task.id] = (entry.lease.id, scope)
+            self._of[entry.task.sender.pubkey] += 1
+            self._server.mailbox.running.add(entry.task.id)
+            group.start_soon(self._deliver, entry, agent, scope)
+
+    def _may_have(self, sender: str) -> bool:
+        """Whether one more of this sender may be under way."""
+        operator = self._server.identity.agent.pubkey
+        if sender == operator:
+            return True
+        others = self._of.total() - self._of[operator]
+        return self._of[sender] < max(1, self._most // 2) and others < max(1, self._most * 3 // 4)
+
+    def _lease_ms(self, agent: str) -> int:
+        shortest = self._server.mailbox.limits.lease_ms
+        try:
+            card = self._server.agents.find(agent)
+        except errors.CovenantError:
+            return int(shortest)
+        return int(max(shortest, card.manifest.resources.cpu_ms_per_task + _AROUND_MS))
+
+    async def _deliver(self, entry: Entry, agent: str, scope: anyio.CancelScope) -> None:
+        task, server = entry.task, self._server
+        assert entry.lease is not None
+        with self._running(task), scope:
+            try:
+                await mailbox_requests.write_lease(server, entry, None)
+                result = await _done(server, entry, agent)
+                # From here on it is our own answer that changes the task.
+                self._runs.pop(task.id, None)
+                with anyio.CancelScope(shield=True):
+                    await self._answer(result, entry.lease.id)
+            except errors.CovenantError as e:
+                # It stays leased, and is taken back when the lease is over.
+                _LOG.error("task %s of agent %s could not be answered: %s", task.id, agent, e)
+
+    async def _answer(self, result: A2ATaskResult, lease_id: str) -> None:
+        try:
+            await self._server.mailbox.post(result, lease_id=lease_id)
+        except (errors.TaskStateError, errors.LeaseMismatchError, errors.NoTaskError) as e:
+            row = {"task_id": result.task_id, "reason": e.message}
+            await self._server.audit.append("a2_a_result_rejected", row)
+            return
+        await mailbox_requests.write_result(self._server, result, None)
+
+    @contextmanager
+    def _running(self, task: A2ATask) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._runs.pop(task.id, None)
+            self._of -= Counter([task.sender.pubkey])
+            self._waiting.update(self._held_back)
+            self._held_back.clear()
+            self._server.mailbox.running.discard(task.id)
+            self._changed.set()
+
+
+async def retry_on_schedule(server: Server, policy: parts.RetryPolicy, *, interval_ms: int) -> None:
+    """Look for stale leases every ``interval_ms``, each look with its row, until it is cancelled."""
+    while True:
+        await anyio.sleep(interval_ms / 1000)
+        try:
+            report = await repair.retry(server, policy, None)
+        except errors.CovenantError as e:
+            report = parts.RetryReport(**policy.model_dump(), considered=0, requeued=0, skipped=0, error=e.message)
+        try:
+            await server.audit.append("a2_a_auto_retry_scheduler_scan", report.model_dump())
+        except errors.CovenantError as e:
+            _LOG.error("a look for stale tasks is not in the log: %s", e)
+
+
+async def _done(server: Server, entry: Entry, agent: str) -> A2ATaskResult:
+    """What comes of a task, done as an intent of its sender. A daemon that dies after the run and before the answer is
+    in the mailbox does not run it again: the intent's key is the task's id."""
+    task, name = entry.task_of(entry.task.sender.pubkey), entry.task.id
+    sender = Caller(
+        agent=task.sender,
+        operator=task.sender.pubkey == server.identity.agent.pubkey,
+        token_prefix="",
+        transport="ipc",
+    )
+    asked = requests.SubmitIntent(text=task.intent_text, agent=agent, idempotency_key=_key(task.id))
+
+    async def still(card: Card | None) -> None:
+        # The agent that it is routed to may be another than a moment ago.
+        await mailbox_requests.require_still(server, sender, task, None if card is None else card.digest)
+
+    def lacks(card: Card) -> str | None:
+        return mailbox_requests.lacks_send(server, sender, task, card.digest)
+
+    try:
+        # It may have waited long: what it was sent under holds still, and for the agent that is there now.
+        await mailbox_requests.require_send(server, sender, task)
+        answer = await submit.submit_intent(server, sender, asked, still=still, lacks=lacks)
+    except errors.CovenantError as e:
+        return A2ATaskResult(task_id=name, status="error", error_message=f"{e.code}: {e.message}")
+    except Exception:
+        _LOG.exception("task %s failed", name)
+        return A2ATaskResult(task_id=name, status="error", error_message="internal: the daemon failed at this")
+    if answer.status == "ignored":
+        return A2ATaskResult(task_id=name, status="error", error_message="ignored: the text is on the ignore list")
+    return A2ATaskResult(task_id=name, status="ok", content=_content(answer))
+
+
+def _content(answer: responses.IntentResult) -> tuple[dict[str, object], ...]:
+    """The answer as one block of text; what else an intent's result says stands where the protocol has room for it."""
+    more = {
+        "covenant/intent_id": answer.intent_id,
+        "covenant/run_id": answer.run_id,
+        "covenant/sources": list(answer.sources),
+    }
+    return ({"type": "text", "text": answer.text, "_meta": more},)
+
+
+def _key(task_id: str) -> str:
+    # A task's id may be as long as a key may be.
+    return f"a2a/{hashlib.sha256(task_id.encode()).hexdigest()}"

@@ -1,0 +1,117 @@
+"""The mailbox, repaired: tasks put back or ended by whoever they are between, stale leases by the operator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from covenant.handlers.access import authorization
+from covenant.handlers.caller import Caller
+from covenant.handlers.mailbox import requests as mailbox_requests
+from covenant.handlers.server import Handler, Server
+from covenant.stores.mailbox.interface import Entry, RetryRules
+from covenant.wire import parts, requests, responses
+from covenant.wire.types import AgentId
+from policy import errors
+
+
+async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.RepairA2ATask) -> responses.A2ARepaired:
+    """Put a leased task back, or end one: its sender or its recipient, with a reason."""
+    order, command = asked.request, asked.request.command
+    if not order.reason.strip() or len(order.reason) > mailbox_requests.MOST_REASON:
+        raise errors.TaskInvalidError(
+            f"a repair has a reason, of at most {mailbox_requests.MOST_REASON} characters", where="request.reason"
+        )
+    entry = mailbox_requests.seen(server, caller, order.task_id)
+    other = entry.task.recipient if entry.task.sender.pubkey == caller.agent.pubkey else entry.task.sender
+    risk = command.duplicate_risk.replace("_", "-") if isinstance(command, parts.Requeue) else None
+    facts = authorization.Facts(
+        peer_pubkey_b58=other.pubkey, task_id=order.task_id, lease_id=command.lease_id, duplicate_risk=risk
+    )
+    await authorization.require(
+        server, caller, f"a2a.repair.{command.action}", agent_id=mailbox_requests.AUTHORITY, facts=facts
+    )
+    held = command.lease_id or (entry.lease.id if entry.lease else None)
+    if isinstance(command, parts.Requeue):
+        after = await server.mailbox.requeue(
+            entry.task.id, lease_id=command.lease_id, duplicate_risk=risk, reason=order.reason
+        )
+    else:
+        after = await server.mailbox.force_error(
+            entry.task.id, lease_id=command.lease_id, message=command.message, reason=order.reason
+        )
+    issuer, name = caller.agent, order.task_id
+    await write_repair(server, after, command.action, order.reason, issuer, task_id=name, lease_id=held, risk=risk)
+    outcome = parts.A2ARepairOutcome(
+        task_id=order.task_id, action=command.action, lease_id=held, duplicate_risk=risk, attempt=after.attempt
+    )
+    return responses.A2ARepaired(outcome=outcome)
+
+
+async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.RetryA2AStale) -> responses.A2AAutoRetried:
+    """Put stale leases back, for the operator; unless the policy is enabled, only say what would be."""
+    await authorization.require_operator(server, caller, None, "retry stale tasks")
+    if asked.policy.enabled:
+        facts = authorization.Facts(duplicate_risk="idempotent")
+        await authorization.require(
+            server, caller, "a2a.repair.requeue", agent_id=mailbox_requests.AUTHORITY, facts=facts
+        )
+    return responses.A2AAutoRetried(report=await retry(server, asked.policy, caller.agent))
+
+
+async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | None) -> parts.RetryReport:
+    """One look for stale leases. What a policy that is not enabled would have put back is skipped as
+    ``policy_disabled``."""
+    rules = RetryRules(policy.min_lease_age_ms, policy.max_attempts, policy.max_requeues, policy.scan_limit)
+    done = await server.mailbox.retry_stale(rules, apply=policy.enabled, running=server.mailbox.running)
+    reasons = {str(reason): count for reason, count in sorted(done.skipped.items())}
+    if policy.enabled:
+        for entry in done.requeued:
+            await write_repair(server, entry, "auto_requeue", "stale lease", issuer, risk="idempotent")
+    elif done.requeued:
+        reasons["policy_disabled"] = len(done.requeued)
+    return parts.RetryReport(
+        **policy.model_dump(),
+        considered=done.considered,
+        requeued=len(done.requeued) if policy.enabled else 0,
+        skipped=sum(reasons.values()),
+        skipped_by_reason=reasons,
+    )
+
+
+async def compact_a2_a(server: Server, caller: Caller, asked: requests.CompactA2A) -> responses.A2ACompacted:
+    """Forget what is done with."""
+    await authorization.require(server, caller, "a2a.compact", agent_id=mailbox_requests.AUTHORITY)
+    dropped = await server.mailbox.compact()
+    await server.audit.append("a2_a_compacted", {"dropped": dropped}, caller.agent)
+    return responses.A2ACompacted(dropped=dropped)
+
+
+async def write_repair(
+    server: Server,
+    entry: Entry,
+    action: str,
+    reason: str,
+    issuer: AgentId | None,
+    *,
+    task_id: str | None = None,
+    lease_id: str | None = None,
+    risk: str | None = None,
+) -> None:
+    """The row of a repair, under the id by which its issuer knows the task."""
+    row = {
+        "task_id": entry.task.id if task_id is None else task_id,
+        "action": action,
+        "reason": reason,
+        "lease_id": lease_id,
+        "duplicate_risk": risk,
+        "attempt": entry.attempt,
+    }
+    await server.audit.append("a2_a_repair_applied", row, issuer)
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "repair_a2_a_task": repair_a2_a_task,
+    "retry_a2_a_stale": retry_a2_a_stale,
+    "compact_a2_a": compact_a2_a,
+}

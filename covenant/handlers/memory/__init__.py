@@ -1,0 +1,1 @@
+"""Requests about memory records and their maintenance."""

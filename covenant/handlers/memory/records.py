@@ -1,0 +1,254 @@
+"""Memory over the wire: reading, searching, writing and promoting; its upkeep is ``covenant.handlers.memory.maintenance``.
+
+Who sees what: the operator every record, anybody else its own alone, whatever a grant says; a grant then bounds what is
+done to them (covenant-v1.md, section 7). A record of somebody else is answered as one that is not there. A read is
+let through when its grant admits some records, and shows those that the grant admits.
+
+    recent, search     memory.read, or memory.read.<tier> for a tier that is named
+    put, promote       memory.write; a promotion touches both tiers
+
+The check is durable before the act, and what was done is durable before it is answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from covenant.handlers import billing, paging
+from covenant.handlers.access import authorization
+from covenant.handlers.access.authorization import Facts
+from covenant.stores.audit.interface import Entry
+from covenant.stores.memory.interface import Room
+from covenant.wire import requests, responses
+from covenant.wire.types import MemoryRecord, SignedCapability, Tier
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.handlers.caller import Caller
+    from covenant.handlers.server import Handler, Server
+
+_LOG = logging.getLogger(__name__)
+
+# How many records one answer holds, and how many bytes of them.
+MAX_RECORDS: Final = 1000
+MAX_ANSWER_BYTES: Final = paging.ROOM
+# What a record takes on the wire: one that no answer carries could be kept and not be had again.
+MAX_RECORD_BYTES: Final = paging.ROOM
+# What anybody but the operator may have, the answers to its intents included: no peer fills the disk of all.
+MAX_OWN: Final = Room(records=100_000, bytes=1024 * 1024 * 1024)
+MAX_TEXT_BYTES: Final = 4 * 1024 * 1024
+# How many records are looked at for a grant that admits only some.
+_MOST_LOOKED_AT: Final = 16 * MAX_RECORDS
+# So many are read before more are: what fits is held, and not a thousand of the longest.
+_AT_FIRST: Final = 32
+
+Find = Callable[[int], Awaitable[Sequence[MemoryRecord]]]
+
+
+def whose(caller: Caller) -> str | None:
+    """Whose records the caller sees: None is everybody's."""
+    return None if caller.operator else caller.agent.pubkey
+
+
+def room_of(caller: Caller) -> Room | None:
+    """How much the caller may have: None is as much as there is."""
+    return None if caller.operator else MAX_OWN
+
+
+async def embedding_of(server: Server, text: str, *, what: str) -> tuple[float, ...]:
+    """The vector of a text, empty when there is none to be had: words are found without it. ``what``: for our log."""
+    try:
+        vector: tuple[float, ...] = await server.embedder.embed(text)
+    except errors.CovenantError as e:
+        _LOG.warning("%s has no vector: %s", what, e)
+        return ()
+    return vector
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+async def recent_memory(server: Server, caller: Caller, asked: requests.RecentMemory) -> responses.Memories:
+    """The newest records."""
+    signed = await _may_read(server, caller, asked.tier)
+    owner = whose(caller)
+
+    async def find(count: int) -> Sequence[MemoryRecord]:
+        found: Sequence[MemoryRecord] = await server.memory.recent(asked.tier, count, owner=owner)
+        return found
+
+    return responses.Memories(records=await _shown(signed, find, asked.limit))
+
+
+async def search_memory(server: Server, caller: Caller, asked: requests.SearchMemory) -> responses.Memories:
+    """Records by likeness and words."""
+    signed = await _may_read(server, caller, asked.tier)
+    owner = whose(caller)
+    vector = await embedding_of(server, asked.query, what="a query")
+
+    async def find(count: int) -> Sequence[MemoryRecord]:
+        hits = await server.memory.search(vector, asked.query, asked.tier, count, asked.min_relevance, owner=owner)
+        return [hit.record for hit in hits]
+
+    return responses.Memories(records=await _shown(signed, find, asked.limit))
+
+
+async def _may_read(server: Server, caller: Caller, tier: Tier | None) -> SignedCapability:
+    facts = Facts(tier=tier, apply=False, filtered=True)
+    return await authorization.require(server, caller, "memory.read", agent_id="memory:read", facts=facts)
+
+
+async def _shown(signed: SignedCapability, find: Find, limit: int) -> tuple[MemoryRecord, ...]:
+    """The first of what is found that the grant admits, as many as fit."""
+    wanted = min(limit, MAX_RECORDS)
+    count = min(wanted, _AT_FIRST)
+    while True:
+        found = await find(count)
+        admitted = [record for record in found if _admits(signed, record)][:wanted]
+        shown, full = paging.cut(admitted, MAX_ANSWER_BYTES)
+        if full or len(admitted) >= wanted or len(found) < count or count >= _MOST_LOOKED_AT:
+            return shown
+        count *= 4
+
+
+def _admits(signed: SignedCapability, record: MemoryRecord) -> bool:
+    return authorization.admits_record(signed, tier=record.tier, record_id=record.id, created_at=record.created_at)
+
+
+# Writing ------------------------------------------------------------------------------------------------------
+
+
+async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) -> responses.MemoryStored:
+    """Keep a record of the caller's own, with its receipt.
+
+    Raises:
+        errors.MemoryInvalidError: the text is empty or too long, or the metadata cannot be stored.
+        errors.MemoryFullError: the caller, who is not the operator, has ``MAX_OWN`` already.
+        errors.NoMemoryError: the caller has no record that is named as its parent.
+        errors.TextIgnoredError: a rule of .covenantignore matches.
+    """
+    now_ms = server.now_ms()
+    record_id = str(uuid.uuid4())
+    facts = Facts(tier=asked.tier, record_id=record_id, created_at=now_ms, apply=True)
+    await authorization.require(server, caller, "memory.write", agent_id="memory:write", facts=facts)
+    if not asked.text.strip() or len(asked.text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
+        raise errors.MemoryInvalidError(f"text is empty, or longer than {MAX_TEXT_BYTES} bytes")
+    await _refuse_ignored(server, caller, record_id, asked)
+    if asked.parent is not None:
+        await _visible(server, caller, asked.parent)
+    record = MemoryRecord(
+        id=record_id,
+        tier=asked.tier,
+        owner=caller.agent,
+        text=asked.text,
+        embedding=await embedding_of(server, asked.text, what=f"memory {record_id}"),
+        metadata=asked.metadata,
+        created_at=now_ms,
+        parent=asked.parent,
+    )
+    check_size(record)
+    await server.memory.put(record, room=room_of(caller))
+    receipt = await billing.settle_memory(server, caller, record.id, record.text)
+    await server.audit.append_all([written(record, "client"), billing.receipt_row(receipt, None)])
+    server.feed.publish("memory", record)
+    return responses.MemoryStored(record=record)
+
+
+def check_size(record: MemoryRecord, *, more: Any = None) -> None:
+    """Refuse a record that no answer could carry, with what is to be added to it.
+
+    Raises:
+        errors.MemoryInvalidError: it is one, or holds what is no text.
+    """
+    try:
+        size = paging.size_of(record) + (0 if more is None else paging.size_of(more))
+    except ValueError as e:
+        raise errors.MemoryInvalidError("text or metadata is not valid Unicode, or no JSON") from e
+    if size > MAX_RECORD_BYTES:
+        raise errors.MemoryInvalidError(
+            f"the record takes {size} bytes on the wire, and {MAX_RECORD_BYTES} are the most",
+            hint="a control character takes six",
+        )
+
+
+def written(record: MemoryRecord, reason: str) -> Entry:
+    """The row of a record that was kept; its text is hashed."""
+    digest = hashlib.sha256(record.text.encode()).hexdigest()
+    about = {"memory_id": record.id, "tier": str(record.tier), "reason": reason, "text_hash_hex": digest}
+    return Entry("memory_written", about, record.owner)
+
+
+async def _refuse_ignored(server: Server, caller: Caller, record_id: str, asked: requests.PutMemory) -> None:
+    try:
+        metadata = json.dumps(asked.metadata, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as e:
+        raise errors.MemoryInvalidError("metadata cannot be stored") from e
+    pattern = await server.ignore.find(asked.text) or await server.ignore.find(metadata)
+    if pattern is not None:
+        row = {"memory_id": record_id, "matched_pattern": pattern}
+        await server.audit.append("memory_write_ignored", row, issuer=caller.agent)
+        raise errors.TextIgnoredError(
+            f"the text matches `{pattern}`", hint="covenant ignore check", where=".covenantignore"
+        )
+
+
+async def promote_memory(server: Server, caller: Caller, asked: requests.PromoteMemory) -> responses.MemoryPromoted:
+    """Put a record into a higher tier.
+
+    Raises:
+        errors.NoMemoryError: the caller has no such record.
+        errors.MemoryConflictError: it stands in a higher tier already.
+    """
+    found = await seen(server, caller, asked.id)
+    facts = Facts(
+        tiers=(asked.tier,) if found is None else (found.tier, asked.tier),
+        record_id=asked.id,
+        created_at=None if found is None else found.created_at,
+        apply=True,
+    )
+    await authorization.require(server, caller, "memory.write", agent_id="memory:promote", facts=facts)
+    done = await server.memory.promote(asked.id, asked.tier, at_ms=server.now_ms(), owner=whose(caller))
+    if done is None:
+        raise missing(asked.id)
+    # Only a repair of a row that cannot be read has no record before or after.
+    assert isinstance(done.before, MemoryRecord)
+    assert isinstance(done.after, MemoryRecord)
+    if done.changed:
+        row = {"memory_id": asked.id, "from_tier": str(done.before.tier), "to_tier": str(done.after.tier)}
+        await server.audit.append("memory_promoted", {**row, "reason": "client"}, issuer=caller.agent)
+        server.feed.publish("memory", done.after)
+    return responses.MemoryPromoted(record=done.after)
+
+
+# Shared -------------------------------------------------------------------------------------------------------
+
+
+async def seen(server: Server, caller: Caller, record_id: str) -> MemoryRecord | None:
+    """The record, as far as the caller may know of it."""
+    record: MemoryRecord | None = await server.memory.get(record_id)
+    return record if record is not None and whose(caller) in (None, record.owner.pubkey) else None
+
+
+async def _visible(server: Server, caller: Caller, record_id: str) -> MemoryRecord:
+    record = await seen(server, caller, record_id)
+    if record is None:
+        raise missing(record_id)
+    return record
+
+
+def missing(record_id: str) -> errors.NoMemoryError:
+    """Another's record is answered as one that is not there."""
+    return errors.NoMemoryError(f"there is no memory `{record_id[:128]}`")
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "recent_memory": recent_memory,
+    "search_memory": search_memory,
+    "put_memory": put_memory,
+    "promote_memory": promote_memory,
+}

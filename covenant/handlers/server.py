@@ -1,0 +1,102 @@
+"""The seed's ``Server::respond``: every store in one place, and one request in, one response out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from covenant.handlers.caller import Caller
+from covenant.handlers.state.event_feed import Feed
+from covenant.handlers.state.intent_progress import Live
+from covenant.handlers.state.pending_writes import Unfinished
+from covenant.handlers.state.rate_limit import FREE, Rates
+from covenant.handlers.state.refusal_summary import Floods
+from covenant.handlers.state.request_metrics import Meter
+from covenant.keys.identity import Identity
+from covenant.providers.chain.pick import Chain, OffChain
+from covenant.providers.embed.pick import Embedder
+from covenant.providers.tools import ToolRegistry
+from covenant.runtime.agents import Agents
+from covenant.runtime.runner import Runners
+from covenant.settings import Settings
+from covenant.stores.audit.interface import AuditLog
+from covenant.stores.budget.interface import BudgetLedger, Checkpoints
+from covenant.stores.capabilities.interface import Capabilities
+from covenant.stores.mailbox.interface import Mailbox
+from covenant.stores.memory.interface import Memory
+from covenant.stores.peers.interface import Peers
+from covenant.stores.settlement.interface import Receipts
+from covenant.wire import requests, responses
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.handlers.access.secrets import SecretSource
+    from covenant.handlers.memory.ignore_check import IgnoreSet
+
+_LOG = logging.getLogger(__name__)
+
+# A handler takes the class of its kind and refuses by raising a CovenantError; `Any`, since each takes another one.
+Handler = Callable[["Server", Caller, Any], Awaitable[responses.Response]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """What handlers work with. ``now_ms`` is the one clock: Unix milliseconds."""
+
+    home: Path
+    now_ms: Callable[[], int]
+    settings: Settings
+    identity: Identity
+    audit: AuditLog
+    capabilities: Capabilities
+    peers: Peers
+    memory: Memory
+    embedder: Embedder
+    ignore: IgnoreSet
+    budget: BudgetLedger
+    checkpoints: Checkpoints
+    receipts: Receipts
+    mailbox: Mailbox
+    tools: ToolRegistry
+    agents: Agents
+    runners: Runners
+    secrets: SecretSource
+    handlers: Mapping[str, Handler]
+    feed: Feed = field(default_factory=Feed)
+    meter: Meter = field(default_factory=Meter)
+    chain: Chain = field(default_factory=OffChain)
+    live: Live = field(init=False)
+    unfinished: Unfinished = field(default_factory=Unfinished)
+    floods: Floods = field(default_factory=Floods)
+    rates: Rates = field(init=False)
+    # Intents under a key of which it is known that nothing of their ends is missing (respond.intent).
+    whole: dict[str, None] = field(default_factory=dict)
+    # One peer at a time has all stores read (respond.verify); the operator does not wait for them.
+    verifying: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def __post_init__(self) -> None:
+        self.live = Live(self.feed)
+        self.rates = Rates(self.settings.peer_rate)
+
+    async def respond(self, caller: Caller, request: requests.Request) -> responses.Response:
+        """The one answer to a request: a refusal is an answer too, and so is a fault of ours, which the log keeps."""
+        with self.meter.request(request.kind) as answered:
+            response = await self._answer(caller, request)
+            answered.be(response)
+            return response
+
+    async def _answer(self, caller: Caller, request: requests.Request) -> responses.Response:
+        try:
+            if request.kind not in FREE:
+                self.rates.admit(self, caller)
+            return await self.handlers[request.kind](self, caller, request)
+        except errors.CovenantError as e:
+            return responses.Error.of(e)
+        except Exception:
+            _LOG.exception("`%s` of %s failed", request.kind, caller.agent.display)
+            return responses.Error.of(errors.InternalError("the daemon failed at this", hint="see its log"))

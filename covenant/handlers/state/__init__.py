@@ -1,0 +1,1 @@
+"""State that the daemon holds beside its stores: feeds, rates, progress and ignore rules."""

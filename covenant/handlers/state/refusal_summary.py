@@ -1,0 +1,194 @@
+"""Refusals of those who were let in, on their way into the log: the first of a minute each with its rows, of a flood
+its number.
+
+A refusal costs whoever causes it nothing, and each has rows: without a bound a peer fills the disk by being refused,
+and without rows nobody sees that it tried. So every refusal has its own rows or is counted in the one that sums up, as
+those of strangers (``covenant.handlers.access.auth_failures``). The operator's own are all written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import anyio
+
+from covenant.stores.audit.interface import Entry
+from policy import errors
+
+if TYPE_CHECKING:
+    from covenant.handlers.caller import Caller
+    from covenant.handlers.server import Server
+
+_LOG: Final = logging.getLogger(__name__)
+
+SECONDS: Final = 60.0
+# So many refusals of one peer have their rows in that time, and so many bytes of its own words stand in them.
+MOST: Final = 100
+MOST_BYTES: Final = 4 * 1024 * 1024
+_LOOK_SECONDS: Final = 5.0
+_WRITING_SECONDS: Final = 5.0
+_MOST_MESSAGE: Final = 256
+# So many codes are named with their numbers, the most frequent; what else there was is one number.
+MOST_CODES: Final = 8
+OTHERS: Final = "others"
+_MOST_CODES_HELD: Final = 256
+
+
+class Said(NamedTuple):
+    """What was said of an agent that could not be started."""
+
+    code: str
+    message: str
+    where: str
+
+
+@dataclass
+class _Window:
+    caller: Caller
+    since: float
+    since_ms: int
+    written: int = 0
+    size: int = 0
+    unwritten: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    code: str = ""
+    message: str = ""
+    # Agents whose runs were refused before they began, by the digest of their manifest, and what was said of each.
+    unstartable: dict[str, Said] = field(default_factory=dict)
+
+
+class Floods:
+    """Who was refused how often of late. One per daemon; ``clock`` gives seconds that never go back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def full(self, caller: Caller) -> bool:
+        """Whether the refusals of this caller are only counted for now."""
+        window = self._windows.get(caller.agent.pubkey)
+        if window is None or caller.operator:
+            return False
+        if window.unwritten == 0 and self._over(window):
+            del self._windows[caller.agent.pubkey]
+            return False
+        # Also once the time is over, until its number is in the log.
+        late = window.unwritten > 0 and self._over(window)
+        return late or window.written >= MOST or window.size >= MOST_BYTES
+
+    def note(self, caller: Caller, now_ms: int, *, size: int = 0) -> None:
+        """A refusal of this caller has its rows, with ``size`` bytes of its words."""
+        window = self._window(caller, now_ms)
+        window.written += 1
+        window.size += size
+
+    def count(self, caller: Caller, now_ms: int, code: str, message: str) -> None:
+        """A refusal of this caller has none."""
+        window = self._window(caller, now_ms)
+        window.unwritten += 1
+        window.codes[code if code in window.codes or len(window.codes) < _MOST_CODES_HELD else OTHERS] += 1
+        window.code, window.message = code, message[:_MOST_MESSAGE]
+
+    def unstartable(self, caller: Caller, digest: str, error: errors.CovenantError | None) -> None:
+        """The agent with this manifest could not be started for this caller, or (None) was.
+
+        Nobody can foresee what its supervisor will say; so of one who is refused without end, what it said last is
+        taken for what it would say, until the minute is over.
+        """
+        window = self._windows.get(caller.agent.pubkey)
+        if window is None:
+            return
+        if error is None:
+            window.unstartable.pop(digest, None)
+        else:
+            window.unstartable[digest] = Said(error.code, error.message, error.where)
+
+    def why_unstartable(self, caller: Caller, digest: str) -> Said | None:
+        """What was said when this agent could not be started for this caller of late; None where nothing was."""
+        window = self._windows.get(caller.agent.pubkey)
+        return None if window is None else window.unstartable.get(digest)
+
+    async def write(
+        self, server: Server, caller: Caller, rows: Sequence[Entry], why: tuple[str, str], *, size: int = 0
+    ) -> None:
+        """Write the rows of a refusal, or count it; ``why`` is its code and what is said of it, ``size`` as ``note``.
+
+        Raises:
+            errors.CovenantError: it cannot be written.
+        """
+        if self.full(caller):
+            self.count(caller, server.now_ms(), *why)
+            return
+        await server.audit.append_all(rows)
+        self.note(caller, server.now_ms(), size=size)
+
+    async def sum_up(self, server: Server, *, all_: bool = False) -> None:
+        """Write the number of what was counted, of those whose time is over.
+
+        Raises:
+            errors.CovenantError: it cannot be written; it is still counted.
+        """
+        for pubkey, window in list(self._windows.items()):
+            if not (all_ or self._over(window)):
+                continue
+            if counted := window.unwritten:
+                codes = Counter(window.codes)
+                row = {
+                    "peer_display": window.caller.agent.display,
+                    "peer_pubkey_b58": pubkey,
+                    "count": counted,
+                    "codes": _named(codes),
+                    "since_ms": window.since_ms,
+                    "code": window.code,
+                    "message": window.message,
+                }
+                # Whole: cut off in the middle nobody would know whether it is told, and it would be told again.
+                with anyio.move_on_after(_WRITING_SECONDS, shield=True) as scope:
+                    await server.audit.append("refusals_summed", row)
+                if scope.cancelled_caught:
+                    raise errors.StoreError("how often a peer was refused could not be written in time")
+                # What was counted meanwhile is in the next.
+                window.unwritten -= counted
+                window.codes -= codes
+            if not window.unwritten:
+                self._windows.pop(pubkey, None)
+
+    async def run(self, server: Server) -> None:
+        """Sum up now and then, and at the end: until cancelled."""
+        try:
+            while True:
+                await anyio.sleep(_LOOK_SECONDS)
+                await self._sum_up(server)
+        finally:
+            # Shielded: what was counted is written also where the daemon ends.
+            with anyio.move_on_after(_WRITING_SECONDS, shield=True):
+                await self._sum_up(server, all_=True)
+
+    async def _sum_up(self, server: Server, *, all_: bool = False) -> None:
+        try:
+            await self.sum_up(server, all_=all_)
+        except errors.CovenantError as e:
+            _LOG.error("refusals that were counted are not in the log: %s", e)
+
+    def _window(self, caller: Caller, now_ms: int) -> _Window:
+        key = caller.agent.pubkey
+        window = self._windows.get(key)
+        if window is None or (window.unwritten == 0 and self._over(window)):
+            window = self._windows[key] = _Window(caller, self._clock(), now_ms)
+        return window
+
+    def _over(self, window: _Window) -> bool:
+        return self._clock() - window.since >= SECONDS
+
+
+def _named(codes: Counter[str]) -> dict[str, int]:
+    """The most frequent with their numbers, and how many others there were."""
+    known = ((code, count) for code, count in codes.items() if code != OTHERS)
+    named = dict(sorted(known, key=lambda one: (-one[1], one[0]))[:MOST_CODES])
+    others = codes.total() - sum(named.values())
+    return {**named, OTHERS: others} if others else named

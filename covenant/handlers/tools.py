@@ -1,0 +1,82 @@
+"""Tools, for whoever asks: anybody may list them, and each call has a grant, a check of its arguments and a row.
+
+What a call was made with is in the log as a hash alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+
+from covenant.handlers import paging
+from covenant.handlers.access import authorization
+from covenant.handlers.caller import Caller
+from covenant.handlers.server import Handler, Server
+from covenant.wire import requests, responses
+from policy import errors
+
+_AUTHORITY: Final = "tools"
+# For the row of a call whose caller went away.
+_WRITING_SECONDS: Final = 10.0
+
+
+async def list_tools(server: Server, caller: Caller, asked: requests.ListTools) -> responses.ToolList:
+    """Which tools there are, sorted by name."""
+    return responses.ToolList(tools=paging.that_fit(server.tools.specs()))
+
+
+async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) -> responses.ToolResult:
+    """Call one: (1) the caller may, with these arguments, (2) they fit the tool's schema, (3) a metered grant is used,
+    durably, (4) the tool is called, (5) the call is written down, whatever came of it.
+
+    Raises:
+        errors.CapabilityMissingError, errors.CapabilityScopeError, errors.CapabilityExhaustedError,
+        errors.NoToolError, errors.ToolArgumentsError, errors.ToolError
+    """
+    name, arguments = asked.name, {} if asked.arguments is None else asked.arguments
+    if all(spec.name != name for spec in server.tools.specs()):
+        # Who lists them may know; and no grant is looked for under a name that anybody made up.
+        raise errors.NoToolError(f"there is no tool `{name[:120]}`", hint="covenant tools list")
+    hashed = _hash(arguments)
+    # (1)
+    facts = authorization.Facts(tool=name, arguments=arguments)
+    signed = await authorization.require(server, caller, f"tool.call.{name}", agent_id=_AUTHORITY, facts=facts)
+    # (2)
+    try:
+        await server.tools.check(name, arguments)
+    except errors.ToolArgumentsError as e:
+        row = {"tool": name, "arguments_hash_hex": hashed, "reason": e.message}
+        await server.audit.append("tool_call_schema_rejected", row, caller.agent)
+        raise
+    # (3)
+    await authorization.consume(server, [signed])
+    await authorization.still_holds(server, caller, f"tool.call.{name}", agent_id=_AUTHORITY, facts=facts)
+    # (4) and (5)
+    began, outcome = time.monotonic(), "failed"
+    try:
+        answer = await server.tools.call(name, arguments)
+        outcome = "error" if answer.is_error else "ok"
+    finally:
+        with anyio.move_on_after(_WRITING_SECONDS, shield=True):
+            completed = {
+                "tool": name,
+                "arguments_hash_hex": hashed,
+                "duration_ms": int((time.monotonic() - began) * 1000),
+                "outcome": outcome,
+            }
+            await server.audit.append("tool_call_completed", completed, caller.agent)
+    return responses.ToolResult(content=answer.content, is_error=answer.is_error)
+
+
+def _hash(arguments: Any) -> str:
+    """SHA-256 over the arguments as JSON with sorted keys and without spaces."""
+    text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {"list_tools": list_tools, "call_tool": call_tool}

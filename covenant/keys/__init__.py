@@ -1,0 +1,1 @@
+"""Keys and signatures of operators: keystore, ssh-agent, signing and the trust root."""

@@ -1,0 +1,188 @@
+"""Whether a signature is added to the statement that is there, or a new statement is made.
+
+Two operators sign one payload, in two calls: a second payload would be a second package to every ratchet. So the first
+call's serial and dates are taken over when nothing else is asked for, and what another operator signed is never
+thrown away in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from covenant.keys import signing
+from covenant.keys.signers import Door
+from policy import errors
+from policy import package as packages
+from policy.manifest.agent import Manifest
+from policy.signing import envelope as envelopes
+from policy.signing import statement as statements
+from policy.signing import strict_json
+from policy.signing.root import OperatorKey
+
+How = Literal["new", "added", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the operator asks for; None where nothing was said."""
+
+    serial: int | None = None
+    lifetime_ms: int | None = None
+    audience: str | None = None
+    approve_unlimited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be signed: the statement, the envelope to add to, and how that compares with what was there."""
+
+    statement: statements.Statement
+    envelope: envelopes.Envelope
+    how: How
+    why: str
+
+    def signed_by(self, door: Door) -> bytes:
+        """The envelope's bytes with this key's signature.
+
+        Raises:
+            errors.KeyFileError, errors.AgentError: the key did not sign.
+            errors.PackageError: too large for a verifier.
+        """
+        return signing.encoded(self.envelope.signed_by(door.signature(self.envelope)))
+
+
+def plan(
+    package: packages.Package,
+    manifest: Manifest,
+    wanted: Wanted,
+    key: envelopes.PublicKey,
+    *,
+    now_ms: int,
+    fresh: bool = False,
+    known: Collection[OperatorKey] | None = None,
+) -> Plan:
+    """What signing the package with this key comes to. Nothing is signed yet.
+
+    ``known`` are the keys of the trust root at hand, None without one: then nobody can say who signed what is there.
+
+    (1) the statement that would be made new; what nobody should sign is refused here;
+    (2) nothing to add to: no readable envelope, other files, one that has ended, or ``fresh``: a new statement;
+    (3) nobody else signed what is there: a new statement in its place;
+    (4) this key signed it already, nobody known did, or it says something else than is asked for: refused, and
+        others' signatures stay;
+    (5) otherwise this key's signature is added to the very same bytes.
+
+    Raises:
+        errors.CovenantError: (1) as ``signing.statement``.
+        errors.SignatureError: (4)
+    """
+    # (1) what would be new
+    terms = signing.Terms(
+        serial=now_ms if wanted.serial is None else wanted.serial,
+        lifetime_ms=statements.DEFAULT_LIFETIME_MS if wanted.lifetime_ms is None else wanted.lifetime_ms,
+        audience=wanted.audience,
+        approve_unlimited=wanted.approve_unlimited,
+    )
+    new = signing.statement(package, manifest, terms, now_ms=now_ms)
+
+    # (2) nothing to add to
+    if package.envelope is None:
+        return _new(new, "new", "")
+    present = _readable(package.envelope)
+    if present is None:
+        return _new(new, "replaced", "the envelope that was there could not be read")
+    envelope, old = present
+    if fresh:
+        return _new(new, "replaced", "a new statement was asked for")
+    if dict(old.subjects) != dict(new.subjects):
+        return _new(new, "replaced", "the files are not those that were signed")
+    if now_ms >= old.expires_at:
+        return _new(new, "replaced", "the statement that was there has ended")
+
+    # (3) nobody else signed
+    others = [s for s in envelope.signatures if s.keyid != key.keyid]
+    if not others:
+        return _new(new, "replaced", "this key alone had signed the one before")
+
+    # (4) mine already, nobody's, or not the same
+    # Only a signature that verifies is one of ours: whoever laid a false one there under our id stops nobody.
+    if envelopes.signers(envelope, [key]):
+        raise errors.SignatureError(
+            f"this key and {len(others)} more have signed the package already",
+            hint="nothing is missing from this key; --fresh makes a new statement without the others",
+            where=packages.ENVELOPE_NAME,
+        )
+    # The serial and the dates would be those of whoever laid the file there: a key id is no signature.
+    theirs = None
+    if known is not None:
+        theirs = _known(envelope, [k for k in known if k.key != key and _may_sign(k, manifest, now_ms)])
+    if theirs is not None and not theirs:
+        raise errors.SignatureError(
+            "the statement that is there was signed by no other key of the trust root that may sign it",
+            hint="--fresh makes a new one; or import the trust root that lists who signed it",
+            where=packages.ENVELOPE_NAME,
+        )
+    differs = _differences(old, new, wanted, now_ms)
+    if differs:
+        raise errors.SignatureError(
+            f"the statement that {len(others)} others signed says something else: {', '.join(differs)}",
+            hint="ask for the same to add a signature, or --fresh for a statement without the others' signatures",
+            where=packages.ENVELOPE_NAME,
+        )
+    if len(others) >= envelopes.MAX_SIGNATURES:
+        raise errors.SignatureError(f"the envelope holds {len(others)} signatures already", hint="sign with --fresh")
+
+    # (5) the same bytes
+    beside = f"{len(others)} others, whom no trust root here could tell" if theirs is None else " and ".join(theirs)
+    return Plan(old, envelope, "added", f"beside {beside}, over the same statement")
+
+
+def _may_sign(key: OperatorKey, manifest: Manifest, now_ms: int) -> bool:
+    agent, scope = manifest.agent, key.scope
+    return scope.covers_agent(agent.id) and scope.covers_role(agent.role) and key.not_before <= now_ms < key.expires_at
+
+
+def _known(envelope: envelopes.Envelope, keys: Collection[OperatorKey]) -> list[str]:
+    """The names of those of the keys whose signature is on the envelope."""
+    made = set(envelopes.signers(envelope, (k.key for k in keys)))
+    return [k.name for k in keys if k.key in made]
+
+
+def _new(statement: statements.Statement, how: How, why: str) -> Plan:
+    return Plan(statement, envelopes.Envelope(statement.encode(), envelopes.IN_TOTO_PAYLOAD_TYPE, ()), how, why)
+
+
+def _readable(raw: bytes) -> tuple[envelopes.Envelope, statements.Statement] | None:
+    """The envelope and its statement, when they are in the bytes that we would write for them."""
+    try:
+        envelope = envelopes.decode(raw)
+        if envelope.payload_type != envelopes.IN_TOTO_PAYLOAD_TYPE:
+            return None
+        statement = statements.parse(envelope.payload)
+    except strict_json.MalformedError:
+        return None
+    return (envelope, statement) if statement.encode() == envelope.payload else None
+
+
+def _differences(old: statements.Statement, new: statements.Statement, wanted: Wanted, now_ms: int) -> list[str]:
+    """The fields in which what is there is not what was asked for, or is more: who adds a signature says all of it."""
+    fields = ["agent_id", "roles_version", "deny_version", "parent_digest", "approve_unlimited", "unknown_sections"]
+    fields += ["audience"] if wanted.audience is not None else []
+    # One from the future locks out what is signed until then; one that begins in the future is not what starts now.
+    ahead = now_ms + signing.BACKDATE_MS
+    fields += ["serial"] if wanted.serial is not None or old.serial > ahead else []
+    fields += ["not_before"] if old.not_before > now_ms else []
+    # An earlier end than was asked for, or than goes without saying, gives nothing away.
+    fields += ["expires_at"] if old.expires_at > new.expires_at else []
+    return [
+        f"{name} {_text(old, name)}, not {_text(new, name)}"
+        for name in fields
+        if getattr(old, name) != getattr(new, name)
+    ]
+
+
+def _text(statement: statements.Statement, name: str) -> str:
+    value = getattr(statement, name)
+    return "none" if value in (None, ()) else str(value)

@@ -1,0 +1,249 @@
+"""A client of ssh-agent: list its Ed25519 keys, and have one sign what DSSE signs. Nothing else is asked of it.
+
+Messages are a length (uint32), a type and its fields; a string is a length and bytes. Source: RFC 9987 (the agent
+protocol), RFC 8709 (ssh-ed25519: the signature is the plain 64 bytes over the message as it was given).
+
+An agent signs whatever bytes it is handed, for whoever reaches its socket, with the key that also logs people in. So
+what is handed over here must be nothing that SSH itself would take, and the other way round: DSSE's encoding begins
+with ``DSSEv1 ``; what a login signs begins with the length of the session id (RFC 4252, section 7), which read as
+DSSE's first four bytes would be 1.1 GB; what ssh-keygen -Y signs begins with ``SSHSIG``. ``sign`` refuses everything
+else: tests/unit/covenant/keys/test_ssh_agent.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from policy import errors
+from policy.manifest import text
+from policy.signing import envelope as envelopes
+
+SOCKET_VARIABLE = "SSH_AUTH_SOCK"
+# What OpenSSH's agent takes and gives at most (AGENT_MAX_LEN).
+MAX_MESSAGE_BYTES = 256 * 1024
+MAX_IDENTITIES = 1024
+# Answered from memory; but a signature may wait for a person who confirms it (ssh-add -c).
+LIST_SECONDS = 10.0
+SIGN_SECONDS = 120.0
+
+_FAILURE = 5
+_REQUEST_IDENTITIES, _IDENTITIES_ANSWER = 11, 12
+_SIGN_REQUEST, _SIGN_RESPONSE = 13, 14
+_ALGORITHM = b"ssh-ed25519"
+_UCRED = struct.Struct("3i")
+_OURS = b"DSSEv1 "
+_IS_A_DIGEST = re.compile(r"SHA256:.*|[0-9a-f]{64}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An Ed25519 key of the agent. ``comment`` is what the agent says of it, and proves nothing."""
+
+    comment: str
+    key: envelopes.PublicKey
+
+    @property
+    def fingerprint(self) -> str:
+        """As ssh-add -l prints it."""
+        digest = hashlib.sha256(_blob(self.key)).digest()
+        return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
+
+
+class Agent:
+    """An open connection. Close it, or use it as a context manager.
+
+    Raises:
+        errors.AgentError: no socket is named, it cannot be reached, or it is another user's.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path or os.environ.get(SOCKET_VARIABLE, "")
+        if not self.path.startswith("/"):
+            raise errors.AgentError(f"{SOCKET_VARIABLE} names no ssh-agent", hint="start one: eval $(ssh-agent)")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.settimeout(LIST_SECONDS)
+            self._socket.connect(self.path)
+            self._check_peer()
+        except OSError as e:
+            self.close()
+            raise self.error(f"cannot be reached: {e.strerror or e}") from e
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def identities(self) -> tuple[Identity, ...]:
+        """The plain Ed25519 keys, in the agent's order; certificates and keys of other kinds are left out.
+
+        Raises:
+            errors.AgentError: no or a malformed answer within ``LIST_SECONDS``.
+        """
+        answer = _Reader(self._ask(bytes([_REQUEST_IDENTITIES]), _IDENTITIES_ANSWER, LIST_SECONDS), self)
+        count = answer.uint32()
+        if count > MAX_IDENTITIES:
+            raise self.error(f"says that it has {count} keys")
+        pairs = [(answer.string(), answer.string()) for _ in range(count)]
+        answer.end()
+        found = []
+        for blob, comment in pairs:
+            key = _key_of(blob)
+            if key is not None:
+                found.append(Identity(comment.decode("utf-8", "backslashreplace"), key))
+        return tuple(found)
+
+    def find(self, wanted: str) -> Identity:
+        """The one key with this SSH fingerprint or key id, or, when it is spelled like neither, this comment.
+
+        Raises:
+            errors.AgentError: there is none, or two have that comment.
+        """
+        known = self.identities()
+        # A comment is any text: one that is spelled like another key's name must not stand for that key.
+        # Nor is a key without a comment meant by whoever names none.
+        by_key = not wanted or _IS_A_DIGEST.fullmatch(wanted) is not None
+        found = [i for i in known if wanted in ((i.fingerprint, i.key.keyid) if by_key else (i.comment,))]
+        if len({i.key.keyid for i in found}) == 1:
+            return found[0]
+        if found:
+            raise self.error(
+                f"has {len(found)} keys {text.quote(wanted)}",
+                hint=f"give one by its fingerprint: {', '.join(i.fingerprint for i in found)}",
+            )
+        has = ", ".join(text.quote(i.comment) for i in known) or "none"
+        raise self.error(f"has no Ed25519 key {text.quote(wanted)}", hint=f"it has {has}; ssh-add -l shows them all")
+
+    def sign(self, identity: Identity, message: bytes) -> bytes:
+        """The 64 bytes of the key's Ed25519 signature over a DSSE pre-authentication encoding.
+
+        Raises:
+            errors.AgentError: the message is too large, the agent refused, took longer than ``SIGN_SECONDS``, or
+                answered with anything but this key's signature over this message.
+            ValueError: the message is no such encoding.
+        """
+        # INVARIANT: nothing that is not ours is ever signed with a key that opens somebody's machines.
+        if not message.startswith(_OURS):
+            raise ValueError("only a DSSE encoding is signed")
+        request = bytes([_SIGN_REQUEST]) + _string(_blob(identity.key)) + _string(message) + struct.pack(">I", 0)
+        if len(request) + 4 > MAX_MESSAGE_BYTES:
+            raise errors.AgentError(
+                f"an ssh-agent signs at most {MAX_MESSAGE_BYTES} bytes, this is {len(message)}",
+                hint="sign with a key file: covenant keys new NAME",
+            )
+        answer = _Reader(self._ask(request, _SIGN_RESPONSE, SIGN_SECONDS), self)
+        signature = _Reader(answer.string(), self)
+        answer.end()
+        algorithm, raw = signature.string(), signature.string()
+        signature.end()
+        if algorithm != _ALGORITHM or not identity.key.verifies(raw, message):
+            raise self.error(f"answered with something else than a signature of {text.quote(identity.comment)}")
+        return raw
+
+    def _ask(self, request: bytes, wanted: int, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        try:
+            self._socket.settimeout(seconds)
+            self._socket.sendall(struct.pack(">I", len(request)) + request)
+            (size,) = struct.unpack(">I", self._receive(4, deadline))
+            if not 0 < size <= MAX_MESSAGE_BYTES:
+                raise self.error(f"answered with {size} bytes")
+            answer = self._receive(size, deadline)
+        except TimeoutError:
+            raise self.error(f"did not answer within {seconds:.0f} seconds") from None
+        except OSError as e:
+            raise self.error(f"broke off: {e.strerror or e}") from e
+        if answer[0] == _FAILURE:
+            raise self.error("refused", hint="the key may be locked, gone, bound to hosts, or not confirmed")
+        if answer[0] != wanted:
+            raise self.error(f"answered with message {answer[0]}")
+        return answer[1:]
+
+    def _receive(self, size: int, deadline: float) -> bytes:
+        got = bytearray()
+        while len(got) < size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            part = self._socket.recv(size - len(got))
+            if not part:
+                raise self.error("closed the connection")
+            got += part
+        return bytes(got)
+
+    def _check_peer(self) -> None:
+        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _, uid, _ = _UCRED.unpack(raw)
+        # Another user's agent could show a key of its own under a comment that we trust.
+        if uid not in {0, os.geteuid()}:
+            raise self.error(f"belongs to uid {uid}", hint="use your own; root takes a signed file: trust import")
+
+    def error(self, what: str, hint: str = "") -> errors.AgentError:
+        """What went wrong with this agent, to be raised."""
+        return errors.AgentError(f"the ssh-agent {what}", hint=hint, where=self.path)
+
+
+class _Reader:
+    """The fields of one answer, read within its bounds."""
+
+    def __init__(self, data: bytes, agent: Agent) -> None:
+        self._data = data
+        self._at = 0
+        self._agent = agent
+
+    def uint32(self) -> int:
+        raw = self._take(4)
+        return int.from_bytes(raw, "big")
+
+    def string(self) -> bytes:
+        return self._take(self.uint32())
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise self._agent.error("answered with more than was asked for")
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise self._agent.error("answered with a field that is cut off")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def _blob(key: envelopes.PublicKey) -> bytes:
+    """The key as SSH writes it (RFC 8709, section 4)."""
+    return _string(_ALGORITHM) + _string(key.raw)
+
+
+def _key_of(blob: bytes) -> envelopes.PublicKey | None:
+    """The Ed25519 key in a blob; None for every other kind, and for one that we would not list either."""
+    head = _string(_ALGORITHM) + struct.pack(">I", envelopes.KEY_BYTES)
+    if not blob.startswith(head) or len(blob) != len(head) + envelopes.KEY_BYTES:
+        return None
+    try:
+        return envelopes.public_key(blob[len(head) :])
+    except ValueError:
+        return None

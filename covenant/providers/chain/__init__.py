@@ -1,0 +1,1 @@
+"""The settlement chain: interface, transactions and a local virtual machine."""

@@ -1,0 +1,1 @@
+"""Embedders of the memory store, and how one is picked."""

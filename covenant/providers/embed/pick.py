@@ -1,0 +1,122 @@
+"""Embedders: text to a vector, and the name of the space that the vector lies in.
+
+Vectors of two spaces are never compared (``covenant.stores.memory``), so a name changes whenever what it makes does.
+The default needs no model and no network; ``ollama`` and ``minilm`` are asked for in ``secrets.toml``:
+
+    [embed]
+    provider = "local"        # or "ollama", or "minilm"; version 1's "mock" is read as "local"
+    model = "nomic-embed-text"
+    endpoint = "http://localhost:11434"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import anyio.to_thread
+import pydantic
+
+from covenant.providers import secrets_file
+from covenant.providers.embed.hashed import HashEmbedder
+from policy import errors
+
+DEFAULT_MODEL: Final = "nomic-embed-text"
+DEFAULT_ENDPOINT: Final = "http://localhost:11434"
+
+
+class Embedder(Protocol):
+    """Makes vectors of one space."""
+
+    @property
+    def name(self) -> str:
+        """The space: what was made under this name may be compared."""
+        ...
+
+    @property
+    def dimensions(self) -> int | None:
+        """How many numbers a vector has; None as long as nobody can know."""
+        ...
+
+    async def embed(self, text: str) -> tuple[float, ...]:
+        """The vector of a text; empty for a text that has nothing to go by.
+
+        Raises:
+            errors.EmbedderError: there is no vector to be had.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is held."""
+        ...
+
+
+class EmbedSettings(pydantic.BaseModel):
+    """The section ``[embed]``; what else is in the file is for others."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    provider: Literal["local", "mock", "ollama", "minilm"] = "local"
+    model: str = DEFAULT_MODEL
+    endpoint: str = DEFAULT_ENDPOINT
+
+
+def read_settings(home: Path) -> EmbedSettings:
+    """The section ``[embed]`` of ``secrets.toml`` in the home; the defaults where there is none.
+
+    Raises:
+        errors.SettingError: the file is a symlink, another user's, readable by others, or malformed.
+    """
+    return parse_settings(secrets_file.read(home), where=str(home / secrets_file.NAME))
+
+
+def parse_settings(raw: bytes, *, where: str) -> EmbedSettings:
+    """The section ``[embed]`` of these bytes. Nothing of the file is ever in an error: it holds secrets.
+
+    Raises:
+        errors.SettingError: no TOML, or a value that cannot be used.
+    """
+    document = secrets_file.document(raw, where=where)
+    try:
+        return EmbedSettings.model_validate(document.get("embed", {}))
+    except pydantic.ValidationError as e:
+        field = ".".join(str(part) for part in e.errors(include_input=False)[0]["loc"])
+        hint = "provider is `local`, `ollama` or `minilm`; model and endpoint are texts"
+        raise errors.SettingError(f"`embed.{field}` has a value that cannot be used", hint=hint, where=where) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The embedder to use, and what is to be said of it; ``warning`` is empty when all is well."""
+
+    embedder: Embedder
+    warning: str = ""
+
+
+async def pick(settings: EmbedSettings) -> Picked:
+    """The embedder that the settings ask for. None is ever put in another's place: it would fill a space of its own.
+
+    An Ollama that does not answer now is used all the same, since it may be started later; until then records are kept
+    without a vector.
+
+    Raises:
+        errors.EmbedderError: the extra `minilm` is not installed, or its model is not the one that is pinned.
+    """
+    match settings.provider:
+        case "local" | "mock":
+            return Picked(HashEmbedder())
+        case "minilm":
+            # Needs no more than its extra when it is loaded, and reads the model then.
+            from covenant.providers.embed import minilm
+
+            return Picked(await anyio.to_thread.run_sync(minilm.load))
+        case "ollama":
+            from covenant.providers.embed.ollama import OllamaEmbedder
+
+            embedder = OllamaEmbedder(settings.endpoint, settings.model)
+            try:
+                await embedder.probe()
+            except errors.EmbedderError as e:
+                return Picked(embedder, f"{e.message}: records get no vector until it answers")
+            return Picked(embedder)

@@ -1,0 +1,71 @@
+"""What runs agents, put together from the daemon's settings."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from covenant.runtime import package_signatures, supervisor_client
+from covenant.runtime.hermes import Hermes, Log
+from covenant.runtime.hermes_api import HermesApi
+from covenant.runtime.runner import Runners
+from covenant.runtime.supervisor_client import Supervised
+from covenant.settings import Settings
+from sandbox.serve import client
+
+# In the home: a supervisor was reached once. From then on nobody but one decides whose signature counts.
+SUPERVISED: Final = "supervised"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The runners by runtime, and the two that hold them."""
+
+    runners: Runners
+    supervised: Supervised
+    hermes: Hermes
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings, *, audit: Log, now_ms: Callable[[], int], operator: str = ""
+) -> AsyncIterator[Runtime]:
+    """The runtime of a daemon, whose key is ``operator``; nothing is asked of the supervisor or of Hermes before the
+    first run.
+
+    Raises:
+        errors.SettingError: the address of Hermes cannot be used.
+    """
+    sandboxes = Supervised(
+        supervisor_client.connector(
+            sockets(settings), named=settings.socket is not None, mark=settings.home / SUPERVISED
+        ),
+        now_ms=now_ms,
+        grace_ms=settings.projection.preempt_grace_ms,
+        operator=operator,
+    )
+    api = HermesApi(settings.hermes_base_url, settings.hermes_api_key) if settings.hermes_base_url else None
+    here = functools.partial(
+        package_signatures.verify, home=settings.home, state=_state(settings), host=os.uname().nodename, now_ms=now_ms
+    )
+    verify = functools.partial(package_signatures.ask_or_verify, ask=sandboxes.check, verify=here)
+    async with Hermes(api, audit=audit, verify=verify, now_ms=now_ms) as hermes:
+        by_runtime = dict.fromkeys(("python3", "node", "rust-bin"), sandboxes)
+        yield Runtime(Runners({**by_runtime, "hermes": hermes}, hermes), sandboxes, hermes)
+
+
+def sockets(settings: Settings) -> list[str]:
+    """Where a supervisor may listen, as ``covenant run`` looks for it: COVENANT_SOCKET, else that of the state, else
+    the machine's."""
+    if settings.socket is not None:
+        return [str(settings.socket)]
+    return client.candidates(str(_state(settings)), given=settings.state is not None)
+
+
+def _state(settings: Settings) -> Path:
+    return settings.state or settings.home / "supervisor"

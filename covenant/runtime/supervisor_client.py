@@ -1,0 +1,361 @@
+"""Runs in sandboxes: every one of them is asked of covenant-supervisor, over its socket. The daemon starts nothing.
+
+One connection is one run. The package goes as a descriptor of its directory, which the supervisor reads with this
+process's rights and verifies for itself. A connection that is closed ends its run, so that a cancelled call leaves none
+behind. What the supervisor cannot be asked is not run: there is no other way in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from covenant import fair_share
+from covenant.runtime import packages, supervisor_report
+from covenant.runtime.packages import Card
+from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
+from covenant.wire.types import AgentId
+from policy import errors
+from sandbox import durable
+from sandbox.serve import client, frames, places
+
+_LOG: Final = logging.getLogger(__name__)
+
+# Beyond its own clocks a run waits for its turn, for its start and for its clean-up.
+_BEYOND_SECONDS: Final = 600.0
+# For everything that is not a run.
+_ASK_SECONDS: Final = 60.0
+# Under the 32 that a supervisor lets one user have open by default (`caller_requests`), with room for `ps` and `kill`.
+MOST_RUNS: Final = 24
+# While the supervisor has too much to do for us: how long until it is asked again, doubled each time up to the last.
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+
+# Above this, reading a document takes the loop for longer than a turn should be.
+_LARGE: Final = 256 * 1024
+# As many rows take.
+_MANY_ROWS: Final = 64
+
+# Among the details of a NoSupervisorError: this machine has one, which does not listen now.
+CONFIGURED: Final = "configured"
+
+# Makes a connection: blocking, in a thread of its own.
+Connect = Callable[[], socket.socket]
+
+
+class Supervised:
+    """Runs asked of the supervisor that ``connect`` reaches; at most ``most`` at one time, the others wait. Of these
+    whoever has not the key ``operator`` has a share (``shares``)."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        now_ms: Callable[[], int],
+        grace_ms: int = 2000,
+        most: int = MOST_RUNS,
+        operator: str = "",
+    ) -> None:
+        self._connect, self._now_ms, self._grace_ms = connect, now_ms, grace_ms
+        self._places = fair_share.Shares(most, operator=operator)
+
+    async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
+        """As ``runner.Runner``. The supervisor names us by what the kernel says, and ``caller`` as whom we ask for; it
+        tells us what its log has of the run and of all below it (``told``), however the run went."""
+        beside: list[dict[str, Any]] = []
+        try:
+            async with self._places.place(caller.pubkey):
+                with _limited(_patience(card), "holds a run for longer than its clocks allow"):
+                    document = await self._until_taken(lambda: self._ask_run(card, intent, caller, deadline, beside))
+        except errors.CovenantError as e:
+            raise supervisor_report.with_told(e, await _told(beside[-1]) if beside else None) from None
+        return _result(client.answer_of(document), card, await _told(beside[-1] if beside else None))
+
+    async def check(self, card: Card) -> bool:
+        """Whether the supervisor was there to verify a package that it is not asked to run; False where this machine
+        has none (``connector``).
+
+        Raises:
+            errors.CovenantError: it refuses the package or this user, or cannot be asked though there is one: what it
+                would say is not for us to say in its place.
+        """
+        try:
+            with _limited(_ASK_SECONDS, "did not verify the package in time"), packages.opened(card) as directory:
+                checked = await self._until_taken(
+                    lambda: self._ask("check_package", fds=[directory], manifest_sha256=card.digest)
+                )
+        except errors.NoSupervisorError as e:
+            if e.details.get(CONFIGURED):
+                raise
+            return False
+        if (checked.get("kind"), checked.get("agent_id")) != ("checked", card.id):
+            raise errors.ServiceError("the supervisor does not speak as one: it verified another package")
+        return True
+
+    async def end(self, intent_id: str, *, reason: str, whole: bool = False) -> bool:
+        """As ``runner.Runner``: SIGTERM, ``grace_ms``, and then the sandbox is killed. ``whole``: all of the tree is
+        stopped, then killed."""
+        how: dict[str, Any] = {"tree": True} if whole else {"grace_ms": self._grace_ms}
+        with _limited(_ASK_SECONDS, "did not end the run in time"):
+            runs = _runs(await self._ask("ps"))
+            run_id = next((one.get("run_id") for one in runs if one.get("intent_id") == intent_id), None)
+            if run_id is None:
+                return False
+            try:
+                await self._ask("operate", operation="kill", run=run_id, reason=reason, **how)
+            except errors.NoRunError:
+                return False  # it ended by itself meanwhile
+        return True
+
+    async def used(self) -> dict[str, tuple[int | None, int]]:
+        """What our live runs have used, by intent: processor time in ms, None where it is not counted, and memory now.
+
+        Raises:
+            errors.CovenantError: the supervisor cannot be asked.
+        """
+        with _limited(_ASK_SECONDS, "did not say in time what runs use"):
+            runs = _runs(await self._ask("top"))
+        return {
+            one["intent_id"]: (one.get("cpu_ms"), one.get("memory_bytes") or 0) for one in runs if one.get("intent_id")
+        }
+
+    async def _ask_run(
+        self, card: Card, intent: Intent, caller: AgentId, deadline: int | None, beside: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        optional = {} if deadline is None else {"timeout_ms": max(1, deadline - self._now_ms())}
+        with packages.opened(card) as directory:
+            return await self._ask(
+                "run",
+                fds=[directory],
+                beside=beside,
+                text=intent.text,
+                intent_id=intent.id,
+                priority=str(intent.priority),
+                # The caller was checked against this one, and the directory is not ours alone.
+                manifest_sha256=card.digest,
+                on_behalf_of={"pubkey_b58": caller.pubkey, "display": caller.display},
+                rows=True,
+                **optional,
+            )
+
+    async def _until_taken(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Other clients of this uid may take its places as well: whoever is busy is asked again."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await ask()
+            except errors.BusyError:
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _ask(
+        self, kind: str, *, fds: Sequence[int] = (), beside: list[dict[str, Any]] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """One request on a connection of its own; the document that answers. ``beside`` takes the rows before it.
+
+        Raises:
+            errors.CovenantError: it cannot be asked, or refused.
+        """
+        try:
+            frame = frames.encode({"kind": kind, **fields})
+        except UnicodeEncodeError as e:
+            raise errors.UsageError("the request is not valid Unicode") from e
+        if len(frame) - frames.LENGTH.size > frames.REQUEST_BYTES:
+            raise errors.UsageError("the intent is too large")
+        # In a thread: connect(2) waits where the supervisor's queue is full, and looks at whoever listens.
+        sock = await anyio.to_thread.run_sync(self._connect, abandon_on_cancel=False)
+        try:
+            sock.setblocking(False)
+            # It may have said no already, and have closed its half: what it said is still to be read.
+            with contextlib.suppress(OSError):
+                await _send(sock, frame, fds)
+            while True:
+                document = await _document(sock)
+                if document.get("kind") == "error":
+                    raise errors.restored(document)
+                if document.get("kind") == "rows" and beside is not None:
+                    beside.append(document)
+                elif document.get("kind") != "state":
+                    return document
+        finally:
+            sock.close()
+
+
+def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = None) -> Connect:
+    """How a supervisor is reached: the first of the sockets at which one listens.
+
+    ``named`` says that the operator wrote the place down, and that another is not meant. ``mark`` is a file that is
+    made when one was reached, and says from then on that this daemon has one. An error has ``CONFIGURED`` among its
+    details, true where the machine has a supervisor that is only not there now: it restarts, or it was stopped.
+    """
+    reached = False
+
+    def connect() -> socket.socket:
+        nonlocal reached
+        for path in candidates:
+            with client.connected(path) as sock:
+                if sock is not None:
+                    reached = True
+                    _keep(mark)
+                    return sock.dup()
+        where = candidates[0] if candidates else ""
+        marked = mark is not None and _is_there(mark)
+        if named or reached or marked or _any_is_there(candidates):
+            raise errors.NoSupervisorError(
+                f"no supervisor listens at `{where}` now, or not for this user",
+                hint="start covenant-supervisor, and name this uid in `callers` of its configuration; then ask again"
+                + (f" (where there is to be none any more, remove {mark})" if marked else ""),
+                where=where,
+                **{CONFIGURED: True},
+            )
+        raise errors.NoSupervisorError(
+            "no supervisor is there to ask",
+            hint="start covenant-supervisor, and name this uid in `callers` of its configuration",
+            where=where,
+        )
+
+    return connect
+
+
+def _keep(mark: Path | None) -> None:
+    """Make the file that says that there was a supervisor. What cannot be made is known while this process lives."""
+    if mark is None:
+        return
+    try:
+        if not os.path.lexists(mark):
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            durable.sync_directory(mark.parent)
+    except OSError as e:
+        _LOG.warning("that a supervisor was reached is not kept in `%s`: %s", mark, e)
+
+
+def _any_is_there(candidates: Sequence[str]) -> bool:
+    """Whether a supervisor is set up at one of the places: its socket is there, though nobody listens, or may not be
+    looked at; or the state of the machine's own is."""
+    machine = [places.SYSTEM_STATE] if places.SYSTEM_SOCKET in candidates else []
+    return any(_is_there(path) for path in (*candidates, *machine))
+
+
+def _is_there(path: str | Path) -> bool:
+    """Whether anything has this name; what may not be looked at, or cannot be, is taken to be there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _limited(seconds: float, what: str) -> Iterator[None]:
+    """
+    Raises:
+        errors.ServiceError: the block took longer, which ended it.
+    """
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise errors.ServiceError(f"the supervisor {what}", hint="see the log of covenant-supervisor")
+
+
+def _runs(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    runs = document.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(one, dict) for one in runs):
+        raise errors.ServiceError("the supervisor does not speak as one: it lists no runs")
+    return runs
+
+
+def _patience(card: Card) -> float:
+    manifest = card.manifest
+    return manifest.resources.cpu_ms_per_task / 1000 + 2 * (manifest.lifetime.ttl_seconds or 0) + _BEYOND_SECONDS
+
+
+async def _told(document: dict[str, Any] | None) -> supervisor_report.Told:
+    """The rows, each held against its hash."""
+    many = document is not None and isinstance(document.get("rows"), list) and len(document["rows"]) > _MANY_ROWS
+    return (
+        await anyio.to_thread.run_sync(supervisor_report.read, document) if many else supervisor_report.read(document)
+    )
+
+
+def _result(answer: client.Answer, card: Card, told_: supervisor_report.Told) -> RunResult:
+    used = answer.usage
+    usage = Usage(used.cpu_ms, used.memory_peak_bytes, used.wall_ms)
+    took = Spent(usage, answer.run_id, answer.policy_digest, answer.denials, told_)
+    if answer.error is not None:
+        raise with_spent(supervisor_report.with_told(answer.error, told_), took)
+    if answer.result is None or answer.agent_id != card.id:
+        # What was checked of the caller was checked for another agent.
+        stale = errors.StaleAgentError(
+            f"the package of agent `{card.id}` holds agent `{answer.agent_id}` now",
+            where=card.where,
+        )
+        raise with_spent(supervisor_report.with_told(stale, told_), took)
+    result = answer.result
+    return RunResult(
+        text=result.text,
+        sources=result.sources,
+        runtime_events=result.runtime_events,
+        files=result.files,
+        usage=usage,
+        run_id=answer.run_id,
+        policy_digest=answer.policy_digest,
+        denials=answer.denials,
+        told=told_,
+    )
+
+
+# --- frames, without a thread that waits --------------------------------------------------------------------------
+
+
+async def _send(sock: socket.socket, frame: bytes, fds: Sequence[int]) -> None:
+    view = memoryview(frame)
+    while view:
+        try:
+            sent = socket.send_fds(sock, [view[: 1 << 18]], list(fds)) if fds else sock.send(view[: 1 << 18])
+        except BlockingIOError:
+            await anyio.wait_writable(sock)
+            continue
+        # Descriptors go with the first bytes that are taken, and not again.
+        view, fds = view[sent:], ()
+
+
+async def _document(sock: socket.socket) -> dict[str, Any]:
+    (size,) = frames.LENGTH.unpack(await _exactly(sock, frames.LENGTH.size))
+    if size > frames.ANSWER_BYTES:
+        raise errors.ServiceError(f"the supervisor does not speak as one: it answers with {size} bytes")
+    raw = await _exactly(sock, size)
+    try:
+        document = json.loads(raw) if size < _LARGE else await anyio.to_thread.run_sync(json.loads, raw)
+    except ValueError as e:
+        raise errors.ServiceError(f"the supervisor does not speak as one: {e}") from e
+    if not isinstance(document, dict):
+        raise errors.ServiceError("the supervisor does not speak as one: it answers with no object")
+    return document
+
+
+async def _exactly(sock: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    while len(raw) < size:
+        try:
+            part = sock.recv(min(size - len(raw), 1 << 16))
+        except BlockingIOError:
+            await anyio.wait_readable(sock)
+            continue
+        except ConnectionError:
+            part = b""
+        if not part:
+            raise errors.ServiceError(
+                "the supervisor ended the conversation before its answer", hint="see the log of covenant-supervisor"
+            )
+        raw += part
+    return bytes(raw)

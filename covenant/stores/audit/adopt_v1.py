@@ -1,0 +1,163 @@
+"""Version 1's log, taken over: it has no head, which is what says where a log ends.
+
+Its rows and its chain are this log's, byte for byte (policy.audit_log.chain): what holds is signed as it is, and goes on. A log
+with rows that only we write is none of version 1's: there the head was lost, and nobody signs it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO, Final, NoReturn
+
+from covenant.stores.audit import paths, rows
+from policy import errors
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import event_kinds, events
+from sandbox import durable
+
+# Where its files are kept as they were.
+BACKUPS: Final = {paths.EVENTS: "events.v1.jsonl", paths.CHAIN: "events.chain.v1.jsonl"}
+_OF_BOTH: Final = frozenset({"capability_check", "intent_dispatched"})
+_OURS: Final = frozenset(events.KINDS) - frozenset(event_kinds.V1) - _OF_BOTH
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+# The year 9999.
+_LATEST_MS: Final = 253_402_300_799_999
+_HINT: Final = (
+    "move `audit` aside as evidence (mv audit audit.v1): a new log is begun then, and its first row says when"
+)
+
+
+def adopt(at: paths.Places) -> list[str]:
+    """Sign the head of version 1's log, where that lies there and nothing else; what was done, to be told.
+
+    The head comes last and at once: whatever ends this before it, the next start begins anew.
+
+    Raises:
+        errors.LedgerError: the log does not hold together, or it is not version 1's.
+        OSError: it cannot be read, or there is no room for the copies.
+    """
+    if at.exists(paths.HEAD) or at.exists(paths.PENDING):
+        return []
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for name in BACKUPS:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(name, dir_fd=at.log, follow_symlinks=False)
+                found[name] = stack.enter_context(os.fdopen(at.file(name, folder=at.log), "rb"))
+        if not any(os.fstat(one.fileno()).st_size for one in found.values()) or _is_ours(at, found):
+            return []
+        if set(found) != set(BACKUPS):
+            _refuse(at, f"version 1's log has one file of two, `{next(iter(found))}`")
+        before, head = _folded(at, found[paths.EVENTS], found[paths.CHAIN])
+        for name, stream in found.items():
+            _copy(at, stream, BACKUPS[name])
+    key = at.signing_key(make=True)
+    slots = bytearray(audit_log_chain.HEAD_BYTES)
+    for one in (before, head):
+        start = audit_log_chain.slot_offset(one)
+        slots[start : start + audit_log_chain.SLOT_BYTES] = audit_log_chain.sign_head(one, key)
+    durable.replace(at.head, paths.HEAD, bytes(slots))
+    kept = " and ".join(f"`{name}`" for name in BACKUPS.values())
+    done = f"version 1's log was taken over and its head signed: {head.count} rows, chain hash {head.chain_hash_hex}"
+    return [f"{done}; {kept} have its files as they were: delete them when they are not needed"]
+
+
+def _is_ours(at: paths.Places, found: Mapping[str, BinaryIO]) -> bool:
+    """Whether this log had a head before: there is something of one, and not because the last taking over was cut off
+    between the copies and the head."""
+    if not any(at.exists(name) for name in (paths.KEY, paths.PUBLIC_KEY, paths.NOTE_KEY)):
+        return False
+    try:
+        return any(
+            os.stat(BACKUPS[name], dir_fd=at.log, follow_symlinks=False).st_size != os.fstat(one.fileno()).st_size
+            for name, one in found.items()
+        )
+    except FileNotFoundError:
+        return True
+
+
+def _folded(at: paths.Places, rows_of: BinaryIO, chain: BinaryIO) -> tuple[audit_log_chain.Head, audit_log_chain.Head]:
+    """The head of a log whose chain is that of its rows, and the one a row before."""
+    before = head = audit_log_chain.Head()
+    lines = _lines(at, paths.EVENTS, rows_of)
+    while batch := _batch(at, lines, head.count):
+        expected, before, head = audit_log_chain.extend(head, batch)
+        for index, line in enumerate(expected.splitlines(keepends=True), head.count - len(batch)):
+            there = chain.readline(len(line) + 1)
+            if there != line:
+                _refuse(at, f"record {index} of version 1's log " + ("is not what its chain says" if there else _SHORT))
+    if chain.readline(1):
+        _refuse(at, f"the chain of version 1's log names more than its {head.count} records")
+    return before, head
+
+
+_SHORT: Final = "is not in its chain, which is shorter"
+
+
+def _batch(at: paths.Places, lines: Iterator[bytes], first: int) -> list[audit_log_chain.Row]:
+    made: list[audit_log_chain.Row] = []
+    size = 0
+    for index in itertools.count(first):
+        line = next(lines, None) if size < _BATCH_BYTES else None
+        if line is None:
+            break
+        opening = rows.opening(line)
+        if opening is None or not 0 <= opening.timestamp_ms <= _LATEST_MS:
+            # No row may be older than the one before it: after one of the end of time there is none.
+            _refuse(at, f"record {index} of version 1's log is no event of any time")
+        if _kind(line) in _OURS:
+            raise errors.LedgerError(
+                "the log holds records and its head is missing",
+                hint="keep audit and audit-head aside as evidence before starting a new log",
+                where=str(at.home / "audit"),
+            )
+        made.append(audit_log_chain.Row(line, opening.event_id, opening.timestamp_ms))
+        size += len(line)
+    return made
+
+
+def _kind(line: bytes) -> object:
+    try:
+        kind = json.loads(line)["kind"]["type"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return kind if isinstance(kind, str) else None
+
+
+def _lines(at: paths.Places, name: str, stream: BinaryIO) -> Iterator[bytes]:
+    for index in itertools.count():
+        line = stream.readline(events.MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        if not line.endswith(b"\n"):
+            _refuse(at, f"record {index} of version 1's log, in `{name}`, has no end")
+        yield line[:-1]
+
+
+def _copy(at: paths.Places, stream: BinaryIO, name: str) -> None:
+    stream.seek(0)
+    temporary = durable.temporary_name(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    # What a crash left.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=at.log)
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=at.log), "wb") as copy:
+            shutil.copyfileobj(stream, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.rename(temporary, name, src_dir_fd=at.log, dst_dir_fd=at.log)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=at.log)
+        raise
+    os.fsync(at.log)
+
+
+def _refuse(at: paths.Places, message: str) -> NoReturn:
+    raise errors.LedgerError(message, hint=_HINT, where=str(at.home / "audit"))

@@ -1,0 +1,221 @@
+"""One search in a durable store, by likeness and by words, in a thread of its own.
+
+The words are asked for, by another thread over another connection, while numpy makes the product: neither of the two
+holds Python's lock meanwhile. The records are read and parsed where the product was made, so that a search goes to a
+thread and back once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from covenant.stores.memory import rows, sqlite
+from covenant.stores.memory.index import ranking, vectors
+from covenant.stores.memory.index.threads import Thread
+from covenant.stores.memory.index.vectors import Matrices
+from covenant.stores.memory.interface import Hit
+from covenant.wire.types import MemoryRecord, Tier
+
+# More than are asked for, in the place of what is deleted before it is read.
+_SPARE: Final = 8
+# One look into a list of the owner's rows, in the place of one at each row that has a word.
+_OWNED: Final = "+f.rowid IN (SELECT rowid FROM memories WHERE owner_pubkey = ?)"
+# Of how many words it is kept in how many records they stand.
+_MOST_COUNTED: Final = 4096
+# Words are counted so far beyond what makes them common that as many changes need no other count.
+_BEYOND: Final = 256
+
+
+# When each record was made that has the words, best first; None where there are no words.
+Words = Future[dict[str, int]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is searched for, and among whose records."""
+
+    text: str
+    tier: Tier | None
+    limit: int
+    min_relevance: float | None
+    owner: str | None
+
+    def admits(self, record: MemoryRecord) -> bool:
+        """Whether it is one of those that are searched."""
+        return self.tier in (None, record.tier) and self.owner in (None, record.owner.pubkey)
+
+
+class Searcher:
+    """Two threads, each with a connection that only reads: one for words, one for the rest."""
+
+    def __init__(self, path: Path) -> None:
+        with contextlib.ExitStack() as stack:
+            self._words = WordIndex(stack.enter_context(contextlib.closing(sqlite.reading(path))))
+            self._records = stack.enter_context(contextlib.closing(sqlite.reading(path)))
+            self.thread = stack.enter_context(contextlib.closing(Thread("memory-search")))
+            self._beside = stack.enter_context(contextlib.closing(Thread("memory-words")))
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        """Let go of the file once nobody searches."""
+        self._open.close()
+
+    def committed(self, rows: int) -> None:
+        """Take note of a commit of ours, which wrote or deleted so many rows and touched the words of no others."""
+        self._words.committed(rows)
+
+    def begin(self, asked: Asked) -> Words:
+        """Ask for the words."""
+        terms = ranking.words(asked.text)
+        if not terms:
+            return None
+        depth = ranking.depth(asked.limit)
+        return self._beside.begin(lambda: self._words.best(terms, asked, depth), asked.owner)
+
+    def hits(
+        self, asked: Asked, words: Words, embedding: Sequence[float] = (), matrices: Matrices | None = None
+    ) -> list[Hit]:
+        """The records, in ``thread``. By words alone, unless there are matrices and the query has a vector."""
+        vector = vectors.query_vector(embedding)
+        matrix = None if matrices is None or vector is None else matrices.matrix(len(vector))
+        if matrix is None or vector is None:
+            found = words.result() if words is not None else {}
+            return self._hits(ranking.fused([], found, {}, min_relevance=asked.min_relevance), asked)
+        # Without another ranking this one is the answer, and a little more for what is deleted meanwhile.
+        depth = ranking.depth(asked.limit)
+        count = depth if words is not None else min(depth, asked.limit + _SPARE)
+        near = matrix.best(vector, count, tier=asked.tier, owner=asked.owner, floor=asked.min_relevance or 0.0)
+        if words is None:
+            return self._hits([(one.id, one.score) for one in near], asked)
+        found = words.result()
+        order = ranking.fused(near, found, matrix.scores(vector, found), min_relevance=asked.min_relevance)
+        return self._hits(order, asked)
+
+    def _hits(self, order: Sequence[tuple[str, float]], asked: Asked) -> list[Hit]:
+        """Only what is answered is read whole; what was deleted or moved meanwhile makes room for the next."""
+        hits: list[Hit] = []
+        room = sqlite.MOST_HELD_BYTES
+        while order and len(hits) < asked.limit and room > 0:
+            count = min(asked.limit - len(hits), sqlite.PAGE)
+            page, order = order[:count], order[count:]
+            known = _records(self._records, [record_id for record_id, _ in page])
+            hits += [
+                Hit(known[record_id], score)
+                for record_id, score in page
+                if record_id in known and asked.admits(known[record_id])
+            ]
+            room -= sum(len(record.text) for record in known.values())
+        return hits
+
+
+class _Count(NamedTuple):
+    """In how many records a word stood, and how many rows had been written then. Each since may have made it one more
+    or one less."""
+
+    number: int
+    at: int
+
+    def says(self, now: int) -> bool:
+        """Whether a word is common is known from it."""
+        since = now - self.at
+        return not since or self.number > ranking.COMMON + since or 0 < self.number <= ranking.COMMON - since
+
+
+class WordIndex:
+    """The index of words, over a connection of its own that one thread uses."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        # In how many records of an owner each word stands, as far as it makes a difference.
+        self._holders: dict[tuple[str | None, str], _Count] = {}
+        # How many commits were ours, and how many rows they wrote: the loop puts another pair there, in one step.
+        self._ours = (0, 0)
+        # As of when it was looked what is counted: the number that each commit changes, and our commits.
+        self._seen = (-1, -1)
+
+    def committed(self, rows: int) -> None:
+        """Take note of a commit of ours, and of how many rows it wrote or deleted."""
+        commits, before = self._ours
+        self._ours = (commits + 1, before + rows)
+
+    def best(self, terms: Sequence[str], asked: Asked, depth: int) -> dict[str, int]:
+        """When what has the words was made, best first."""
+        now = self._count_all(terms, asked.owner)
+        telling = ranking.telling({term: self._at_most(asked.owner, term, now) for term in terms})
+        expression = ranking.match_expression(telling)
+        if not expression:
+            return {}
+        where, values = sqlite.where(tier=asked.tier, owner=asked.owner, table="m")
+        if asked.owner is not None and any(self._is_common(term) for term in telling):
+            where, values = f"{where} AND {_OWNED}", [*values, asked.owner]
+        found = self._db.execute(
+            f"SELECT m.id, m.created_at FROM memory_fts f JOIN memories m ON m.rowid = f.rowid AND m.id = f.id "  # noqa: S608
+            f"WHERE memory_fts MATCH ? AND {where} ORDER BY f.rank, m.created_at DESC, m.id LIMIT ?",
+            (expression, *values, depth),
+        )
+        return {str(row[0]): row[1] for row in found.fetchall() if isinstance(row[1], int)}
+
+    def _is_common(self, term: str) -> bool:
+        """Whether it stands in many records, whosever they are. It was counted."""
+        return self._holders[None, term].number > ranking.COMMON
+
+    def _at_most(self, owner: str | None, term: str, now: int) -> int:
+        """In how many records it can stand by now. It was counted."""
+        number, at = self._holders[owner, term]
+        return number + now - at
+
+    def _count_all(self, terms: Sequence[str], owner: str | None) -> int:
+        """Have them counted, as far as makes a difference; as of how many rows that we wrote.
+
+        Of one owner only its own records count: whoever searches must not learn how many others have a word. A count
+        is kept while what was written since cannot have changed what it says: one of an owner's words takes longer
+        than all the rest of a search.
+        """
+        # INVARIANT: what we wrote is looked at first: what is committed from here on is taken for somebody else's.
+        commits, now = self._ours
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if (version != self._seen[0] and commits == self._seen[1]) or len(self._holders) > _MOST_COUNTED:
+            self._holders = {}
+        self._seen = (version, commits)
+        # How to look for an owner's depends on how many there are in all.
+        for whose in dict.fromkeys((None, owner)):
+            known = [term for term in terms if (whose, term) in self._holders and self._holders[whose, term].says(now)]
+            self._count([term for term in terms if term not in known], whose, now)
+            rare = [term for term in terms if self._holders[whose, term].number <= ranking.COMMON]
+            if sum(self._at_most(whose, term, now) for term in rare) > ranking.MOST_RANKED:
+                # Which of them are ranked by is a matter of one more or less.
+                self._count([term for term in rare if self._holders[whose, term].at != now], whose, now)
+        return now
+
+    def _count(self, terms: Sequence[str], owner: str | None, now: int) -> None:
+        statements: list[str] = []
+        values: list[object] = []
+        for term in terms:
+            held = "memory_fts f WHERE memory_fts MATCH ?"
+            values.append(ranking.match_expression([term]) or '""')
+            if owner is not None:
+                # Of a rare word each row is looked at; of a common one that would be nearly all that others have.
+                one_by_one = "memory_fts f CROSS JOIN memories m ON m.rowid = f.rowid"
+                one_by_one += " WHERE memory_fts MATCH ? AND m.owner_pubkey = ?"
+                held = f"{held} AND {_OWNED}" if self._is_common(term) else one_by_one
+                values.append(owner)
+            statements.append(f"SELECT count(*) FROM (SELECT 1 FROM {held} LIMIT ?)")  # noqa: S608
+            values.append(ranking.COMMON + _BEYOND + 1)
+        if statements:
+            found = self._db.execute(" UNION ALL ".join(statements), values).fetchall()
+            counts = (_Count(int(row[0]), now) for row in found)
+            self._holders.update(zip(((owner, term) for term in terms), counts, strict=True))
+
+
+def _records(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, MemoryRecord]:
+    """Those of the records that are there. They are at most ``sqlite.PAGE``."""
+    sayable = [one for one in ids if sqlite.sayable(one)]
+    marks = ", ".join("?" * len(sayable))
+    found = db.execute(f"{rows.SELECT} WHERE id IN ({marks})", sayable).fetchall()
+    return {one.id: one for row in found if isinstance(one := rows.parse(row), MemoryRecord)}

@@ -1,0 +1,93 @@
+"""``covenant denials`` from a log of the test's own: which run is meant, and nothing hidden on the screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.cli.policy import denials as command
+from policy.denials import Denial, Row
+from sandbox.ledger import Ledger
+from tests import cli_kit
+
+ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
+FIRST, SECOND = "11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa", "11112222-bbbb-4bbb-8bbb-bbbbbbbbbbbb"
+NAME = Denial("dns", "www.example.org", "name_not_granted")
+STARTED: dict[str, Any] = {
+    "operator": "ann", "parent": None, "intent_id": "i", "policy_digest": None, "payload_digest": None,
+    "backend": "linux-gvisor", "signers": [], "not_enforced": [], "deadline_ms": 1, "deadline_clock": "timeout",
+    "behalf_display": None, "behalf_pubkey": None,
+}  # fmt: skip
+
+
+class Log:
+    """A supervisor's log that is written row by row."""
+
+    def __init__(self, home: Path) -> None:
+        base = home / "supervisor"
+        base.mkdir(mode=0o700, parents=True)
+        self._ledger = Ledger.open(base / "audit", head=base / "audit-head" / "head.json")
+
+    def run(self, run_id: str, agent: str, *rows: Row, package: str = "") -> None:
+        self._append("run_started", **STARTED, run_id=run_id, agent_id=agent, package=package)
+        for row in rows:
+            one = row.denial
+            words = {"layer": one.layer, "target": one.target, "code": one.code, "grant": one.grant}
+            own = {"run_id": run_id, "agent_id": agent, "operator": "ann"}
+            self._append("denied", **own, **words, denial=one.id, count=row.count)
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        self._ledger.append(kind, fields, issuer=ISSUER, now_ms=1_700_000_000_000)
+
+
+@pytest.fixture
+def log(covenant_home: Path) -> Log:
+    return Log(covenant_home)
+
+
+def test_a_run_is_named_by_how_its_id_begins(log: Log) -> None:
+    log.run(FIRST, "one", Row(NAME, 1), Row(NAME, 41))
+    log.run(SECOND, "two")
+    document = cli_kit.document("denials", FIRST[:8])
+    assert (document["kind"], document["run_id"], document["agent_id"]) == ("denials", FIRST, "one")
+    (one,) = document["denials"]
+    assert (one["denial"], one["target"], one["count"]) == (NAME.id, NAME.target, 42)
+    assert one["grant"] == "permissions.network"
+    assert cli_kit.document("denials", SECOND)["denials"] == []
+    assert "nothing was refused" in cli_kit.done("denials", SECOND)
+    for text in ("1111", "2222", ""):
+        assert "id that begins so" in str(cli_kit.refused("usage", "denials", text))
+
+
+def test_without_its_package_a_run_is_shown_with_what_would_grant_it(log: Log, tmp_path: Path) -> None:
+    log.run(FIRST, "one", Row(NAME, 2), package=str(tmp_path / "gone"))
+    shown = cli_kit.call("denials", FIRST)
+    assert f"{NAME.id}: dns www.example.org: name_not_granted (2 times)" in shown.stdout
+    assert "granted by: permissions.network" in shown.stdout
+    assert "--package PACKAGE" in shown.stderr
+
+
+def test_a_target_is_an_agents_word_and_cannot_steer_a_terminal(log: Log) -> None:
+    hostile = Denial("dns", "a\x1b[2J\u202e.example", "name_not_granted")
+    log.run(FIRST, "one", Row(hostile, 1))
+    shown = cli_kit.done("denials", FIRST)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "\\x1b[2J\\u202e" in shown
+
+
+def test_what_run_says_is_short_and_leaves_a_libcs_attempts_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row(Denial("packet", f"192.0.2.1:{port}/tcp", "not_granted"), port) for port in range(1, 9)]
+    command.remark([Row(Denial("syscall", "socket", "arguments"), 1)], "r")
+    assert capsys.readouterr().err == ""
+    command.remark([*rows, Row(Denial("syscall", "socket", "arguments"), 1)], "run-1")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"denied {rows[0].denial.id}: packet 192.0.2.1:1/tcp: not_granted"
+    assert said[1].endswith("(2 times)")
+    assert said[5:] == ["denied: 3 more", "  explained by: covenant denials run-1"]
+
+
+def test_no_log_and_no_run_of_an_agent(covenant_home: Path) -> None:
+    cli_kit.refused("ledger", "denials", "1234")

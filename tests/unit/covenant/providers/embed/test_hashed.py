@@ -1,0 +1,84 @@
+"""The default embedder: what it finds alike, and that every machine makes the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covenant.providers.embed import hashed
+
+DOCUMENTS = {
+    "database": "The database connection failed because the password was wrong",
+    "pie": "Recipe for apple pie with cinnamon",
+    "revenue": "Quarterly revenue report for the finance team",
+    "proxy": "Deploy the web server behind an nginx proxy",
+    "postgres": "Reconnecting to postgres after the network timed out",
+}
+# Whoever changes these changes hashed.NAME with them: stored vectors are compared with new ones.
+DIGESTS = {
+    "hello world": "07079a441fe220e203228d9b75889d7f3d1683f23d5f26b6fbc5cac59e52b14d",
+    "Größe und Ähnlichkeit, 漢字": "70589bc5214ed2252fe5d141568899a73ba145f088c78c3b413e56f30b59dd36",
+    "x " * 1000: "c01ea3b79128c17a8e5129be9730627e0c4e3863352057d49f8ebd754f30b70b",
+}
+
+
+def cosine(first: str, second: str) -> float:
+    return math.fsum(a * b for a, b in zip(hashed.embed(first), hashed.embed(second), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("query", "nearest"),
+    [
+        ("errors connecting to databases", "database"),
+        ("conection to the databse", "database"),
+        ("finance revenues in the quarter", "revenue"),
+        ("proxies for web servers", "proxy"),
+        ("cinamon apples", "pie"),
+        ("network timeouts of Postgres", "postgres"),
+    ],
+)
+def test_forms_of_words_and_slips_of_the_pen_are_near(query: str, nearest: str) -> None:
+    scores = {name: cosine(query, text) for name, text in DOCUMENTS.items()}
+    assert max(scores, key=scores.__getitem__) == nearest
+    assert scores[nearest] > 0.2
+
+
+def test_words_of_grammar_make_nothing_alike() -> None:
+    assert cosine("what is it that you have for them", "they were in there with all of that") < 0.5
+    assert abs(cosine("who was there and why", "the engine of the car")) < 0.2
+
+
+@pytest.mark.parametrize("text", DIGESTS)
+def test_this_version_makes_these_bits(text: str) -> None:
+    assert hashed.NAME == "covenant-hash-384-v1"
+    assert hashlib.sha256(struct.pack("<384f", *hashed.embed(text))).hexdigest() == DIGESTS[text]
+
+
+def test_only_the_beginning_of_a_long_text_counts() -> None:
+    text = "word " * (hashed.MAX_CHARACTERS // 5 + 1)
+    assert hashed.embed(text + "other") == hashed.embed(text)
+
+
+@given(st.text())
+def test_a_vector_has_norm_1_or_the_text_has_no_words(text: str) -> None:
+    vector = hashed.embed(text)
+    assert vector == hashed.embed(text)
+    if vector:
+        assert len(vector) == hashed.DIMENSIONS
+        assert math.hypot(*vector) == pytest.approx(1.0, abs=1e-6)
+    else:
+        assert not any(c.isalnum() for c in text)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("text", ["short", "long " * 500, "", "\ud800"])
+async def test_the_embedder_is_the_function(text: str) -> None:
+    embedder = hashed.HashEmbedder()
+    assert await embedder.embed(text) == hashed.embed(text)
+    assert (embedder.name, embedder.dimensions) == (hashed.NAME, 384)
+    await embedder.close()

@@ -1,0 +1,94 @@
+"""However many runs one asks for, others have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from covenant.fair_share import Shares
+
+pytestmark = pytest.mark.anyio
+
+OPERATOR, ALICE, BOB, CAROL = "operator", "alice", "bob", "carol"
+
+
+class World:
+    """Runs that end when they are told to."""
+
+    def __init__(self, most: int, group: anyio.abc.TaskGroup) -> None:
+        self.shares = Shares(most, operator=OPERATOR)
+        self.running: list[str] = []
+        self._group, self._ends = group, dict[str, list[anyio.CancelScope]]()
+
+    async def ask(self, whom: str, count: int = 1) -> None:
+        """As many runs as that are asked for, and have begun as far as they may."""
+        for _ in range(count):
+            self._group.start_soon(self._run, whom)
+        await anyio.wait_all_tasks_blocked()
+
+    async def end(self, whom: str) -> None:
+        """One that runs ends."""
+        self._ends[whom].pop(0).cancel()
+        await anyio.wait_all_tasks_blocked()
+
+    async def _run(self, whom: str) -> None:
+        async with self.shares.place(whom):
+            self.running.append(whom)
+            with anyio.CancelScope() as scope:
+                self._ends.setdefault(whom, []).append(scope)
+                await anyio.sleep_forever()
+            self.running.remove(whom)
+
+
+@asynccontextmanager
+async def world(most: int = 24) -> AsyncIterator[World]:
+    async with anyio.create_task_group() as group:
+        yield World(most, group)
+        group.cancel_scope.cancel()
+
+
+async def test_one_peer_that_asks_without_end_leaves_half_to_the_others() -> None:
+    async with world() as here:
+        await here.ask(ALICE, 200)
+        assert here.running == [ALICE] * 12
+        await here.ask(BOB, 3)
+        assert here.running.count(BOB) == 3
+        # What of hers waits stands behind her own, and before nobody else.
+        await here.ask(CAROL)
+        assert here.running.count(CAROL) == 1
+        await here.end(ALICE)
+        assert here.running.count(ALICE) == 12
+
+
+async def test_however_many_peers_there_are_the_operator_finds_a_place() -> None:
+    async with world() as here:
+        for one in range(9):
+            await here.ask(f"peer-{one}", 3)
+        assert len(here.running) == 18
+        await here.ask(OPERATOR, 30)
+        assert here.running.count(OPERATOR) == 6
+        await here.end("peer-0")
+        # The place that became free is the next peer's, which has one of theirs, or the operator's: all are in use.
+        assert len(here.running) == 24
+
+
+async def test_the_operator_alone_has_all() -> None:
+    async with world() as here:
+        await here.ask(OPERATOR, 30)
+        assert here.running == [OPERATOR] * 24
+
+
+async def test_whoever_goes_away_while_they_wait_takes_no_place_along() -> None:
+    async with world(2) as here:
+        await here.ask(ALICE)
+        with anyio.move_on_after(0):
+            async with here.shares.place(ALICE):
+                pytest.fail("there is one place for her")
+        await here.end(ALICE)
+        assert here.running == []
+        assert here.shares._peers == {}
+        await here.ask(ALICE, 2)
+        assert here.running == [ALICE]
