@@ -23,7 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sandbox import artefact_files, attest, bundle  # noqa: E402
-from sandbox.kernel import conntrack, netns, nft  # noqa: E402
+from sandbox.kernel.net import (
+    conntrack,
+    netns,
+    nft,
+)
 from tests.kernel import internet  # noqa: E402
 from tests.kernel.live_runs import Live, live, until  # noqa: E402
 from tests.kernel.world import World  # noqa: E402

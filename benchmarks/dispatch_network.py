@@ -28,7 +28,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import network_setup, run_hello  # noqa: E402
 from policy.compile.artefacts import Artefacts  # noqa: E402
 from sandbox import gvisor  # noqa: E402
-from sandbox.kernel import libc, netns, runsc  # noqa: E402
+from sandbox.kernel import libc  # noqa: E402
+from sandbox.kernel.net import netns  # noqa: E402
+from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
 from tests.kernel import internet, serving  # noqa: E402
 from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
 from tests.kernel.serving import Served  # noqa: E402
@@ -112,7 +114,7 @@ def _runsc(before: list[str], one: Subject, number: int) -> None:
     state.mkdir(exist_ok=True)
     stated = [f"{name}={value}" for name, value in one.flags.items()]
     command = [*before, "/usr/bin/runsc", f"--root={state}", *stated, "run", f"--bundle={one.kept['bundle']}"]
-    environment = {**runsc.ENVIRONMENT, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment = {**runsc_command.ENVIRONMENT, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     intent = b'{"text": "hi"}\n'
     done = subprocess.run([*command, f"raw{number}"], input=intent, capture_output=True, env=environment, timeout=60)
     assert done.returncode == 0, done

@@ -40,7 +40,7 @@ from policy import errors  # noqa: E402
 from policy.lifecycle import State  # noqa: E402
 from policy.signing import envelope  # noqa: E402
 from sandbox import admission, bundle, keeper, oversight, package, registry, revocation  # noqa: E402
-from sandbox.kernel import cgroupfs  # noqa: E402
+from sandbox.kernel.cgroup import cgroup  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel import internet, revoking  # noqa: E402
 from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
@@ -182,9 +182,9 @@ class Trial:
     returned: float
 
 
-def leaf_of(entry: registry.Entry) -> cgroupfs.Leaf:
+def leaf_of(entry: registry.Entry) -> cgroup.Leaf:
     """A run's cgroup."""
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), entry.run_id)
     leaf.adopt(bundle.cgroups_of(entry.path))
     return leaf
 

@@ -30,7 +30,9 @@ sys.path.insert(0, str(ROOT))
 
 from sandbox import gvisor, package  # noqa: E402
 from sandbox.bundle import RunDirectory  # noqa: E402
-from sandbox.kernel import libc, process, runsc  # noqa: E402
+from sandbox.kernel import libc  # noqa: E402
+from sandbox.kernel.proc import spawn  # noqa: E402
+from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
@@ -41,7 +43,7 @@ def captured(world: World, flags: dict[str, str]) -> Iterator[dict[str, Path]]:
     kept: dict[str, Path] = {}
     original = gvisor._launch  # noqa: SLF001 - the bundle exists only while the run does
 
-    def keep(job: gvisor.Job, directory: RunDirectory, *rest: Any) -> process.Launch:
+    def keep(job: gvisor.Job, directory: RunDirectory, *rest: Any) -> spawn.Launch:
         if kept:
             return original(job, directory, *rest)
         bundle = world.base / "raw"
@@ -68,7 +70,7 @@ def raw(kept: dict[str, Path], flags: dict[str, str], intent: bytes, index: int)
     state.mkdir(exist_ok=True)
     command = ["/usr/bin/runsc", f"--root={state}", *stated, "run", f"--bundle={kept['bundle']}", f"raw{index}"]
     begin = time.perf_counter()
-    done = subprocess.run(command, input=intent, capture_output=True, env=runsc.ENVIRONMENT, timeout=60)
+    done = subprocess.run(command, input=intent, capture_output=True, env=runsc_command.ENVIRONMENT, timeout=60)
     seconds = time.perf_counter() - begin
     assert done.returncode == 0, done
     return seconds

@@ -5,12 +5,12 @@
 
 Of names, 1,000 addresses into the set of a pattern:
     nft -f     the program with `add element` for all of them
-    together   one netlink transaction, acknowledged (sandbox.kernel.nft_elements)
+    together   one netlink transaction, acknowledged (sandbox.kernel.net.nft_sets)
     brokered   as the DNS gate has it done: 32 an answer, each acknowledged (sandbox.network.broker)
     one        one address alone, beside the program for one
 Of addresses, a ruleset with as many entries as a manifest may have:
     nft -f     the program with the compiled ruleset
-    applied    the same by sandbox.kernel.nft
+    applied    the same by sandbox.kernel.net.nft
     checked    the same with `nft -c` before it, as a run does: the kernel takes a checked transaction back, and waits
                for a grace period
 
@@ -34,8 +34,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.kernel import libc, nft, nft_elements  # noqa: E402
-from sandbox.kernel.nft_elements import Element  # noqa: E402
+from sandbox.kernel import libc  # noqa: E402
+from sandbox.kernel.net import (
+    nft,
+    nft_sets,
+)
+from sandbox.kernel.net.nft_sets import Element  # noqa: E402
 from sandbox.network import broker, broker_wire, rulesets  # noqa: E402
 from tests.unit.policy.compile import sample  # noqa: E402
 
@@ -83,9 +87,9 @@ def main() -> None:
     def timed(key: str, action: Callable[[], object]) -> None:
         times.setdefault(key, []).append(took_ms(action))
 
-    with tempfile.TemporaryDirectory() as scratch, nft_elements.open_socket() as netlink:
+    with tempfile.TemporaryDirectory() as scratch, nft_sets.open_socket() as netlink:
         (state := Path(scratch)).joinpath("closures").mkdir(mode=0o700)
-        elements = nft_elements.Elements("covenant", netlink)
+        elements = nft_sets.Elements("covenant", netlink)
         for _ in range(runs):
             timed("ruleset: nft -f", lambda: program(rules))
             program(DELETE)

@@ -24,8 +24,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.run_hello import captured, raw  # noqa: E402
 from sandbox import package  # noqa: E402
-from sandbox.kernel import cgroupfs, libc  # noqa: E402
-from sandbox.kernel.delegation import BASE  # noqa: E402
+from sandbox.kernel import libc  # noqa: E402
+from sandbox.kernel.cgroup import cgroup  # noqa: E402
+from sandbox.kernel.cgroup.delegation import BASE  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.serving import Served, reader_of  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
@@ -96,7 +97,7 @@ def gauges(served: Served) -> dict[str, int]:
     # Keepers that wait for their next request are bounded, and count.
     processes = [served.pid, reader_of(served.pid), *served.children(), *served.waiting()]
     memory = sum(_pss(pid) for pid in processes)
-    mounts = set(cgroupfs.Hierarchies.read().mounts.values())
+    mounts = set(cgroup.Hierarchies.read().mounts.values())
     ids = {row["kind"].get("run_id") for row in served.world.rows()[-40:]} - {None}
     state = served.world.state
     files = sum(1 for path in state.rglob("*") if path.relative_to(state).parts[0] not in _GROWS)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from sandbox import package as packages  # noqa: E402
 from sandbox import registry, standby_wire  # noqa: E402
-from sandbox.kernel import cgroupfs  # noqa: E402
+from sandbox.kernel.cgroup import cgroup  # noqa: E402
 from sandbox.serve import holder  # noqa: E402
 from tests.kernel.serving import Served, children_of, open_place, reader_of  # noqa: E402
 from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
@@ -126,7 +126,7 @@ def report(served: Served, runs: Path, seconds: float) -> None:
     own = [served.pid, reader_of(served.pid), *children_of(served.pid)]
     leaves = []
     for entry in entries:
-        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+        leaf = cgroup.Leaf(cgroup.Hierarchies.read(), entry.run_id)
         leaf.adopt(entry.cgroups)
         leaves.append(leaf)
     inside = sum(pss_kb(pid) for leaf in leaves for pid in leaf.pids())

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from policy import denials  # noqa: E402
 from policy.compile.artefacts import Artefacts  # noqa: E402
 from sandbox.config import Config  # noqa: E402
-from sandbox.kernel import netns as spaces  # noqa: E402
+from sandbox.kernel.net import netns as spaces  # noqa: E402
 from sandbox.network import addresses, gateway  # noqa: E402
 from tests import hello_kit  # noqa: E402
 from tests.kernel import internet, plain_runsc, tls_servers  # noqa: E402

@@ -1,7 +1,7 @@
-"""The one compiled file of the wheel: `covenant-start`, built from sandbox/kernel/start.c by whoever builds the wheel.
+"""The one compiled file of the wheel: `covenant-start`, built from sandbox/kernel/proc/launcher.c by whoever builds the wheel.
 
 Without a compiler the wheel is one of pure Python and says so; what it installs then forks where it would have started
-that program (sandbox/kernel/starter.py).
+that program (sandbox/kernel/proc/launcher.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PROGRAM = "sandbox/kernel/covenant-start"
+PROGRAM = "sandbox/kernel/proc/covenant-start"
 
 
 class StarterHook(BuildHookInterface[Any]):

@@ -34,8 +34,13 @@ from sandbox import attest_cgroups, attest_network, attest_processes, attest_tra
 from sandbox.attest_network import Network, Seen, View
 from sandbox.attest_processes import Family
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs, files, filesystems, filter_reader, hanging, libc, netns, readback, sentry_log
-from sandbox.kernel.readback import Binary, Name
+from sandbox.kernel import hanging, libc, procfs, small_files
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.fs import filesystems
+from sandbox.kernel.net import netns
+from sandbox.kernel.procfs import Binary, Name
+from sandbox.kernel.runsc import debug_log
+from sandbox.kernel.seccomp import reader
 
 RECORD = "attest.json"
 # Where the state remembers which filters a runsc binary loads, below ``closures``.
@@ -111,7 +116,7 @@ class Made:
         places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
         if self.tells_calls:
             # The last is what runsc itself makes of the log for the sandbox.
-            written = sentry_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
+            written = debug_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
             places |= {**written, "--debug-log-fd": "3"}
         return places
 
@@ -168,7 +173,7 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
         found = attest_processes.family(made.runner, set().union(*members.values()))
         if found is None:
             return gone
-        expected, mounts = _expected(made), readback.mounts(found.gofer.name.pid)
+        expected, mounts = _expected(made), procfs.mounts(found.gofer.name.pid)
         _go_on(over)
         readout = _readout(made, artefacts, found, mounts, expected, known, state)
         beside: list[Layer] = []
@@ -184,7 +189,7 @@ def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, ove
         return gone
     except (OSError, errors.CovenantError) as e:
         failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
-        there = attest_processes.still_there(found) if found else readback.name(made.runner.pid) == made.runner
+        there = attest_processes.still_there(found) if found else procfs.name(made.runner.pid) == made.runner
         missed = isinstance(e, FileNotFoundError | ProcessLookupError)
         return Report(made.run_id, (failed,), missed=missed) if there else gone
     finally:
@@ -205,7 +210,7 @@ def _beside(
     artefacts: Artefacts,
     found: Family,
     members: Mapping[str, set[int]],
-    mounts: tuple[readback.Mount, ...],
+    mounts: tuple[procfs.Mount, ...],
     expected: attest_processes.Expected,
     known: Known,
     readout: Readout,
@@ -218,7 +223,7 @@ def _beside(
     yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
     yield attest_tracers.judge(found, () if made.network is None else made.network.bounded)
     yield attest_cgroups.judge(made.cgroup_files.values(), "the run")
-    yield attest_cgroups.scheduled({task for one in found.all() for task in readback.threads(one.name.pid)})
+    yield attest_cgroups.scheduled({task for one in found.all() for task in procfs.threads(one.name.pid)})
     yield _identities(made, found, mounts)
     yield _covered(made, artefacts)
     yield _package(made, artefacts, known)
@@ -248,7 +253,7 @@ def _members(made: Made) -> dict[str, set[int]]:
     for controller, directory in made.cgroup_files.items():
         if controller not in made.memberships and "" in found:
             continue
-        text = files.whole(f"{directory}/cgroup.procs")
+        text = small_files.whole(f"{directory}/cgroup.procs")
         found[controller if controller in made.memberships else ""] = {int(line) for line in text.split()}
     return found
 
@@ -258,7 +263,7 @@ def _threads(made: Made) -> dict[str, set[int]]:
     found = {}
     for controller in made.memberships:
         if directory := made.cgroup_files.get(controller):
-            text = files.whole(f"{directory}/tasks")
+            text = small_files.whole(f"{directory}/tasks")
             found[controller] = {int(line) for line in text.split()}
     return found
 
@@ -267,7 +272,7 @@ def _readout(
     made: Made,
     artefacts: Artefacts,
     found: Family,
-    mounts: tuple[readback.Mount, ...],
+    mounts: tuple[procfs.Mount, ...],
     expected: attest_processes.Expected,
     known: Known,
     state: Path,
@@ -291,13 +296,13 @@ def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]
         name = entry["file"]
         directory = made.cgroup_files.get(entry["controller"])
         try:
-            held = None if directory is None else files.whole(f"{directory}/{name}").decode().strip()
+            held = None if directory is None else small_files.whole(f"{directory}/{name}").decode().strip()
         except OSError:
             held = None
-        yield name, entry["value"] if held is not None and cgroupfs.same(held, made.limits.get(name, "")) else held
+        yield name, entry["value"] if held is not None and cgroup.same(held, made.limits.get(name, "")) else held
 
 
-def _identities(made: Made, found: Family, mounts: tuple[readback.Mount, ...]) -> Iterator[Layer]:
+def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
     """(3) At each place lies what was opened for it, and one mount alone."""
     places = [mount.place for mount in mounts]
     for place in sorted({place for place in places if places.count(place) > 1}):
@@ -315,7 +320,7 @@ def _identities(made: Made, found: Family, mounts: tuple[readback.Mount, ...]) -
 def _covered(made: Made, artefacts: Artefacts) -> Iterator[Layer]:
     """(3) The agent sees what the host shows at the granted paths, by the mount table of the run's shim."""
     if made.granted:
-        table = files.text(f"/proc/{readback.parent(made.runner.pid)}/mountinfo")
+        table = small_files.text(f"/proc/{procfs.parent(made.runner.pid)}/mountinfo")
         plan = artefacts.json("mounts.json")["mounts"]
         for path, point in covered.found(plan, made.granted, [*filesystems.mounts(table)]):
             yield Layer("mounts", Standing.WIDER, f"on the host no mount over or in {path}", f"one at {point}")
@@ -337,7 +342,7 @@ def _identity(root: int, place: str) -> tuple[int, int] | None:
 
 def _digest(pid: int, known: Known, state: Path) -> str:
     """(5) The SHA-256 of the file that a process runs, taken once for each file: here or by an earlier look."""
-    fd, binary = readback.open_binary(pid)
+    fd, binary = procfs.open_binary(pid)
     with os.fdopen(fd, "rb") as stream:
         if binary not in known.digests:
             path, which = state / "closures" / BINARY, list(astuple(binary))
@@ -367,8 +372,8 @@ def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Pat
     for process in (found.gofer, found.sandbox):
         # A tracer who came since they were read may have put them out of force: asking anew waits for who but looks.
         kept = None if process.tracer else known.filters.get(process.name)
-        digests = kept or filter_reader.digests(process.name.pid)
-        if not kept and readback.name(process.name.pid) != process.name:
+        digests = kept or reader.digests(process.name.pid)
+        if not kept and procfs.name(process.name.pid) != process.name:
             raise ProcessLookupError(process.name.pid)  # the number was another's as it was read, perhaps
         if digests is None:
             return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
@@ -462,7 +467,7 @@ class Attestor:
         return examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
 
     def _runs(self) -> bool:
-        return readback.name(self._made.runner.pid) == self._made.runner
+        return procfs.name(self._made.runner.pid) == self._made.runner
 
     def _wait(self) -> float:
         return min(_AGAIN_SECONDS, self._seconds) if self._missing else self._seconds

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from policy.prove.live import Layer, Standing
-from sandbox.kernel import files, libc
+from sandbox.kernel import libc, small_files
 
 # Files that no policy has a word for, and what each holds in a cgroup that nobody changed. Of memory.oom_control the
 # first line alone. A kernel without a file has nothing to widen there.
@@ -34,7 +34,7 @@ def judge(directories: Iterable[str], what: str) -> Iterator[Layer]:
     """
     for directory in sorted(set(directories)):
         for name, value in _present(directory):
-            held = files.whole(f"{directory}/{name}").decode().partition("\n")[0].strip()
+            held = small_files.whole(f"{directory}/{name}").decode().partition("\n")[0].strip()
             if held != value:
                 yield Layer("cgroup", Standing.WIDER, f"{name} {value} for {what}", held)
         if _unified(directory) and (count := programs(directory)):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from policy.connections import Connection, Ends
 from policy.prove.connections import Places, Ways
 from policy.prove.live import Layer, Standing
-from sandbox.kernel import conntrack
+from sandbox.kernel.net import conntrack
 
 Begun = tuple[int, Ends]
 

@@ -31,9 +31,11 @@ from policy.prove import connections
 from policy.prove.connections import Places
 from policy.prove.live import Layer, Standing
 from sandbox import attest_cgroups, attest_connections, memo
-from sandbox.kernel import cgroupfs, conntrack, netlink, nft, old_tables, readback, readback_net
-from sandbox.kernel import netns as spaces
-from sandbox.kernel.readback import Name
+from sandbox.kernel import old_tables, procfs
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.net import conntrack, dump, netlink, nft
+from sandbox.kernel.net import netns as spaces
+from sandbox.kernel.procfs import Name
 from sandbox.network import addresses, netns, uplink, walls
 
 T = TypeVar("T")
@@ -98,16 +100,16 @@ class Network:
         Raises:
             errors.KernelError: the kernel does not say.
         """
-        supervisor = readback.name(os.getpid())
+        supervisor = procfs.name(os.getpid())
         assert supervisor is not None
         agent, gateway = (
             Space(fd, os.fstat(fd).st_ino, *spaces.within(fd, functools.partial(_there, forwards=forwards)))
             for fd, forwards in ((found.agent, False), (found.gateway, True))
         )
-        index = readback_net.index_of(own) if own else 0
-        there = tuple(sorted(readback_net.device_lines(index))) if own else ()
+        index = dump.index_of(own) if own else 0
+        there = tuple(sorted(dump.device_lines(index))) if own else ()
         thread, bounds = threading.get_native_id(), dict(gates or {})
-        bounded = tuple(one for pid in sorted(_fenced(bounds)) if (one := readback.name(pid)) is not None)
+        bounded = tuple(one for pid in sorted(_fenced(bounds)) if (one := procfs.name(pid)) is not None)
         first = cls(supervisor, thread, agent, gateway, device, str(nft), index, there, bounds, bounded)
         if state is None:
             return first
@@ -186,7 +188,7 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
         # A thread begins in the namespace of the one that began it.
         listing = spaces.aside(lambda: _listed(made, seen, "gateway", "ruleset"))
         try:
-            lines, settings = readback_net.lines() | readback_net.raw_sockets(), _read(netns.GATEWAY_SETTINGS)
+            lines, settings = dump.lines() | dump.raw_sockets(), _read(netns.GATEWAY_SETTINGS)
             tracked = attest_connections.tracked()
             return Inside(listing(), lines, settings, *tracked)
         finally:
@@ -194,13 +196,13 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
 
     def agent() -> Inside:
         # Nobody has business with the rules beside the agent: since ours were loaded there was no other transaction.
-        moved = readback_net.generation() != made.agent.generation
+        moved = dump.generation() != made.agent.generation
         listing = _listed(made, seen, "agent", "ruleset") if moved else b""
-        return Inside(listing, readback_net.lines(), _read(netns.SETTINGS), *attest_connections.tracked())
+        return Inside(listing, dump.lines(), _read(netns.SETTINGS), *attest_connections.tracked())
 
     def host() -> tuple[str, frozenset[str], frozenset[str]]:
         digest, touching = _host_rules(made, seen, state / "closures" / HOST_RULES)
-        device = readback_net.device_lines(made.device) if made.device else frozenset()
+        device = dump.device_lines(made.device) if made.device else frozenset()
         return digest, device, touching | _routed(made.run)
 
     # All at once: where there is a program to wait for, the others need not.
@@ -220,7 +222,7 @@ def view(made: Network, seen: Seen, *, state: Path) -> View:
 
 def _routed(run: host_rules.Run | None) -> frozenset[str]:
     """The host's routing rules that name the run."""
-    return frozenset() if run is None else readback_net.routing_rules(run.device, run.own)
+    return frozenset() if run is None else dump.routing_rules(run.device, run.own)
 
 
 def _spans(found: Iterable[Iterable[int]]) -> Spans:
@@ -254,7 +256,7 @@ def _host_rules(made: Network, seen: Seen, path: Path) -> tuple[str, frozenset[s
 def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:
     """The digest of the host's own table, and what its other tables hold: remembered from run to run by the number of
     the last transaction there."""
-    where, number = readback_net.cookie(), readback_net.generation()
+    where, number = dump.cookie(), dump.generation()
     if seen.host is not None and seen.host[0] == (where, number):
         return seen.host[1:]
     held = memo.read(path) or {}
@@ -263,7 +265,7 @@ def _host_listing(binary: Path, path: Path, seen: Seen) -> tuple[str, bytes]:
     else:
         mine, others = host_rules.split(_ruleset(binary), "inet", uplink.TABLE)
         digest = _beside(mine)
-        if readback_net.generation() != number:
+        if dump.generation() != number:
             return digest, others
         memo.write(path, {"where": where, "number": number, "digest": digest, "others": others.decode()})
     seen.host = (where, number), digest, others
@@ -306,11 +308,11 @@ def judge(made: Network, found: View, firewall: bytes, *, state: Path, family: s
 def _there(*, forwards: bool) -> tuple[int, tuple[str, ...]]:
     """What was made, once the kernel has added what follows from it: it routes IPv6 addresses in its own time."""
     until = time.monotonic() + _SETTLED_SECONDS
-    while missing := _following(lines := readback_net.lines(), forwards=forwards) - lines:
+    while missing := _following(lines := dump.lines(), forwards=forwards) - lines:
         if time.monotonic() > until:
             raise errors.KernelError(f"a run's network does not settle: there is no {min(missing)}")
         time.sleep(0.002)
-    return readback_net.generation(), tuple(sorted(lines))
+    return dump.generation(), tuple(sorted(lines))
 
 
 def _following(lines: Iterable[str], *, forwards: bool) -> set[str]:
@@ -339,7 +341,7 @@ def _entered(path: str, inode: int | None, made: Network, call: Callable[[], T])
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # A descriptor's number is the supervisor's own: it may have been given to something else since.
-        if readback.name(made.supervisor.pid) != made.supervisor or inode not in (None, os.fstat(fd).st_ino):
+        if procfs.name(made.supervisor.pid) != made.supervisor or inode not in (None, os.fstat(fd).st_ino):
             raise FileNotFoundError(path)
         return spaces.within(fd, call)
     finally:
@@ -348,7 +350,7 @@ def _entered(path: str, inode: int | None, made: Network, call: Callable[[], T])
 
 def _listed(made: Network, seen: Seen, key: str, *what: str) -> bytes:
     """A listing, taken anew when a transaction has been since; the number is read before, so that none is missed."""
-    number = readback_net.generation()
+    number = dump.generation()
     before = seen.listings.get(key)
     if before is not None and before[0] == number:
         return before[1]
@@ -447,12 +449,12 @@ def _bounds(made: Network) -> Iterator[Layer]:
     """The limits of the gates, which an agent gives as much to do as it likes."""
     for file, value in made.gates.items():
         held = Path(file).read_text().strip()
-        if not cgroupfs.same(held, value):
+        if not cgroup.same(held, value):
             yield Layer("cgroup", Standing.WIDER, f"{Path(file).name} {value} for the run's gates", held)
     yield from attest_cgroups.judge((str(Path(file).parent) for file in made.gates), "the run's gates")
     fenced = _fenced(made.gates)
     for one in made.bounded:
-        if one.pid not in fenced and readback.name(one.pid) == one:
+        if one.pid not in fenced and procfs.name(one.pid) == one:
             yield Layer("cgroup", Standing.WIDER, "the run's gates within their limits", f"process {one.pid} is not")
 
 
@@ -464,9 +466,9 @@ def _members(made: Network, family: set[int]) -> Iterator[Layer]:
     """Who lives there: the run's own processes, its gates, and whoever only passes through."""
     until = time.monotonic() + _PASSING_SECONDS
     while True:
-        inside = readback.in_namespace("net", [made.agent.inode, made.gateway.inode])
+        inside = procfs.in_namespace("net", [made.agent.inode, made.gateway.inode])
         at_home = {*family, made.supervisor.pid}
-        strangers = [pid for pid in sorted(inside[made.agent.inode] - at_home) if not readback.descends(pid, family)]
+        strangers = [pid for pid in sorted(inside[made.agent.inode] - at_home) if not procfs.descends(pid, family)]
         fenced = _fenced(made.gates)
         strangers += sorted(pid for pid in inside[made.gateway.inode] if not _serves(pid, made, fenced))
         if not strangers or time.monotonic() > until:
@@ -488,7 +490,7 @@ def _fenced(bounds: Mapping[str, str]) -> set[int]:
 def _serves(pid: int, made: Network, fenced: set[int]) -> bool:
     """Whether this is the supervisor, or a gate of its: a user of a gate's, without rights, under a filter, and within
     the gates' limits."""
-    one = readback.process(pid) if pid != made.supervisor.pid else None
+    one = procfs.process(pid) if pid != made.supervisor.pid else None
     if one is None:
         return True  # the supervisor, or gone
     return (

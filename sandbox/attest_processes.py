@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from policy.prove.live import Layer, Standing
-from sandbox.kernel import readback
-from sandbox.kernel.readback import Name, Process
+from sandbox.kernel import procfs
+from sandbox.kernel.procfs import Name, Process
 
 _GOFER, _SANDBOX = "runsc-gofer", "runsc-sandbox"
 # linux/capability.h: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID are 0 to 4.
@@ -67,7 +67,7 @@ class Expected:
     cgroups: Mapping[str, str]
     network: int | None = None
     threads: Mapping[str, Collection[int]] = field(default_factory=dict)
-    host: Mapping[str, int] = field(default_factory=readback.namespaces)
+    host: Mapping[str, int] = field(default_factory=procfs.namespaces)
 
 
 def family(runner: Name, members: Collection[int] = ()) -> Family | None:
@@ -75,8 +75,8 @@ def family(runner: Name, members: Collection[int] = ()) -> Family | None:
 
     ``members`` are the processes in the run's cgroups: those of them that descend from it are among its family.
     """
-    numbers = readback.family(runner, members)
-    found = [one for pid in numbers or () if (one := readback.process(pid)) is not None]
+    numbers = procfs.family(runner, members)
+    found = [one for pid in numbers or () if (one := procfs.process(pid)) is not None]
     by_role: dict[str, list[Process]] = {}
     for one in found:
         role = one.arguments[0] if one.arguments and one.parent == runner.pid else ""
@@ -91,7 +91,7 @@ def family(runner: Name, members: Collection[int] = ()) -> Family | None:
 
 def still_there(found: Family) -> bool:
     """Whether the three that every run has are the same as they were."""
-    return all(readback.name(one.name.pid) == one.name for one in (found.runner, found.gofer, found.sandbox))
+    return all(procfs.name(one.name.pid) == one.name for one in (found.runner, found.gofer, found.sandbox))
 
 
 def flags(found: Family, expected: Expected) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def judge(found: Family, expected: Expected, members: Mapping[str, set[int]]) ->
     for controller, pids in members.items():
         for pid in sorted(pids - ours):
             # One that was born or has ended since the family was read is no stranger.
-            if readback.name(pid) is not None and not readback.descends(pid, ours):
+            if procfs.name(pid) is not None and not procfs.descends(pid, ours):
                 yield _drift("cgroup", f"no process of others in the run's cgroup {controller}", f"process {pid}")
 
 
@@ -128,7 +128,7 @@ def _who(found: Family, expected: Expected) -> Iterator[Layer]:
         if one.arguments or one.parent == found.runner.name.pid:
             yield _drift("process", "one gofer, one sandbox and its stubs", f"process {one.name.pid} {_named(one)}")
     wanted = set(_before_command(found.sandbox, _SANDBOX))
-    # The sandbox alone is given the log (sentry_log.flags).
+    # The sandbox alone is given the log (debug_log.flags).
     shared = {one for one in wanted if not one.startswith(_LOG)}
     if set(_before_command(found.gofer, _GOFER)) != shared:
         yield _drift("process", "the same flags for gofer and sandbox", _named(found.gofer))
@@ -141,7 +141,7 @@ def _where(one: Process, expected: Expected) -> Iterator[Layer]:
     threads: Sequence[Mapping[str, str]] = [one.cgroups]
     # The lists are of the directories that were made, and the first thread says which those are by name.
     if "" not in expected.cgroups and not _all_listed(one.name.pid, expected):
-        threads = readback.thread_cgroups(one.name.pid)
+        threads = procfs.thread_cgroups(one.name.pid)
     for controller, path in expected.cgroups.items():
         for at in {cgroups.get(controller) for cgroups in threads} - {path}:
             yield _drift("cgroup", f"{_named(one)} in {controller}:{path}", f"it is in {at}")
@@ -154,7 +154,7 @@ def _all_listed(pid: int, expected: Expected) -> bool:
     that one who was born or has come since is in none, and all of the process are asked.
     """
     # A run has some 50 threads: a file of each costs more than all else that is looked at in a process.
-    numbers = readback.threads(pid)
+    numbers = procfs.threads(pid)
     return bool(numbers) and all(
         numbers.issubset(expected.threads.get(controller, ())) for controller in expected.cgroups
     )

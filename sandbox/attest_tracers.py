@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 
 from policy.prove.live import Layer, Standing
 from sandbox.attest_processes import Family
-from sandbox.kernel import readback
-from sandbox.kernel.readback import Name
+from sandbox.kernel import procfs
+from sandbox.kernel.procfs import Name
 
 # How long a tracer may be one that reads filters, such as `covenant attest` beside a supervisor.
 _PASSING_SECONDS, _AGAIN_SECONDS = 5.0, 0.005
@@ -23,7 +23,7 @@ _PASSING_SECONDS, _AGAIN_SECONDS = 5.0, 0.005
 
 def shim(runner: Name) -> Name | None:
     """The process that started ``runsc run``: the shim of the run; None when it is gone."""
-    return readback.name(readback.parent(runner.pid))
+    return procfs.name(procfs.parent(runner.pid))
 
 
 def judge(found: Family, gates: Iterable[Name]) -> Iterator[Layer]:
@@ -57,9 +57,9 @@ def _traced(found: Family, watched: Iterable[Name]) -> Iterator[tuple[Name, int,
     """Each process with a traced thread of it, and the tracing thread."""
     stubs = {one.name for one in found.others if not one.arguments and one.parent != found.runner.name.pid}
     for name in watched:
-        for thread, tracer in readback.tracers(name.pid).items():
+        for thread, tracer in procfs.tracers(name.pid).items():
             if name in stubs and os.path.exists(f"/proc/{found.sandbox.name.pid}/task/{tracer}"):
                 continue
             # A number that was given out again is another's process by now.
-            if readback.name(name.pid) == name:
+            if procfs.name(name.pid) == name:
                 yield name, thread, tracer

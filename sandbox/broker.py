@@ -25,7 +25,7 @@ from typing import Any, Final
 from policy import errors
 from policy.signing import strict_json
 from sandbox.channel import Outcome, Round
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.network.tokens import Tokens
 
 LINE_BYTES: Final = 1 << 20

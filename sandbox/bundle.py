@@ -20,7 +20,7 @@ from typing import Any
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from sandbox import durable, spare_place
-from sandbox.kernel import files, libc
+from sandbox.kernel import libc, small_files
 from sandbox.spare import Spares
 
 POLICY, BUNDLE = "policy", "bundle"
@@ -91,7 +91,7 @@ class RunDirectory:
                 if lock is None:
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.write(self._lock, str(os.getpid()).encode())
-                    files.put(self.path / _LABEL, label)
+                    small_files.put(self.path / _LABEL, label)
             made = [self.runsc_root, self.trace] if lock is None else []
             if self._spares is None or not self._spares.take(BUNDLE, self.bundle):
                 made += [self.bundle, self.rootfs, self.bundle / "mounts"]
@@ -157,7 +157,7 @@ class RunDirectory:
 
     def note_cgroups(self, paths: Mapping[str, Path]) -> None:
         """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""
-        files.put(self.path / _CGROUPS, json.dumps({name: str(path) for name, path in paths.items()}).encode())
+        small_files.put(self.path / _CGROUPS, json.dumps({name: str(path) for name, path in paths.items()}).encode())
 
     def write_policy(self, policy: Artefacts) -> None:
         """The artefacts that the run was started from, for whoever attests it from another process."""
@@ -177,11 +177,11 @@ class RunDirectory:
         """
         # INVARIANT: not emptied first. Who is killed over the second note has left the first, by which a table of the
         # host's and its forwarding are taken away; and who revokes the run meanwhile finds a link to cut.
-        files.put(self.path / _NETWORK, json.dumps({"supervisor": os.getpid(), **about}).encode())
+        small_files.put(self.path / _NETWORK, json.dumps({"supervisor": os.getpid(), **about}).encode())
 
     def write_config(self, config: bytes) -> None:
         """The config.json that runsc reads."""
-        files.put(f"{self.bundle}/config.json", config)
+        small_files.put(f"{self.bundle}/config.json", config)
 
     def targets(self, kinds: Sequence[str]) -> list[Path]:
         """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
@@ -231,7 +231,7 @@ def _content(path: str, size: int) -> bytes:
 def expect_relabel(path: Path) -> None:
     """Make the file that ``relabel`` fills, while nobody waits: one that is new may wait for the disk's journal, and
     ext4 looks for a place on the disk for what has none when it is renamed over another (auto_da_alloc, ext4(5))."""
-    files.put(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
+    small_files.put(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
     fd = os.open(f"{path}/.{_LABEL}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, _ROOM_BYTES)
@@ -246,7 +246,7 @@ def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> 
     The two change places, where the file system can: to free the old one takes 0.3 ms, and happens with the directory.
     """
     new = f"{path}/.{_LABEL}"
-    files.put(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
+    small_files.put(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
     with gate(path.parent):
         claim()
         try:

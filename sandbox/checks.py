@@ -23,7 +23,9 @@ from policy import core_dumps, errors
 from policy.host import RunscFacts
 from sandbox import closure, host, ldso, network_checks, progress, room, runsc_probe, standby_records, standby_retries
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs, landlock, process, starter
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.fs import landlock
+from sandbox.kernel.proc import launcher, spawn
 
 INSTALL_RUNSC = (
     "install runsc: Debian 12 `apt-get install -t bookworm-backports runsc`, Debian 13 `apt-get install runsc`, "
@@ -159,7 +161,7 @@ def _platform(config: Config, deadline: float) -> Finding:
 
 
 def _limits(config: Config, deadline: float) -> Finding:
-    hierarchies = cgroupfs.Hierarchies.read()
+    hierarchies = cgroup.Hierarchies.read()
     if hierarchies.version == 0:
         return Finding(
             Status.MISSING,
@@ -168,8 +170,8 @@ def _limits(config: Config, deadline: float) -> Finding:
         )
     if os.geteuid() != 0:
         return Finding(Status.UNKNOWN, f"cgroup v{hierarchies.version}, not probed: needs root", "run as root")
-    limits = [cgroupfs.Limit(*row) for row in _PROBE_LIMITS[hierarchies.version]]
-    with cgroupfs.Leaf(hierarchies, f"doctor-{secrets.token_hex(8)}") as leaf:
+    limits = [cgroup.Limit(*row) for row in _PROBE_LIMITS[hierarchies.version]]
+    with cgroup.Leaf(hierarchies, f"doctor-{secrets.token_hex(8)}") as leaf:
         leaf.apply(limits)
     return _ok(f"cgroup v{hierarchies.version}: memory, pids and cpu written and read back")
 
@@ -185,7 +187,7 @@ def _swap(config: Config, deadline: float) -> Finding:
 
 
 def _freezer(config: Config, deadline: float) -> Finding:
-    hierarchies = cgroupfs.Hierarchies.read()
+    hierarchies = cgroup.Hierarchies.read()
     if hierarchies.version == 2 or "freezer" in hierarchies.mounts:
         return _ok("cgroup.freeze" if hierarchies.version == 2 else "v1 freezer")
     return Finding(Status.DEGRADED, "no freezer: suspension and standby are refused", "mount the v1 freezer controller")
@@ -275,7 +277,7 @@ def _written(config: Config, deadline: float) -> Finding:
 
 
 def _io(config: Config, deadline: float) -> Finding:
-    hierarchies = cgroupfs.Hierarchies.read()
+    hierarchies = cgroup.Hierarchies.read()
     if "io" in hierarchies.mounts:
         return _ok("cgroup v2 with the controller io")
     lacking = "cgroup v1 counts no buffered write" if hierarchies.version == 1 else "the controller io is not there"
@@ -283,7 +285,7 @@ def _io(config: Config, deadline: float) -> Finding:
 
 
 def _cpu_time(config: Config, deadline: float) -> Finding:
-    hierarchies = cgroupfs.Hierarchies.read()
+    hierarchies = cgroup.Hierarchies.read()
     if hierarchies.version == 2 or "cpuacct" in hierarchies.mounts:
         return _ok("cpu.stat" if hierarchies.version == 2 else "cpuacct.usage")
     return Finding(Status.DEGRADED, "processor time is not counted: cpu_time_ms is refused", "mount the v1 cpuacct")
@@ -297,14 +299,14 @@ def _self_test(config: Config, deadline: float) -> Finding:
 
 
 def _starter(config: Config, deadline: float) -> Finding:
-    if not starter.there():
+    if not launcher.there():
         mend = "install Covenant's wheel for this platform; in a clone, ./scripts/setup"
-        return Finding(Status.DEGRADED, f"no {starter.PROGRAM}: each run forks Python for it, some 8 ms", mend)
+        return Finding(Status.DEGRADED, f"no {launcher.PROGRAM}: each run forks Python for it, some 8 ms", mend)
     # One that is there and cannot be used fails every run, with an error of `spawn`'s that says so.
-    with process.spawn(process.Launch("/bin/true", ["true"], {})) as child:
+    with spawn.spawn(spawn.Launch("/bin/true", ["true"], {})) as child:
         if status := child.reap():
-            return Finding(Status.MISSING, f"{starter.PROGRAM} does not work: status {status}", starter.MEND)
-    return _ok(f"{starter.PROGRAM}: no run forks Python to start runsc")
+            return Finding(Status.MISSING, f"{launcher.PROGRAM} does not work: status {status}", launcher.MEND)
+    return _ok(f"{launcher.PROGRAM}: no run forks Python to start runsc")
 
 
 def _core_dumps(config: Config, deadline: float) -> Finding:

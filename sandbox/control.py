@@ -25,7 +25,7 @@ from typing import Any
 
 from policy import errors
 from policy.signing import strict_json
-from sandbox.kernel import unix_address
+from sandbox.kernel.net import unix_address
 
 NAME = "control"
 REQUEST_BYTES = 16 * 1024

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from policy import errors
-from sandbox.kernel import filesystems
-from sandbox.kernel.filesystems import Mount
+from sandbox.kernel.fs import filesystems
+from sandbox.kernel.fs.filesystems import Mount
 
 # Sources of bind mounts that are no paths of the host: copies and files of the supervisor's own.
 _OWN: Final = frozenset({"package", "resolver", "credentials"})

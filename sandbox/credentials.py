@@ -33,7 +33,7 @@ from sandbox.broker import Broker, Call, Handler
 from sandbox.channel import Outcome, Watches
 from sandbox.config import Config
 from sandbox.fetcher import Fetcher
-from sandbox.kernel.locked import Locked, guard_process
+from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.network.tokens import Tokens
 from sandbox.vault.backend import Backend, Opened, is_name
 from sandbox.vault.choice import configured

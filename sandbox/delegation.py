@@ -22,7 +22,8 @@ from sandbox import bundle, control, registry, spawning
 from sandbox.admission import Above, Lineage, Member
 from sandbox.broker import Broker
 from sandbox.channel import Outcome
-from sandbox.kernel import cgroupfs, runsc
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.runsc import command
 from sandbox.network import gateway
 from sandbox.spawning import Errand, Say, Spawner
 
@@ -118,7 +119,7 @@ def broker(
 ) -> Broker | None:
     """The agent's broker with what it may be asked for; None where the policy has none. ``alive`` is at its end of file
     when the run's own parent is gone."""
-    if runsc.BROKER_FLAG not in decision.artefacts.json("runtime.json")["flags"]:
+    if command.BROKER_FLAG not in decision.artefacts.json("runtime.json")["flags"]:
         return None
     made = Broker()
     if start is not None and decision.effective.spawning.allowed:
@@ -157,7 +158,7 @@ def standing(place: Path) -> errors.CovenantError | None:
 def _use(directory: Path, overhead_mb: int) -> Drawn:
     """What the parent takes of its ceilings itself: the memory that it has now beyond its sandbox's own, and a process.
     Its processor time is what its children leave."""
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), directory.name)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), directory.name)
     leaf.adopt(bundle.cgroups_of(directory))
     return Drawn(memory_mb=max(0, leaf.memory_bytes() // _MIB - overhead_mb), pids_max=1)
 

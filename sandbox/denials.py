@@ -21,7 +21,7 @@ from typing import Final
 from policy import data, denials, errors
 from policy.compile.artefacts import Artefacts
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import sentry_log
+from sandbox.kernel.runsc import debug_log
 from sandbox.network.tokens import Tokens
 
 _STARTS = frozenset({"execve", "execveat"})
@@ -120,10 +120,10 @@ def traced(*, files: bool, arch: str) -> tuple[str, ...]:
     return tuple(name for name in (*TRACED, *(TRACED_FILES if files else ())) if name in known)
 
 
-def failed_calls(told: denials.Told) -> Callable[[sentry_log.Failed, int], None]:
+def failed_calls(told: denials.Told) -> Callable[[debug_log.Failed, int], None]:
     """What to do when a traced call has failed so often; most failures are no refusal."""
 
-    def tell(failed: sentry_log.Failed, count: int) -> None:
+    def tell(failed: debug_log.Failed, count: int) -> None:
         denial = _of_failed(failed)
         if denial is not None:
             told(denial, count=count)
@@ -131,7 +131,7 @@ def failed_calls(told: denials.Told) -> Callable[[sentry_log.Failed, int], None]
     return tell
 
 
-def _of_failed(failed: sentry_log.Failed) -> denials.Denial | None:
+def _of_failed(failed: debug_log.Failed) -> denials.Denial | None:
     if failed.call in _FORKS:
         return denials.Denial("pids", "pids_max", denials.TOO_MANY) if failed.errno == errno.EAGAIN else None
     if failed.errno in _FULL:

@@ -23,7 +23,7 @@ from policy import errors
 from sandbox import keeper
 from sandbox.channel import Outcome, Watches
 from sandbox.kernel import libc
-from sandbox.kernel.locked import Locked, guard_process
+from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
 
 _REPLY: Final = struct.Struct("!BQ")

@@ -16,7 +16,8 @@ from policy.data.types import NeverGrantable
 from policy.host import GrantedPath
 from policy.rules import never as rule
 from sandbox import covered, room
-from sandbox.kernel import filesystems, hanging
+from sandbox.kernel import hanging
+from sandbox.kernel.fs import filesystems
 
 _NO_TABLE = NeverGrantable(0, {}, {})
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

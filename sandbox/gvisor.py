@@ -23,10 +23,13 @@ from sandbox.channel import Channel, Finished, Round
 from sandbox.config import trusted_binary
 from sandbox.denials import failed_calls, refused_calls, traced
 from sandbox.job import CREDENTIALS, PACKAGE, Job, Secrets, Started
-from sandbox.kernel import cgroupfs, process, readback, runsc, sentry_log, trace
+from sandbox.kernel import procfs
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import spawn
+from sandbox.kernel.runsc import command, debug_log, start_trace
+from sandbox.kernel.runsc.log_level import Raising
 from sandbox.limits import METER, CpuTime, Meter, on_devices
 from sandbox.network import addresses, gate_leaf, gateway
-from sandbox.raising import Raising
 from sandbox.runner import Exchange, out_of_memory
 from sandbox.spare import SPARE, Spares
 from sandbox.uids import UidLease
@@ -39,14 +42,14 @@ _CALLS_SECONDS = 0.1
 _COLLECT_SECONDS = 1.0
 
 
-def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies | None = None) -> Finished:
+def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> Finished:
     """Start the sandbox, hold the exchange, end everything; what of the network takes longest goes with ``job.after``.
 
     Raises:
         errors.MachineError: the sandbox could not be set up; nothing of it is left.
     """
     with contextlib.ExitStack() as lasting:
-        directory, finished = _run(job, runs, uids, hierarchies or cgroupfs.Hierarchies.read(), lasting)
+        directory, finished = _run(job, runs, uids, hierarchies or cgroup.Hierarchies.read(), lasting)
         if job.after is not None and _networked(job):
             # Where the gate is not to be had, all of it is taken away now.
             with contextlib.suppress(errors.KeeperError):
@@ -58,7 +61,7 @@ def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchi
 
 
 def _run(
-    job: Job, runs: Path, uids: UidLease, hierarchies: cgroupfs.Hierarchies, lasting: contextlib.ExitStack
+    job: Job, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies, lasting: contextlib.ExitStack
 ) -> tuple[RunDirectory, Finished]:
     """``lasting`` is given what is still there when nobody lives any more: the directory and the gateway."""
     with contextlib.ExitStack() as stack:
@@ -71,7 +74,7 @@ def _run(
         directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
         if job.steering is not None:
             stack.enter_context(job.steering.listening(directory.path))
-        leaf = cgroupfs.Leaf(hierarchies, job.run_id)
+        leaf = cgroup.Leaf(hierarchies, job.run_id)
         job = _interruptible(job, leaf)
         gates = _gates(job, leaf)
         directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_leaf.noted(gates))})
@@ -86,17 +89,17 @@ def _run(
         job = mounting.with_secrets(job, stack, uid)
         mounts = mounting.attached(job, directory, stack, uid)
         gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), lasting)
-        started = trace.StartTrace(directory.trace)
+        started = start_trace.StartTrace(directory.trace)
         stack.callback(started.close)
         calls = _refused_calls(job, directory, stack, heard)
         places = {
             "--pod-init-config": str(started.config),
-            **(sentry_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
+            **(debug_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
         }
         # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
         _goes_on(job, directory)
         launch = _launch(job, directory, leaf, mounts, places, gate, broker)
-        child = stack.enter_context(process.spawn(launch, _patience(job, directory, leaf)))
+        child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))
         stack.callback(leaf.kill)
         if job.signals is not None:
             stack.callback(job.signals.watches, leaf.kill)  # its descriptor is closed after this
@@ -150,7 +153,7 @@ def _run(
         return directory, _finish(exchange, status, leaf, revoked, meter, gate)
 
 
-def _interruptible(job: Job, leaf: cgroupfs.Leaf) -> Job:
+def _interruptible(job: Job, leaf: cgroup.Leaf) -> Job:
     """From here on a signal kills what is in the leaf, and ends whatever waits for the run's descriptors."""
     held = {} if job.signals is None else job.signals.watches(leaf.kill)
     return dataclasses.replace(job, watches={**job.watches, **held})
@@ -169,16 +172,14 @@ def _goes_on(job: Job, directory: RunDirectory) -> None:
         job.signals.check()
 
 
-def _limits(job: Job, version: int) -> list[cgroupfs.Limit]:
+def _limits(job: Job, version: int) -> list[cgroup.Limit]:
     entries: Sequence[Mapping[str, Any]] | None = job.artefacts.json("cgroup.json")[f"v{version}"]
     if entries is None:
         raise errors.NotEnforceableError(f"cgroup version {version} cannot hold the limits that were granted")
-    return [
-        cgroupfs.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries
-    ]
+    return [cgroup.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries]
 
 
-def _gates(job: Job, leaf: cgroupfs.Leaf) -> cgroupfs.Leaf | None:
+def _gates(job: Job, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
     """The cgroup of the run's gates, not made yet; None for a run without a network."""
     return gate_leaf.of(leaf) if _networked(job) else None
 
@@ -187,7 +188,7 @@ def _networked(job: Job) -> bool:
     return bool(job.artefacts.json("network.json")["mode"] != "off")
 
 
-def _gateway(job: Job, directory: RunDirectory, gates: cgroupfs.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
+def _gateway(job: Job, directory: RunDirectory, gates: cgroup.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
     """What the network of the run passes through: closed, and not made yet."""
     gates.apply(gate_leaf.LIMITS[gates.hierarchies.version])
     opened = gateway.opened(
@@ -204,7 +205,7 @@ def _gateway(job: Job, directory: RunDirectory, gates: cgroupfs.Leaf, stack: con
 
 def _broker(job: Job) -> contextlib.AbstractContextManager[Broker | None]:
     """The agent's broker, exactly where its policy has one."""
-    if runsc.BROKER_FLAG not in job.artefacts.json("runtime.json")["flags"]:
+    if command.BROKER_FLAG not in job.artefacts.json("runtime.json")["flags"]:
         return contextlib.nullcontext()
     return job.broker or Broker()
 
@@ -229,7 +230,7 @@ def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Call
 
 def _refused_calls(
     job: Job, directory: RunDirectory, stack: contextlib.ExitStack, heard: prelude.Heard | None
-) -> sentry_log.RefusedCalls | None:
+) -> debug_log.RefusedCalls | None:
     """What the filter refuses, unless the operator does without; the tries of a run are listened for all the same."""
     if not job.config.tell_calls and heard is None:
         return None
@@ -237,7 +238,7 @@ def _refused_calls(
     denied = job.denied if job.config.tell_calls or heard is None else heard.quietly
     told, failed = refused_calls(job.artefacts, denied), failed_calls(denied)
     awaited = None if heard is None else heard.calls
-    calls = sentry_log.RefusedCalls(directory.trace, names, told, awaited=awaited, failed=failed)
+    calls = debug_log.RefusedCalls(directory.trace, names, told, awaited=awaited, failed=failed)
     return stack.enter_context(contextlib.closing(calls))
 
 
@@ -253,16 +254,16 @@ def _traced(job: Job) -> tuple[str, ...]:
 def _launch(
     job: Job,
     directory: RunDirectory,
-    leaf: cgroupfs.Leaf,
-    mounts: Sequence[process.Attach],
+    leaf: cgroup.Leaf,
+    mounts: Sequence[spawn.Attach],
     places: Mapping[str, str],
     gate: gateway.Gateway | None = None,
     broker: Broker | None = None,
-) -> process.Launch:
+) -> spawn.Launch:
     passed = None if broker is None else broker.guest
-    return process.Launch(
+    return spawn.Launch(
         program=job.runsc_path,
-        arguments=runsc.run_arguments(
+        arguments=command.run_arguments(
             job.runsc_path,
             job.artefacts.json("runtime.json")["flags"],
             root=directory.runsc_root,
@@ -271,20 +272,20 @@ def _launch(
             container=job.run_id,
             broker=passed,
         ),
-        environment=runsc.ENVIRONMENT,
+        environment=command.ENVIRONMENT,
         join_files=leaf.join_files(),
         mounts=mounts,
         network=None if gate is None else gate.spaces.agent,
         covered=job.covered,
         keep=() if passed is None else (passed,),
-        filter=runsc.own_filter(host.architecture()),
+        filter=command.own_filter(host.architecture()),
     )
 
 
-def _patience(job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf) -> process.Patience:
+def _patience(job: Job, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Patience:
     """What is served while what joins a leaf is on its way: whoever ends the run, asks it or revokes it."""
     asked = {} if job.steering is None else job.steering.before()
-    return process.Patience(
+    return spawn.Patience(
         seconds=job.limits.start_seconds,
         watches={**job.watches, **asked},
         look=lambda: bundle.verdict(directory.path),
@@ -292,7 +293,7 @@ def _patience(job: Job, directory: RunDirectory, leaf: cgroupfs.Leaf) -> process
     )
 
 
-def _network(job: Job, gate: gateway.Gateway, gates: cgroupfs.Leaf) -> attest_network.Network:
+def _network(job: Job, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
     gate.make()
     nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
     bounds = gate_leaf.written(gates)
@@ -306,15 +307,15 @@ def _network(job: Job, gate: gateway.Gateway, gates: cgroupfs.Leaf) -> attest_ne
 def _attestor(
     job: Job,
     directory: RunDirectory,
-    leaf: cgroupfs.Leaf,
-    limits: list[cgroupfs.Limit],
-    child: process.Child,
+    leaf: cgroup.Leaf,
+    limits: list[cgroup.Limit],
+    child: spawn.Child,
     uid: int,
     network: attest_network.Network | None,
 ) -> attest.Attestor | None:
     """What was made for this run, written down for whoever attests it, and the one that does so while it lasts."""
     controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
-    runner = readback.process(child.pid)
+    runner = procfs.process(child.pid)
     if runner is None:
         return None  # it ended as soon as it was started, which the exchange says
     fds = {"/": os.open(job.rootfs, os.O_PATH | os.O_CLOEXEC), **job.sources}
@@ -357,7 +358,7 @@ def _attestor(
     )
 
 
-def _watching(job: Job, leaf: cgroupfs.Leaf, attestor: attest.Attestor | None) -> tuple[CpuTime | attest.Attestor, ...]:
+def _watching(job: Job, leaf: cgroup.Leaf, attestor: attest.Attestor | None) -> tuple[CpuTime | attest.Attestor, ...]:
     """What looks at the run from when its first process runs."""
     limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
     clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
@@ -367,15 +368,15 @@ def _watching(job: Job, leaf: cgroupfs.Leaf, attestor: attest.Attestor | None) -
 def _channel(
     job: Job,
     directory: RunDirectory,
-    leaf: cgroupfs.Leaf,
-    child: process.Child,
+    leaf: cgroup.Leaf,
+    child: spawn.Child,
     begun: prelude.Start,
     watching: Sequence[CpuTime | attest.Attestor],
     watches: gateway.Watches,
     rounds: Sequence[Round],
 ) -> Channel:
     def terminate() -> None:
-        runsc.kill(
+        command.kill(
             job.runsc_path,
             root=directory.runsc_root,
             container=job.run_id,
@@ -403,7 +404,7 @@ def _channel(
 def _finish(
     exchange: Exchange,
     status: int,
-    leaf: cgroupfs.Leaf,
+    leaf: cgroup.Leaf,
     revoked: errors.RunRevokedError | errors.KilledError | None,
     meter: Meter,
     gate: gateway.Gateway | None,

@@ -19,7 +19,8 @@ from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFac
 from policy.manifest.agent import Manifest
 from sandbox import closure, granted, ldso, machine_memory, memo
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs, files
+from sandbox.kernel import small_files
+from sandbox.kernel.cgroup import cgroup
 
 _VERSION_SECONDS = 15
 _MIB = 1024 * 1024
@@ -143,9 +144,9 @@ def architecture() -> Literal["x86_64", "aarch64"]:
     raise errors.HostError(f"architecture `{machine}` is not supported", hint="x86_64 and aarch64 are")
 
 
-def cgroup_facts(hierarchies: cgroupfs.Hierarchies | None = None) -> CgroupFacts:
+def cgroup_facts(hierarchies: cgroup.Hierarchies | None = None) -> CgroupFacts:
     """Where memory, pids and cpu live, and whether swap is counted there."""
-    found = hierarchies or cgroupfs.Hierarchies.read()
+    found = hierarchies or cgroup.Hierarchies.read()
     version: Literal[0, 1, 2] = 1 if found.version == 1 else 2 if found.version == 2 else 0
     if version == 0:
         return CgroupFacts(0, frozenset())
@@ -191,22 +192,22 @@ def runsc_facts(config: Config) -> RunscFacts:
     return RunscFacts(str(path), version, digest)
 
 
-def capacity_mb(hierarchies: cgroupfs.Hierarchies | None = None) -> int:
+def capacity_mb(hierarchies: cgroup.Hierarchies | None = None) -> int:
     """The memory that runs may be promised in all: what the machine has, or what the cgroup in which this process lives
     leaves of it, in MiB."""
     return min([machine_memory.read().total_mb, *(most for most, _ in _memory_limits(hierarchies))])
 
 
-def available_mb(memory: machine_memory.Memory, hierarchies: cgroupfs.Hierarchies | None = None) -> int:
+def available_mb(memory: machine_memory.Memory, hierarchies: cgroup.Hierarchies | None = None) -> int:
     """The memory that a new process may have now: of the machine's, what the cgroups above this process leave, in
     MiB."""
     return min([memory.available_mb, *(max(most - used, 0) for most, used in _memory_limits(hierarchies))])
 
 
-def _memory_limits(hierarchies: cgroupfs.Hierarchies | None = None) -> Iterator[tuple[int, int]]:
+def _memory_limits(hierarchies: cgroup.Hierarchies | None = None) -> Iterator[tuple[int, int]]:
     """Of each cgroup above this process that has a limit: how much may be used in it, and how much is, in MiB; but for
     what the kernel takes back first (Documentation/admin-guide/cgroup-v2.rst)."""
-    found = hierarchies or cgroupfs.Hierarchies.read()
+    found = hierarchies or cgroup.Hierarchies.read()
     place = found.mounts.get("memory")
     own = next((one for one in _own_cgroups() if one[0] in ("memory", "")), None)
     if place is None or own is None:
@@ -216,7 +217,7 @@ def _memory_limits(hierarchies: cgroupfs.Hierarchies | None = None) -> Iterator[
         directory = f"{place}/{str(part).lstrip('/')}"
         # The root of a hierarchy has no such file, and no limit.
         with contextlib.suppress(OSError, ValueError):
-            limit = int(files.whole(f"{directory}/{most}"))
+            limit = int(small_files.whole(f"{directory}/{most}"))
             if limit < _NO_LIMIT:
                 yield limit // _MIB, _used_mb(directory, used, old, limit)
 
@@ -224,8 +225,8 @@ def _memory_limits(hierarchies: cgroupfs.Hierarchies | None = None) -> Iterator[
 def _used_mb(directory: str, used: str, old: str, limit: int) -> int:
     """All of the limit where that cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        stat = dict(line.split() for line in files.text(f"{directory}/memory.stat").splitlines())
-        taken = int(files.whole(f"{directory}/{used}")) - int(stat.get(old, "0"))
+        stat = dict(line.split() for line in small_files.text(f"{directory}/memory.stat").splitlines())
+        taken = int(small_files.whole(f"{directory}/{used}")) - int(stat.get(old, "0"))
         return -(-min(max(taken, 0), limit) // _MIB)
     return limit // _MIB
 
@@ -233,7 +234,7 @@ def _used_mb(directory: str, used: str, old: str, limit: int) -> int:
 def _own_cgroups() -> list[tuple[str, str]]:
     """Controller and path of each cgroup of this process (cgroups(7)); version 2 has no controller's name."""
     out = []
-    for line in files.text("/proc/self/cgroup").splitlines():
+    for line in small_files.text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         out += [(name, path) for name in controllers.split(",")]
     return out
@@ -312,7 +313,7 @@ def _executable(path: str, sha256: str | None, config: Config, never: Mapping[st
 
 
 def _pids_free() -> int:
-    limits = [int(files.whole(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
+    limits = [int(small_files.whole(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
     # loadavg(5): the fourth field is runnable/existing scheduling entities.
-    existing = int(files.text("/proc/loadavg").split()[3].partition("/")[2])
+    existing = int(small_files.text("/proc/loadavg").split()[3].partition("/")[2])
     return max(0, min(limits) - existing)

@@ -14,7 +14,7 @@ from sandbox import attest, prelude
 from sandbox.broker import Broker
 from sandbox.channel import Later, Limits, Outcome, Round, Watches
 from sandbox.config import Config
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.limits import Meter
 from sandbox.network import gateway
 from sandbox.steering import Steering
@@ -34,8 +34,8 @@ class Started:
     counts what it uses from when it is about to be given that, which may be said ahead of the exchange."""
 
     directory: Path
-    leaf: cgroupfs.Leaf
-    limits: Sequence[cgroupfs.Limit]
+    leaf: cgroup.Leaf
+    limits: Sequence[cgroup.Limit]
     stdin: int
     attestor: attest.Attestor | None
     meter: Meter

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from policy import errors
-from sandbox import pipes, surroundings
-from sandbox.kernel import filter_reader, hanging, libc, signals
+from sandbox import surroundings
+from sandbox.kernel import hanging, libc
+from sandbox.kernel.proc import pipes, signals
+from sandbox.kernel.seccomp import reader
 
 _threaded = False
 # What Python ignores, as it does for its own writes: EPIPE and EFBIG are errors there, and end nobody.
@@ -116,7 +118,7 @@ def _child(work: Callable[[], object], keep: Collection[int]) -> NoReturn:
         # The caller's loop is told of its signals over a descriptor that is about to be another's here.
         signal.set_wakeup_fd(-1)
         os.setsid()
-        _close_others({*keep, *filter_reader.descriptors()})
+        _close_others({*keep, *reader.descriptors()})
         with surroundings.own():
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             work()

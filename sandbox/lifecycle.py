@@ -26,7 +26,7 @@ from policy.rules.case import Unsigned
 from policy.signing import trust
 from sandbox import bundle, delegation, gvisor, host, prelude, preparation, progress, surroundings, trials
 from sandbox.channel import Finished
-from sandbox.kernel import runsc
+from sandbox.kernel.runsc import command
 from sandbox.request import Answer, Means, Request
 from sandbox.terms import Terms
 
@@ -190,7 +190,7 @@ class Run(Terms):
         wanted = decision.manifest.sandbox.standby
         if not wanted or self._child is not None or self._request.dev:
             return ()
-        if runsc.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
+        if command.BROKER_FLAG in decision.artefacts.json("runtime.json")["flags"]:
             return (_NOT_AHEAD,)
         if not self._means.keeps_standby:
             return (_NO_STANDBY,)

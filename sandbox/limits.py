@@ -11,8 +11,8 @@ from pathlib import Path
 from policy import errors
 from sandbox import spare_place
 from sandbox.channel import Round
-from sandbox.kernel import filesystems
-from sandbox.kernel.cgroupfs import Leaf
+from sandbox.kernel.cgroup.cgroup import Leaf
+from sandbox.kernel.fs import filesystems
 
 # The least time between two looks at the processor time, which is also how exactly it is held (seconds).
 SHORTEST_SECONDS = 0.01

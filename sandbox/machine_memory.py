@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from sandbox.kernel import files
+from sandbox.kernel import small_files
 
 _MIB: Final = 1 << 20
 
@@ -41,7 +41,7 @@ def read() -> Memory:
 
 def _available() -> int | None:
     """The kernel's own word for what is available, in bytes; None where it has none."""
-    for line in files.text(f"{psutil.PROCFS_PATH}/meminfo").splitlines():
+    for line in small_files.text(f"{psutil.PROCFS_PATH}/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
@@ -53,7 +53,7 @@ def stalls() -> tuple[float, float]:
     found = {"some": 0.0, "full": 0.0}
     # psutil has no word for it. Its own place is asked, which is another's where a container shows one.
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in files.text(f"{psutil.PROCFS_PATH}/pressure/memory").splitlines():
+        for line in small_files.text(f"{psutil.PROCFS_PATH}/pressure/memory").splitlines():
             words = line.split()
             found[words[0]] = float(words[1].removeprefix("avg10="))
     return found["some"], found["full"]

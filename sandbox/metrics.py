@@ -18,8 +18,8 @@ from typing import Any
 from policy import denials, errors
 from policy.lifecycle import State
 from sandbox import prometheus, registry, unended
-from sandbox.kernel import counters
-from sandbox.kernel.counters import Usage
+from sandbox.kernel.cgroup import stats
+from sandbox.kernel.cgroup.stats import Usage
 from sandbox.network import addresses
 from sandbox.registry import Entry
 
@@ -159,7 +159,7 @@ def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[Seen]:
     return [
         Seen(
             one,
-            counters.usage(one.cgroups, keeper=one.keeper, device=addresses.host_device(one.run_id)),
+            stats.usage(one.cgroups, keeper=one.keeper, device=addresses.host_device(one.run_id)),
             0 if counted is None else counted.by_run.get(one.run_id, 0),
         )
         for one in ordered

@@ -14,7 +14,7 @@ from typing import Any, Final
 from policy.host import RunscFacts
 from sandbox import host, runsc_network
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import nft
+from sandbox.kernel.net import nft
 from sandbox.network import addresses, resolvers, uplink
 
 OK: Final = "ok"

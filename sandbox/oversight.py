@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from policy import base58, errors
 from policy.lifecycle import State
 from sandbox import admission, archive, bundle, control, metrics, registry, revocation, unended
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.ledger import Ledger
 from sandbox.registry import Entry
 
@@ -246,7 +246,7 @@ class _Ask:
                             self("kill", one)
                 ended += [one.run_id for one in moving]
 
-    def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroupfs.Leaf]]:
+    def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroup.Leaf]]:
         """What there is of the subtree but for those that are ``known``, stopped and marked; and their leaves.
 
         INVARIANT: behind the gate. Whoever is shown below one of them, lets it go on or gives its directory away has

@@ -27,11 +27,11 @@ from policy.compile.artefacts import Artefacts
 from policy.decompile import read as reading
 from policy.decompile.network import gates
 from policy.host import Closure, ClosureFile
-from sandbox import canary, durable, prelude_object, raising
+from sandbox import canary, durable, prelude_object
 from sandbox.canary_program import Argument, Bytes, Call, Result
 from sandbox.config import LONGEST_START_SECONDS
 from sandbox.denials import PRELUDE_FILE
-from sandbox.kernel import sentry_log, trace
+from sandbox.kernel.runsc import debug_log, log_level, start_trace
 from sandbox.network import addresses
 from sandbox.prelude_object import Step
 
@@ -57,7 +57,7 @@ _LAST: Final = ("chroot", (Bytes(b"/\0"),))
 class Tries:
     """What is tried, as the object that does it, and what must be told of it: the ``calls`` that the filter refuses,
     by number and in this order, and the denials of the gateway and its gates. ``waits`` says whether stdout is waited
-    for first (sandbox.raising)."""
+    for first (sandbox.kernel.runsc.log_level)."""
 
     object: bytes
     calls: tuple[int, ...]
@@ -210,12 +210,12 @@ class Start:
 
     def __init__(
         self,
-        started: trace.StartTrace,
+        started: start_trace.StartTrace,
         watching: Sequence[Watching],
         *,
         heard: Heard | None = None,
-        calls: sentry_log.RefusedCalls | None = None,
-        held: raising.Raising | None = None,
+        calls: debug_log.RefusedCalls | None = None,
+        held: log_level.Raising | None = None,
     ) -> None:
         self._started, self._watching, self._heard, self._calls, self._held = started, watching, heard, calls, held
         self.running = False
@@ -251,7 +251,7 @@ class Start:
             self._epoll.register(self._held.fileno(), select.EPOLLIN)
         return True
 
-    def _goes_on(self, held: raising.Raising) -> bool:
+    def _goes_on(self, held: log_level.Raising) -> bool:
         """Whether the sandbox's log is on; where it has ended its exit says what there is to say."""
         if not held.poll():
             return False

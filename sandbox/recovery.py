@@ -8,7 +8,7 @@ from pathlib import Path
 from policy import contract, errors
 from sandbox.bundle import abandoned, cgroups_of, network_of, remove
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.limits import METER, Meter, was_begun
 from sandbox.network import gate_leaf, uplink
 
@@ -17,7 +17,7 @@ def recover(
     runs: Path,
     *,
     config: Config | None = None,
-    hierarchies: cgroupfs.Hierarchies | None = None,
+    hierarchies: cgroup.Hierarchies | None = None,
     used: Callable[[str, contract.Usage], None] = lambda run_id, usage: None,
     isolated: bool = False,
 ) -> list[str]:
@@ -37,7 +37,7 @@ def recover(
         # First of all, and whatever of the rest fails: what still runs has nobody who watches it.
         for path in found:
             try:
-                leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), path.name)
+                leaf = cgroup.Leaf(hierarchies or cgroup.Hierarchies.read(), path.name)
                 leaf.adopt(cgroups_of(path))
                 leaf.kill()
                 used(path.name, used_by(leaf, path))
@@ -61,7 +61,7 @@ def recover(
     return removed
 
 
-def used_by(leaf: cgroupfs.Leaf, path: Path) -> contract.Usage:
+def used_by(leaf: cgroup.Leaf, path: Path) -> contract.Usage:
     """What a run had used whose process is gone; ``path`` is its directory. For how long nobody saw, and it is not
     guessed from the clock: of one that had its intent that is not known, and neither is what was not counted."""
     noted = path / METER

@@ -32,8 +32,8 @@ from policy.signing import authority, strict_json
 from policy.signing.root import TrustRoot
 from sandbox import bundle, durable, registry
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs, ending
-from sandbox.kernel import urgent as priority
+from sandbox.kernel.cgroup import cgroup, kill
+from sandbox.kernel.proc import priority
 from sandbox.network import cutting, gate_leaf
 from sandbox.state import State
 
@@ -141,9 +141,9 @@ class _Sweep:
 
     def __init__(self, runs: Path, root: TrustRoot, stack: contextlib.ExitStack) -> None:
         self._runs, self._root, self._stack = runs, root, stack
-        self._hierarchies: cgroupfs.Hierarchies | None = None
+        self._hierarchies: cgroup.Hierarchies | None = None
         self._hit: dict[str, Ended] = {}
-        self._leaves: dict[str, list[cgroupfs.Leaf]] = {}
+        self._leaves: dict[str, list[cgroup.Leaf]] = {}
         self._late: list[registry.Entry] = []
         self._failed: list[str] = []
         # Parents first.
@@ -169,18 +169,18 @@ class _Sweep:
 
     def _stop(self, hit: Mapping[str, Ended], found: list[registry.Entry]) -> None:
         if self._hierarchies is None:
-            self._hierarchies = cgroupfs.Hierarchies.read()
+            self._hierarchies = cgroup.Hierarchies.read()
             self._stack.enter_context(first(self._runs))
         self._hit.update(hit)
         leaves = _all_leaves(self._hierarchies, found, self._failed)
         unmarked = [one for one in found if bundle.revoked_of(one.path) is None]
-        ending.stop(leaf for both in leaves.values() for leaf in both[:1])  # (2)
+        kill.stop(leaf for both in leaves.values() for leaf in both[:1])  # (2)
         # INVARIANT: nothing is done between the stop and the mark.
         _mark(unmarked, hit, self._failed)  # (3)
-        ending.stop(leaf for both in leaves.values() for leaf in both[1:])
+        kill.stop(leaf for both in leaves.values() for leaf in both[1:])
         late = [one for one in found if not _is_up(leaves[one.run_id])]
         leaves.update(_all_leaves(self._hierarchies, late, self._failed))
-        ending.stop(leaf for one in late for leaf in leaves[one.run_id])
+        kill.stop(leaf for one in late for leaf in leaves[one.run_id])
         self._leaves.update(leaves)
         self._late += late
         self.caught = sorted((*self.caught, *found), key=lambda one: one.depth)
@@ -314,14 +314,14 @@ def give_way(path: Path) -> None:
             time.sleep(_GIVE_WAY_LOOK_SECONDS)
 
 
-def stop(entries: Sequence[registry.Entry]) -> dict[str, list[cgroupfs.Leaf]]:
+def stop(entries: Sequence[registry.Entry]) -> dict[str, list[cgroup.Leaf]]:
     """Stop the agents of these runs, all of them before any is marked; their leaves, by run id. Nothing is
     written down: what somebody stopped who was killed over it is what `resume` lets go on.
     """
-    leaves: dict[str, list[cgroupfs.Leaf]] = {}
+    leaves: dict[str, list[cgroup.Leaf]] = {}
     with contextlib.suppress(errors.CovenantError):
-        leaves = _all_leaves(cgroupfs.Hierarchies.read(), entries, [])
-        ending.stop(leaf for both in leaves.values() for leaf in both[:1])
+        leaves = _all_leaves(cgroup.Hierarchies.read(), entries, [])
+        kill.stop(leaf for both in leaves.values() for leaf in both[:1])
     return leaves
 
 
@@ -335,13 +335,13 @@ def mark_stopped(entries: Sequence[registry.Entry], by: str, reason: str) -> Non
             marked = one.path
 
 
-def end_together(entries: Sequence[registry.Entry], leaves: Sequence[cgroupfs.Leaf], failed: list[str]) -> None:
+def end_together(entries: Sequence[registry.Entry], leaves: Sequence[cgroup.Leaf], failed: list[str]) -> None:
     """Kill what is in the leaves of runs, all at once, each of which is marked and waits (``give_way``), and cut their
     networks: one after the other, the first ones' keepers would clean up while the last ones die. What is not done here
     they do; ``failed`` is told of it.
     """
     cut = cutting.Aside(_links(entries, failed))
-    _try(failed, "processes", lambda: ending.kill(leaves))
+    _try(failed, "processes", lambda: kill.kill(leaves))
     _try(failed, "networks", lambda: failed.extend(cut.result()))
 
 
@@ -415,19 +415,19 @@ def _gate(runs: Path, failed: list[str]) -> Iterator[None]:
             os.close(fd)
 
 
-def _leaves(hierarchies: cgroupfs.Hierarchies, path: Path) -> list[cgroupfs.Leaf]:
+def _leaves(hierarchies: cgroup.Hierarchies, path: Path) -> list[cgroup.Leaf]:
     """The agent's own, and that of its gates where there is one: each is stopped, and stays so while it is empty."""
-    leaf = cgroupfs.Leaf(hierarchies, path.name)
+    leaf = cgroup.Leaf(hierarchies, path.name)
     leaf.adopt(bundle.cgroups_of(path))
     gates = gate_leaf.adopted_of(leaf)
     return [gate_leaf.without(leaf), *([] if gates is None else [gates])]
 
 
 def _all_leaves(
-    hierarchies: cgroupfs.Hierarchies, entries: Iterable[registry.Entry], failed: list[str]
-) -> dict[str, list[cgroupfs.Leaf]]:
+    hierarchies: cgroup.Hierarchies, entries: Iterable[registry.Entry], failed: list[str]
+) -> dict[str, list[cgroup.Leaf]]:
     """By run id. Of one that cannot be seen there are none, and its keeper is waited for as if it had not begun."""
-    found: dict[str, list[cgroupfs.Leaf]] = {}
+    found: dict[str, list[cgroup.Leaf]] = {}
     for one in entries:
 
         def see(one: registry.Entry = one) -> None:
@@ -438,10 +438,10 @@ def _all_leaves(
     return found
 
 
-def _is_up(leaves: Sequence[cgroupfs.Leaf]) -> bool:
+def _is_up(leaves: Sequence[cgroup.Leaf]) -> bool:
     """Whether somebody is seen in the agent's own leaf. Of one that cannot be seen nobody knows what is on its way."""
     try:
-        return bool(leaves and ending.listed(leaves[0]))
+        return bool(leaves and kill.listed(leaves[0]))
     except errors.KernelError:
         return False
 
@@ -473,13 +473,13 @@ def _links(entries: Iterable[registry.Entry], failed: list[str]) -> list[cutting
     return found
 
 
-def _outwait(entries: Collection[registry.Entry], hierarchies: cgroupfs.Hierarchies) -> None:
+def _outwait(entries: Collection[registry.Entry], hierarchies: cgroup.Hierarchies) -> None:
     """Runs in which nothing ran yet: what joins their cgroups is killed, until their keepers are done with them."""
     until = time.monotonic() + _STARTING_SECONDS
     while left := [one for one in entries if registry.under_way(one.path)]:
         leaves = [leaf for one in left for leaf in _leaves(hierarchies, one.path)]
-        ending.stop(leaves)
-        ending.kill(leaves)
+        kill.stop(leaves)
+        kill.kill(leaves)
         if time.monotonic() > until:
             names = ", ".join(one.run_id for one in left)
             raise errors.KernelError(f"the keepers of {names} have not ended them after {_STARTING_SECONDS:g} s")

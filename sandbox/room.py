@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandbox.kernel import filesystems
+from sandbox.kernel.fs import filesystems
 
 # Local file systems on one device that grow only by root's hand. btrfs may span devices, a tmpfs is memory.
 KINDS = ("ext2", "ext3", "ext4", "xfs")

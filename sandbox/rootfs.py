@@ -25,7 +25,7 @@ from typing import Literal
 from policy import errors
 from policy.host import Closure, ClosureFile
 from sandbox import closure_cache, closure_files, durable, progress
-from sandbox.kernel import files
+from sandbox.kernel import small_files
 
 MountKind = Literal["dir", "file"]
 MountPoint = tuple[str, MountKind]
@@ -257,7 +257,7 @@ def _digest(merged: Mapping[str, ClosureFile], points: Mapping[str, MountKind]) 
 
 def _is_complete(target: Path, digest: str) -> bool:
     try:
-        return files.whole(f"{target}/complete") == digest.encode() + b"\n"
+        return small_files.whole(f"{target}/complete") == digest.encode() + b"\n"
     except OSError:
         return False
 

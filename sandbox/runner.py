@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policy import contract, errors
-from sandbox import pipes
 from sandbox.channel import Channel, Finished, Given, Later, Limits, Outcome, Round
+from sandbox.kernel.proc import pipes
 
 # How often the cgroup is asked for a kill by the kernel, which nothing announces (seconds).
 _LOOK_SECONDS = 0.25

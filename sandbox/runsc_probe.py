@@ -21,9 +21,11 @@ from pathlib import Path
 from policy import errors
 from policy.compile import oci, plan
 from sandbox import bundle as bundles
-from sandbox import closure, pipes, rootfs
+from sandbox import closure, rootfs
 from sandbox.config import Config
-from sandbox.kernel import cgroupfs, process, runsc
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import pipes, spawn
+from sandbox.kernel.runsc import command
 
 _PROGRAMS = {"cat": Path("/usr/bin/cat"), "mkdir": Path("/usr/bin/mkdir")}
 _SCRATCH = "/tmp"  # noqa: S108 - the sandbox's own tmpfs
@@ -136,21 +138,21 @@ class _Probe:
             flags["--network"] = self._stack
         arguments = [str(self._binary), f"--root={state}", *(f"{k}={v}" for k, v in flags.items())]
         with contextlib.ExitStack() as stack:
-            leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), name)
+            leaf = cgroup.Leaf(cgroup.Hierarchies.read(), name)
             self._note(leaf.plan())
             stack.enter_context(leaf)
-            launch = process.Launch(
+            launch = spawn.Launch(
                 program=str(self._binary),
                 arguments=[*arguments, "run", f"--bundle={bundle}", name],
-                environment=runsc.ENVIRONMENT,
+                environment=command.ENVIRONMENT,
                 join_files=leaf.join_files(),
                 network=network,
                 covered=covered,
-                filter=runsc.own_filter(os.uname().machine),
+                filter=command.own_filter(os.uname().machine),
             )
             began = time.monotonic()
             try:
-                child = stack.enter_context(process.spawn(launch, process.Patience(self._deadline, kill=leaf.kill)))
+                child = stack.enter_context(spawn.spawn(launch, spawn.Patience(self._deadline, kill=leaf.kill)))
             except errors.StartTimeoutError:
                 return Outcome(None, b"", time.monotonic() - began)
             # Whatever happens next, the whole leaf dies before the child is waited for.
@@ -160,7 +162,7 @@ class _Probe:
             return Outcome(status, output or b"", time.monotonic() - began)
 
 
-def _read(child: process.Child, until: float) -> bytes | None:
+def _read(child: spawn.Child, until: float) -> bytes | None:
     """Both outputs up to their end and the exit, or None when the deadline came first."""
     poller, out = select.poll(), b""
     open_fds = {child.stdout, child.stderr}

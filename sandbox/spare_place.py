@@ -18,7 +18,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from sandbox.kernel import files, sentry_log, trace
+from sandbox.kernel import small_files
+from sandbox.kernel.runsc import debug_log, start_trace
 from sandbox.spare import Spares
 
 LABEL, CGROUPS, _LOCK, _ROOT, _TRACE = "label.json", "cgroups.json", "lock", "root", "trace"
@@ -27,7 +28,7 @@ METER: Final = "meter"
 _PART: Final = "place"
 _FILES: Final = {_LOCK: stat.S_ISREG, LABEL: stat.S_ISREG, CGROUPS: stat.S_ISREG}
 _DIRECTORIES: Final = frozenset((_ROOT, _TRACE))
-_TRACED: Final = {trace.CONFIG: stat.S_ISREG, sentry_log.NAME: stat.S_ISFIFO}
+_TRACED: Final = {start_trace.CONFIG: stat.S_ISREG, debug_log.NAME: stat.S_ISFIFO}
 
 
 def take(spares: Spares, path: Path, label: bytes) -> int | None:
@@ -40,7 +41,7 @@ def take(spares: Spares, path: Path, label: bytes) -> int | None:
         with contextlib.suppress(OSError):
             if _is_left(place) and (lock := _locked(place)) is not None:
                 Path(place, METER).unlink(missing_ok=True)
-                files.put(f"{place}/{LABEL}", label)
+                small_files.put(f"{place}/{LABEL}", label)
                 os.rename(place, path)
                 return lock
         if lock is not None:
@@ -59,7 +60,7 @@ def leave(spares: Spares, path: Path) -> bool:
         for entry in list(os.scandir(path / _TRACE)):
             if entry.name not in _TRACED:
                 _remove(entry)
-        files.put(path / CGROUPS, b"{}")
+        small_files.put(path / CGROUPS, b"{}")
         if _is_left(str(path)):
             spares.give(_PART, path)
     return not path.exists()

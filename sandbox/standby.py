@@ -30,7 +30,7 @@ from policy.rules.case import Unsigned
 from policy.signing import trust
 from sandbox import bundle, gvisor, lifecycle, limits, revocation, standby_files, standby_wire
 from sandbox.channel import Finished, Given, Outcome, Round
-from sandbox.kernel import waiting
+from sandbox.kernel.proc import epoll_waiters
 from sandbox.request import Answer, Means, Request
 from sandbox.standby_wire import GoneError
 
@@ -450,7 +450,7 @@ class _Later:
         self.watches = {instance._alive: ended}  # noqa: SLF001 - one thing in two classes
 
     def settled(self) -> bool:
-        if not waiting.reads_from(self._started.leaf.pids(), self._inode):
+        if not epoll_waiters.reads_from(self._started.leaf.pids(), self._inode):
             return False
         self._door = self._instance.held(self._started)
         return True

@@ -13,7 +13,8 @@ from policy.host import HostFacts
 from sandbox import covered, gvisor
 from sandbox import state as states
 from sandbox.config import SYSTEM_FILE, Config
-from sandbox.kernel import cgroupfs, filesystems
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.fs import filesystems
 
 _RESOLVERS = "/etc/resolv.conf"
 # As much as the kernel gives of a file of a cgroup in one read.
@@ -108,7 +109,7 @@ class Limits:
         return next((limit.file for limit, fd in self._files if not _holds(limit, fd)), None)
 
 
-def _opened(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit, stack: contextlib.ExitStack) -> int | None:
+def _opened(leaf: cgroup.Leaf, limit: cgroup.Limit, stack: contextlib.ExitStack) -> int | None:
     """None where there is no such file and need not be; -1 where it cannot be read."""
     directory = leaf.paths.get(limit.controller)
     if directory is None:
@@ -121,10 +122,10 @@ def _opened(leaf: cgroupfs.Leaf, limit: cgroupfs.Limit, stack: contextlib.ExitSt
     return fd
 
 
-def _holds(limit: cgroupfs.Limit, fd: int | None) -> bool:
+def _holds(limit: cgroup.Limit, fd: int | None) -> bool:
     if fd is None:
         return True
     try:
-        return cgroupfs.same(os.pread(fd, _LIMIT_BYTES, 0).decode().strip(), limit.value)
+        return cgroup.same(os.pread(fd, _LIMIT_BYTES, 0).decode().strip(), limit.value)
     except OSError:
         return False

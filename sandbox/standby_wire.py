@@ -31,8 +31,9 @@ from typing import Any
 
 from policy import contract, denials, errors
 from policy.package import Package
-from sandbox import bundle, pipes, registry
-from sandbox.kernel import unix_address
+from sandbox import bundle, registry
+from sandbox.kernel.net import unix_address
+from sandbox.kernel.proc import pipes
 from sandbox.network import gateway
 from sandbox.request import Answer, Request
 

@@ -18,7 +18,7 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import bundle, control
 from sandbox.channel import Channel, Outcome, Round, Watches
-from sandbox.kernel.cgroupfs import Leaf
+from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.rows import Rows
 from sandbox.runner import Exchange
 

@@ -24,7 +24,7 @@ from policy.rules.succession import OnNewer
 from policy.signing import trust
 from sandbox import admission, bundle, registry, revocation
 from sandbox.channel import Outcome, Round
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.registry import Entry
 from sandbox.state import State
 
@@ -41,7 +41,7 @@ class _Caught:
     runs: list[Entry] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     untold: list[Entry] = field(default_factory=list)
-    leaves: list[cgroupfs.Leaf] = field(default_factory=list)
+    leaves: list[cgroup.Leaf] = field(default_factory=list)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The fields of the rows that name them, one for each reason."""

@@ -1,7 +1,7 @@
 """The trusted-local runner: an agent on the host's own kernel under a dedicated uid. No sandbox, and it says so.
 
 What it holds an agent to is decided in ``policy.compile.trusted_local``; what the child does to itself stands in
-``sandbox.kernel.confine``. Here: who the user is, what is hidden, and the same exchange as under gVisor.
+``sandbox.kernel.proc.confine``. Here: who the user is, what is hidden, and the same exchange as under gVisor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from sandbox import bundle, core_dumps, host
 from sandbox import config as configuration
 from sandbox.bundle import RunDirectory
 from sandbox.channel import Channel, Finished, Limits, Outcome, Round
-from sandbox.kernel import cgroupfs, confine, libc, process, seccomp_loader
+from sandbox.kernel import libc
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import confine, spawn
+from sandbox.kernel.seccomp import load
 from sandbox.limits import METER, Meter
 from sandbox.runner import Exchange
 from sandbox.steering import Steering
@@ -150,7 +153,7 @@ def run(
     watches: Mapping[int, Callable[[], Outcome]] | None = None,
     steering: Steering | None = None,
     directory: RunDirectory | None = None,
-    hierarchies: cgroupfs.Hierarchies | None = None,
+    hierarchies: cgroup.Hierarchies | None = None,
     signals: HeldBack | None = None,
 ) -> Finished:
     """Start the agent, hold the exchange, end everything that it started.
@@ -181,7 +184,7 @@ def run(
         # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
         if directory is not None and (revoked := bundle.verdict(directory.path)) is not None:
             raise revoked
-        launch = process.Launch(
+        launch = spawn.Launch(
             program=plan.program,
             arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
             environment=_environment(plan, run_id),
@@ -191,13 +194,13 @@ def run(
             join_files=() if leaf is None else leaf.join_files(),
         )
         asked = {} if steering is None else steering.before()
-        patience = process.Patience(
+        patience = spawn.Patience(
             seconds=limits.start_seconds,
             watches={**watches, **asked},
             look=lambda: None if directory is None else bundle.verdict(directory.path),
             kill=(lambda: None) if leaf is None else leaf.kill,
         )
-        child = stack.enter_context(process.spawn(launch, patience))
+        child = stack.enter_context(spawn.spawn(launch, patience))
         if leaf is not None:
             stack.callback(leaf.kill)  # before it is waited for: what stands in a stopped cgroup takes no signal
         # spawn returns after execve, so the agent has started: a descriptor that is readable already.
@@ -235,11 +238,11 @@ def _need_root() -> None:
 
 
 def _leaf(
-    directory: RunDirectory, run_id: str, hierarchies: cgroupfs.Hierarchies | None, stack: contextlib.ExitStack
-) -> cgroupfs.Leaf | None:
+    directory: RunDirectory, run_id: str, hierarchies: cgroup.Hierarchies | None, stack: contextlib.ExitStack
+) -> cgroup.Leaf | None:
     """A cgroup without a limit, to count what the agent uses. None where there is no place for one: nothing of its
     confinement rests on it."""
-    leaf = cgroupfs.Leaf(hierarchies or cgroupfs.Hierarchies.read(), run_id)
+    leaf = cgroup.Leaf(hierarchies or cgroup.Hierarchies.read(), run_id)
     try:
         directory.note_cgroups(leaf.plan())
         return stack.enter_context(leaf)
@@ -255,7 +258,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
     return both
 
 
-def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> process.Attach:
+def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> spawn.Attach:
     """The verified copy, attached by descriptor: the agent never walks through COVENANT_STATE."""
     fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     stack.callback(os.close, fd)
@@ -263,7 +266,7 @@ def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack)
     stack.callback(os.close, detached)
     flags = libc.MOUNT_ATTR_RDONLY | libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV
     libc.mount_setattr(detached, flags if executable else flags | libc.MOUNT_ATTR_NOEXEC)
-    return process.Attach(detached, WORKSPACE)
+    return spawn.Attach(detached, WORKSPACE)
 
 
 def _environment(plan: Plan, run_id: str) -> dict[str, str]:
@@ -282,8 +285,8 @@ def _proved_filter(plan: Plan) -> Any:
         errors.ProofError: it refuses more or less than the manifest demands.
         errors.HostError: libseccomp cannot make it.
     """
-    prepared = seccomp_loader.prepare(plan.policy.filter)
-    local.prove(seccomp_loader.export(prepared), plan.demand, arch=host.architecture())
+    prepared = load.prepare(plan.policy.filter)
+    local.prove(load.export(prepared), plan.demand, arch=host.architecture())
     return prepared
 
 
@@ -329,8 +332,8 @@ def _covers(hidden: Sequence[str], plan: Plan) -> list[str]:
 
 
 def _channel(
-    child: process.Child,
-    leaf: cgroupfs.Leaf | None,
+    child: spawn.Child,
+    leaf: cgroup.Leaf | None,
     started: int,
     rounds: Sequence[Round],
     watches: Mapping[int, Callable[[], Outcome]],

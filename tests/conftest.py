@@ -150,12 +150,12 @@ def covenant_home(
 
 @pytest.fixture(params=["starter", "fork"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way in which a child is started (sandbox.kernel.process): a test with it is run once for each."""
-    from sandbox.kernel import starter
+    """Each way in which a child is started (sandbox.kernel.proc.spawn): a test with it is run once for each."""
+    from sandbox.kernel.proc import launcher
 
-    assert starter.there(), "scripts/build_starter has not been run"
+    assert launcher.there(), "scripts/build_starter has not been run"
     if request.param == "fork":
-        monkeypatch.setattr(starter, "there", lambda: False)
+        monkeypatch.setattr(launcher, "there", lambda: False)
     return str(request.param)
 
 

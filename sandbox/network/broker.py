@@ -17,7 +17,7 @@ from typing import Any
 from policy import errors
 from policy.compile.network import nft
 from policy.grants.sets import addresses
-from sandbox.kernel import nft_elements
+from sandbox.kernel.net import nft_sets
 from sandbox.network import broker_wire, dns_names
 from sandbox.network.tokens import Tokens
 
@@ -48,7 +48,7 @@ class Broker:
     ) -> None:
         self._sets = [(tuple(row["sets"]["v4"]), tuple(row["sets"]["v6"])) for row in plan["names"]]
         self._least, self._most = plan["ttl_seconds"]
-        self._elements = nft_elements.Elements(nft.TABLE, netlink)
+        self._elements = nft_sets.Elements(nft.TABLE, netlink)
         self._held: dict[tuple[str, bytes], float] = {}
         self._resolvers, self._port, self._clock = resolvers, port, clock
         rate, burst = plan["queries_per_second"], plan["burst"]
@@ -196,8 +196,8 @@ class Broker:
             return  # a gate that does not read gets no answer, and its question ends by its own clock
 
 
-def _by_set(pairs: Sequence[tuple[str, bytes]], seconds: float | None) -> dict[str, list[nft_elements.Element]]:
-    change: dict[str, list[nft_elements.Element]] = {}
+def _by_set(pairs: Sequence[tuple[str, bytes]], seconds: float | None) -> dict[str, list[nft_sets.Element]]:
+    change: dict[str, list[nft_sets.Element]] = {}
     for name, packed in pairs:
-        change.setdefault(name, []).append(nft_elements.Element(packed, seconds))
+        change.setdefault(name, []).append(nft_sets.Element(packed, seconds))
     return change

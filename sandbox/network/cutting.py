@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policy import errors
-from sandbox.kernel import netlink
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import netlink
+from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses, uplink
 
 

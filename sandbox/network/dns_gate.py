@@ -12,8 +12,8 @@ from typing import Any
 from policy import denials, errors
 from policy.compile.network.firewall import GATE_UID
 from policy.grants.sets import addresses as grants
-from sandbox.kernel import nft_elements
-from sandbox.kernel.process import PATIENCE, Patience
+from sandbox.kernel.net import nft_sets
+from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, broker, gate_begun, gate_process
 
 LAYER = "dns"
@@ -60,7 +60,7 @@ def open(  # noqa: A001 - the module's verb: dns_gate.open(...)
     """
     with contextlib.ExitStack() as stack:
         try:
-            netlink = stack.enter_context(inside(nft_elements.open_socket))
+            netlink = stack.enter_context(inside(nft_sets.open_socket))
             serves = broker.Broker(plan, netlink, resolvers)
             stack.callback(serves.close)
             # The gate alone holds the listeners from here on: with it they end, and no name is answered.

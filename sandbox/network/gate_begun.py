@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from policy import errors
-from sandbox import pipes
-from sandbox.kernel import process
+from sandbox.kernel.proc import pipes, spawn
 
 START: Final = (
     "import sys; sys.path += sys.argv[3:]; from sandbox.network import gate_main; gate_main.main(*sys.argv[1:3])"
@@ -42,7 +41,7 @@ class Kind:
 class Begun:
     """One of them. Use as a context manager: leaving ends it, whatever it does."""
 
-    child: process.Child
+    child: spawn.Child
     _control: socket.socket
 
     def __enter__(self) -> Begun:
@@ -80,7 +79,7 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def ahead(kinds: Collection[Kind], patience: process.Patience = process.PATIENCE) -> None:
+def ahead(kinds: Collection[Kind], patience: spawn.Patience = spawn.PATIENCE) -> None:
     """Begin one of each kind that none waits of; where that cannot be had now, whoever needs it hears why."""
     for kind in kinds:
         if kind not in _own.waiting:
@@ -103,7 +102,7 @@ def let_go() -> Collection[Kind]:
 
 
 @contextlib.contextmanager
-def one(kind: Kind, patience: process.Patience) -> Iterator[Begun]:
+def one(kind: Kind, patience: spawn.Patience) -> Iterator[Begun]:
     """One that waits, or a new one; it ends with the block.
 
     Raises:
@@ -119,7 +118,7 @@ def one(kind: Kind, patience: process.Patience) -> Iterator[Begun]:
         yield begun
 
 
-def begin(kind: Kind, patience: process.Patience) -> Begun:
+def begin(kind: Kind, patience: spawn.Patience) -> Begun:
     """A new one, which the caller owns.
 
     Raises:
@@ -130,14 +129,14 @@ def begin(kind: Kind, patience: process.Patience) -> Begun:
         undo.callback(ours.close)
         # -I: no variable and no directory of the caller's decides what is imported; -S: nor does a .pth file. The
         # paths are those that this process has its own modules from, so that it works from a wheel and from a clone.
-        launch = process.Launch(
+        launch = spawn.Launch(
             program=sys.executable,
             arguments=[sys.executable, "-I", "-S", "-B", "-c", START, kind.module, str(theirs.fileno()), *roots()],
             environment={"LC_ALL": "C.UTF-8"},
             own_network=kind.own_network,
             keep=(theirs.fileno(),),
         )
-        begun = Begun(process.spawn(launch, patience), ours)
+        begun = Begun(spawn.spawn(launch, patience), ours)
         undo.pop_all()
     return begun
 

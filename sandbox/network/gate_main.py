@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sandbox.kernel import libc, seal
+from sandbox.kernel import libc
+from sandbox.kernel.proc import privdrop
 from sandbox.network.tokens import Tokens
 
 READY = b'{"ready":true}'
@@ -45,7 +46,7 @@ class Gate:
         """Give up every right, load the filter, and say that the gate is ready."""
         wanted = self._seal
         limits = [(int(name), int(value)) for name, value in wanted["limits"]]
-        seal.apply(seal.Seal(wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"])))
+        privdrop.apply(privdrop.Seal(wanted["uid"], wanted["parent"], limits, base64.b64decode(wanted["program"])))
         os.write(self.reports, READY)
 
     def denied(self, target: str, code: str) -> None:

@@ -2,7 +2,7 @@
 
 A fresh interpreter, in an empty network namespace or the one that it is given, with the descriptors that are listed
 and no others. After its imports and before it reads anything from the agent it gives up root, all capabilities, and
-every system call that serving does not need (sandbox.kernel.seal). It ends with the supervisor, and if it ends before,
+every system call that serving does not need (sandbox.kernel.proc.privdrop). It ends with the supervisor, and if it ends before,
 the run ends: the network stays closed, because nothing else answers.
 """
 
@@ -24,8 +24,8 @@ from typing import Any
 
 from policy import denials, errors
 from policy.compile import bpf, seccomp
-from sandbox import core_dumps, pipes
-from sandbox.kernel import process
+from sandbox import core_dumps
+from sandbox.kernel.proc import pipes, spawn
 from sandbox.network import gate_begun, gate_main
 from sandbox.network.tokens import Tokens
 
@@ -71,7 +71,7 @@ class Gate:
     descriptors: int = 256
     memory_bytes: int = 512 << 20
     join_files: Sequence[str] = ()
-    patience: process.Patience = process.PATIENCE
+    patience: spawn.Patience = spawn.PATIENCE
 
     @property
     def kind(self) -> gate_begun.Kind:
@@ -86,7 +86,7 @@ class Gate:
 class GateProcess:
     """A started gate; made by ``start``. Descriptors in ``Gate.fds`` stay the caller's, who may close them then."""
 
-    def __init__(self, gate: Gate, child: process.Child, reports: socket.socket) -> None:
+    def __init__(self, gate: Gate, child: spawn.Child, reports: socket.socket) -> None:
         self._gate, self._child, self._reports = gate, child, reports
         self.pid, self.pidfd = child.pid, child.pidfd
         self._is_ready = False

@@ -22,9 +22,9 @@ from typing import Any
 from policy import denials, errors
 from policy.compile.artefacts import Artefacts
 from sandbox.config import Config, trusted_binary
-from sandbox.kernel import conntrack, nflog, nft
-from sandbox.kernel import netns as spaces
-from sandbox.kernel.process import PATIENCE, Patience
+from sandbox.kernel.net import conntrack, nflog, nft
+from sandbox.kernel.net import netns as spaces
+from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import addresses, dns_gate, gate_begun, netns, resolvers, rulesets, tls_gate, uplink, walls
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from policy import errors
-from sandbox.kernel import netlink, netns
+from sandbox.kernel.net import netlink, netns
 from sandbox.network import addresses
 
 T = TypeVar("T")

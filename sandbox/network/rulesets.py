@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from sandbox import memo
-from sandbox.kernel import nft
+from sandbox.kernel.net import nft
 
 # Below ``closures``: texts that were checked, the youngest last.
 CHECKED: Final = "rulesets.json"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from policy import denials, errors
 from policy.compile.network.firewall import GATE_UID
-from sandbox.kernel.process import PATIENCE, Patience
+from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network import client_hello, gate_begun, gate_process, splice, tls_serve
 
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from policy import errors
 from sandbox import durable
-from sandbox.kernel import conntrack, netlink, nft
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import conntrack, netlink, nft
+from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses, netns, walls
 
 TABLE: Final = "covenant_uplink"

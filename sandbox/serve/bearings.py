@@ -19,7 +19,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from sandbox.kernel import files, libc, locked
+from sandbox.kernel import libc, small_files
+from sandbox.kernel.proc import secret_memory
 
 # Of proc_pid_status(5): who it is, what it may, what it ignores or catches or is still to be told, who looks into it,
 # where it may run, what it keeps from the disk.
@@ -66,15 +67,15 @@ class Bearings:
         Raises:
             OSError: the kernel does not say.
         """
-        lines = files.text(f"{_SELF}/status").splitlines()
+        lines = small_files.text(f"{_SELF}/status").splitlines()
         return cls(
             status=tuple(line for line in lines if line.partition(":")[0] in _LINES),
             descriptors=frozenset((number, file, _opened(number)) for number, file in _links("fd")),
             spaces=_links("ns"),
             places=(os.readlink(f"{_SELF}/cwd"), os.readlink(f"{_SELF}/root")),
-            limits=files.text(f"{_SELF}/limits"),
-            cgroups=files.text(f"{_SELF}/cgroup"),
-            oom=files.text(f"{_SELF}/oom_score_adj"),
+            limits=small_files.text(f"{_SELF}/limits"),
+            cgroups=small_files.text(f"{_SELF}/cgroup"),
+            oom=small_files.text(f"{_SELF}/oom_score_adj"),
             priority=(
                 os.getpriority(os.PRIO_PROCESS, 0),
                 os.sched_getscheduler(0),
@@ -87,14 +88,14 @@ class Bearings:
             handlers=tuple(signal.getsignal(number) for number in _SIGNALS),
             environment=frozenset(os.environ.items()),
             free=not _has_children()
-            and not locked.is_guarded()
+            and not secret_memory.is_guarded()
             and not any(signal.getitimer(clock)[0] for clock in _CLOCKS),
         )
 
 
 def resident_bytes() -> int:
     """The memory of this process that is there, what it shares with others among it."""
-    return int(files.whole(f"{_SELF}/statm").split()[1]) * _PAGE
+    return int(small_files.whole(f"{_SELF}/statm").split()[1]) * _PAGE
 
 
 def _written(which: int) -> int:
@@ -132,7 +133,7 @@ def _links(name: str) -> frozenset[tuple[str, str]]:
 def _opened(number: str) -> tuple[str, ...]:
     """How a descriptor is open, and what of its file it has locked (proc_pid_fdinfo(5)): two that are open on one file
     have one name. Not how far it was read or written: the log on 2 is that of all."""
-    lines = files.text(f"{_SELF}/fdinfo/{number}").splitlines()
+    lines = small_files.text(f"{_SELF}/fdinfo/{number}").splitlines()
     return tuple(line for line in lines if not line.startswith("pos:"))
 
 

@@ -19,7 +19,7 @@ from typing import Final
 from policy import errors
 from policy import package as packages
 from sandbox import durable
-from sandbox.kernel import files, hanging
+from sandbox.kernel import hanging, small_files
 
 # A request of 4 MiB as bytes, as text of four bytes a character, and as the same once more in its object.
 REQUEST_MEMORY: Final = 64 << 20
@@ -39,7 +39,7 @@ def memory(more_bytes: int) -> Iterator[None]:
         errors.RequestError: it would have needed more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    pages = int(files.whole("/proc/self/statm").split()[5])
+    pages = int(small_files.whole("/proc/self/statm").split()[5])
     wanted = pages * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from policy import errors
-from sandbox.kernel import unix_address
+from sandbox.kernel.net import unix_address
 from sandbox.serve import frames, places
 
 if TYPE_CHECKING:

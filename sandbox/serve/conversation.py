@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from policy import base58, errors
-from sandbox import pipes
 from sandbox.channel import Outcome
 from sandbox.kernel import hanging, libc
+from sandbox.kernel.proc import pipes
 from sandbox.serve import frames
 from sandbox.supervisor import Supervisor
 

@@ -18,8 +18,9 @@ from typing import Final
 from policy import data, errors
 from policy.compile import bpf, seccomp
 from sandbox import core_dumps
-from sandbox.kernel import libc, netns
-from sandbox.kernel.capabilities import CAPABILITIES as NUMBERS
+from sandbox.kernel import libc
+from sandbox.kernel.net import netns
+from sandbox.kernel.proc.capabilities import CAPABILITIES as NUMBERS
 
 # What is kept, and what it is for. What no run fails without is kept for files of other owners: runsc hands the first
 # five to the process that opens granted files, and without them it would see less than was granted.

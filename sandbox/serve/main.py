@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import cgroupfs, hugepages, unix_address
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.net import unix_address
+from sandbox.kernel.proc import hugepages
 from sandbox.serve import hardening, notify, places, reader, warm, watcher
 from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
@@ -56,7 +58,7 @@ def serve(state: Path) -> None:
         raise errors.HomeError(f"`{state}` is not an absolute path")
     with contextlib.ExitStack() as stack:
         # A unit's cgroup is found, or asked of systemd, once, and every process of ours is below it.
-        cgroupfs.Hierarchies.read()
+        cgroup.Hierarchies.read()
         # INVARIANT: before anything is opened: it has no lock, no key and no listening socket of ours, and no filter.
         reads = stack.enter_context(reader.forked())
         if reader.sees_nothing():

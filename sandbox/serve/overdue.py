@@ -23,7 +23,8 @@ from typing import Final, Protocol
 from policy import errors
 from sandbox import bundle, keeper
 from sandbox.keeper import Keeper
-from sandbox.kernel import cgroupfs, hanging
+from sandbox.kernel import hanging
+from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.hanging import Page
 from sandbox.serve import bounds, frames, notify
 
@@ -205,6 +206,6 @@ def _kill_runs(runs: Path, pid: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         for path in runs.iterdir():
             if path.is_dir() and bundle.owner_of(path) == pid:
-                leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), path.name)
+                leaf = cgroup.Leaf(cgroup.Hierarchies.read(), path.name)
                 leaf.adopt(bundle.cgroups_of(path))
                 leaf.kill()

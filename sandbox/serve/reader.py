@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 from sandbox import core_dumps, keeper
 from sandbox.keeper import Keeper
-from sandbox.kernel import filter_reader, libc, readback
-from sandbox.kernel.capabilities import CAPABILITIES
+from sandbox.kernel import libc, procfs
+from sandbox.kernel.proc.capabilities import CAPABILITIES
+from sandbox.kernel.seccomp import reader
 
 # As `ps` shows it.
 NAME = "covenant-reader"
@@ -36,18 +37,18 @@ def forked() -> Iterator[Keeper]:
     with ours:
         with theirs:
             child = keeper.fork(lambda: _work(theirs), keep=(2, theirs.fileno()))
-        filter_reader.through(ours)
+        reader.through(ours)
         try:
             yield child
         finally:
-            filter_reader.through(None)
+            reader.through(None)
             child.close()
 
 
 def sees_nothing() -> bool:
     """Whether this process was itself started under a filter, such as a container's: then none is shown to it, nor to
     the reader that it forks, and those of runs are counted alone."""
-    one = readback.process(os.getpid())
+    one = procfs.process(os.getpid())
     return one is None or one.seccomp != 0
 
 
@@ -59,4 +60,4 @@ def _work(sock: socket.socket) -> None:
     libc.keep_capabilities(_KEPT)
     libc.set_no_new_privs()
     threading.stack_size(_STACK_BYTES)
-    filter_reader.serve(sock)
+    reader.serve(sock)

@@ -31,7 +31,8 @@ from policy import errors
 from sandbox import config as configuration
 from sandbox import registry, standby_retries
 from sandbox.keeper import Keeper
-from sandbox.kernel import filter_reader, signals
+from sandbox.kernel.proc import signals
+from sandbox.kernel.seccomp import reader as seccomp_reader
 from sandbox.network.tokens import Tokens
 from sandbox.serve import connection, frames, notify, overdue, watcher
 from sandbox.serve.ahead import Ahead
@@ -484,6 +485,6 @@ def check_callers(config: configuration.Config) -> None:
 
 def _until_end(pipe: int) -> None:
     """Until nobody has the other end any more, which whoever was refused decides: for so long it holds nothing else."""
-    for fd in filter_reader.descriptors():
+    for fd in seccomp_reader.descriptors():
         os.close(fd)
     os.read(pipe, 1)

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from policy import errors
 from policy.manifest.agent import AGENT_ID
 from policy.manifest.permissions import CREDENTIAL_NAME
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 
 MAX_VALUE_BYTES = 16 * 1024
 Action = Literal["created", "put", "rotated", "removed", "rekeyed"]

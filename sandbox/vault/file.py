@@ -25,7 +25,7 @@ from pathlib import Path
 from policy import errors
 from policy.signing.keyfile import RECOMMENDED, Argon2Parameters
 from sandbox import durable
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import backend, document, sealing
 from sandbox.vault.backend import Before, Change, Entry, Opened
 from sandbox.vault.document import Ciphertext, Document, Head, Lock, Record

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from policy import errors
-from sandbox.kernel.locked import Locked, guard_process
+from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.vault.backend import MAX_VALUE_BYTES
 
 

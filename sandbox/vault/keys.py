@@ -18,7 +18,7 @@ from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
 from sandbox import durable
 from sandbox.kernel import libc
-from sandbox.kernel.locked import Locked, guard_process
+from sandbox.kernel.proc.secret_memory import Locked, guard_process
 from sandbox.vault.settings import CREDENTIAL
 
 KEY_FILE_BYTES = 32

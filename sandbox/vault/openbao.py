@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from policy import errors
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import backend, keys
 from sandbox.vault.backend import Before, Change, Entry, Opened
 from sandbox.vault.settings import Settings

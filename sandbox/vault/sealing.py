@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from policy.signing.keyfile import Argon2Parameters
 from sandbox import progress
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

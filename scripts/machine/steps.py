@@ -26,7 +26,7 @@ OLDEST_PYTHON = (3, 11)
 AGENT_USER = "covenant-agent"
 HOME = ".demo"
 ENVELOPE = "agent.dsse.json"
-COMPILED = ("sandbox/kernel/covenant-start", "agents/checksum/bin", "agents/hostile/binary/bin")
+COMPILED = ("sandbox/kernel/proc/covenant-start", "agents/checksum/bin", "agents/hostile/binary/bin")
 
 
 @dataclasses.dataclass(frozen=True)

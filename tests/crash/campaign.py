@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from policy.audit_log import chain, verify
-from sandbox.kernel import cgroupfs
-from sandbox.kernel.delegation import BASE
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup.delegation import BASE
 from tests.crash import traces
 from tests.crash.scenes import Scene
 from tests.crash.server import Outcome, Server, Subject
@@ -301,7 +301,7 @@ class Foreign:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Foreign:
-        mounts = cgroupfs.Hierarchies.read().mounts
+        mounts = cgroup.Hierarchies.read().mounts
         for place in (
             Path(mounts["memory"]) / f"covenant-other-{uuid.uuid4()}",
             Path(mounts["memory"]) / BASE / str(uuid.uuid4()),

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _OVER_SECONDS = 30.0
 # What a run imports, here once for all subjects.
 _PARTS = (
-    "covenant.keys.identity", "sandbox.canary_run", "sandbox.kernel.conntrack", "sandbox.kernel.nft", "sandbox.package",
-    "sandbox.kernel.seccomp_loader", "sandbox.runsc_probe", "sandbox.serve.client", "sandbox.serve.main",
+    "covenant.keys.identity", "sandbox.canary_run", "sandbox.kernel.net.conntrack", "sandbox.kernel.net.nft", "sandbox.package",
+    "sandbox.kernel.seccomp.load", "sandbox.runsc_probe", "sandbox.serve.client", "sandbox.serve.main",
     "sandbox.supervisor", "sandbox.trusted_local", "shutil", "covenant.cli.operator.vault", "covenant.cli.operator.vault_log",
     "sandbox.vault.giving", "tests.crash.clients", "tests.crash.steps", "tests.crash.vault_work",
 )  # fmt: skip

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from policy.compile.mounts import CREDENTIALS
 from sandbox import bundle
-from sandbox.kernel import cgroupfs, secret_files
-from sandbox.kernel.delegation import BASE
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup.delegation import BASE
+from sandbox.kernel.fs import secret_files
 
 # What may lie in a state after a kill that did not before: evidence, locks, the one place of a half-made file, which
 # the next writer overwrites, and whole parts of runs' directories for the next run (sandbox.spare).
@@ -48,7 +49,7 @@ def run_ids(home: Path) -> set[str]:
 
 def cgroups(ids: Collection[str]) -> list[str]:
     """The cgroups of these runs that are there."""
-    places = set(cgroupfs.Hierarchies.read().mounts.values())
+    places = set(cgroup.Hierarchies.read().mounts.values())
     return [str(place / BASE / one) for place in places for one in ids if (place / BASE / one).exists()]
 
 

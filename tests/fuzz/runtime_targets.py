@@ -15,7 +15,7 @@ from policy import base58, contract, errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import verify
 from sandbox import config, elf, ldso
-from sandbox.kernel import trace
+from sandbox.kernel.runsc import start_trace
 from tests.fuzz.drive import Target
 from tests.unit.sandbox import tiny_elf
 
@@ -176,7 +176,7 @@ class _Peer:
 
 def started(raw: bytes) -> str:
     """A message of the trace: the start of the container is told from everything else by its header alone."""
-    watch = trace.StartTrace.__new__(trace.StartTrace)
+    watch = start_trace.StartTrace.__new__(start_trace.StartTrace)
     peer: Any = _Peer(raw)
     watch._connection, watch._greeted = peer, False
     watch._epoll = types.SimpleNamespace(unregister=lambda _: None)  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 import click
 
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel import booted_systemd
 from tests.kernel.booted_systemd import UID, BootedSystemd
 from tests.kernel.serving import START_SECONDS
@@ -90,7 +90,7 @@ class BootedServices(BootedSystemd):
         self._stage = scratch / "systemd"
         name = f"covenant-test-{uuid.uuid4()}"
         self._cgroup = booted_systemd._cgroups() / name
-        found = cgroupfs.Hierarchies.read()
+        found = cgroup.Hierarchies.read()
         self._v1 = sorted(found.mounts) if found.version == 1 else []
         self.also = tuple(found.mounts[one] / name for one in self._v1)
         self._process = None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.kernel import netlink, netns
+from sandbox.kernel.net import netlink, netns
 from sandbox.network import addresses
 from tests.kernel import planted, planted_bpf, planted_iptables
 from tests.kernel.test_attest import within

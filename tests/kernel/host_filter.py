@@ -42,7 +42,7 @@ def load_bpf():
 def load_denylist():
     from policy import data
     from policy.compile import seccomp
-    from sandbox.kernel import seccomp_loader
+    from sandbox.kernel.seccomp import load as seccomp_loader
     seccomp_loader.load(seccomp.compile_denylist(data.deny().names, arch=os.uname().machine,
                                                  network=False))
 

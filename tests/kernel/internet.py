@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sandbox.kernel import netns
+from sandbox.kernel.net import netns
 from sandbox.network import uplink
 from tests.kernel import scripted_resolver, tls_servers
 from tests.kernel.scripted_resolver import Resolver

@@ -10,7 +10,7 @@ from typing import Any
 from policy import denials
 from policy.compile.artefacts import Artefacts
 from sandbox.config import Config
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses as own
 from sandbox.network import gateway
 from tests.kernel.internet import RESOLVER, Internet

@@ -8,8 +8,8 @@ import socket
 import struct
 
 from policy.connections import Ends
-from sandbox.kernel import conntrack
-from sandbox.kernel.netlink_wire import NESTED, attribute
+from sandbox.kernel.net import conntrack
+from sandbox.kernel.net.netlink_wire import NESTED, attribute
 
 UDP, TCP = socket.IPPROTO_UDP, socket.IPPROTO_TCP
 _NEW, _DELETE = 0, 2

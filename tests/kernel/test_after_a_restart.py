@@ -15,7 +15,7 @@ import pytest
 
 from sandbox import attest, attest_processes
 from sandbox import package as packages
-from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.registry import Entry
 from sandbox.request import Request
 from sandbox.serve import client

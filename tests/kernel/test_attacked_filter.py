@@ -22,12 +22,15 @@ from policy import data
 from policy.lifecycle import State
 from policy.prove.live import Standing
 from sandbox import registry
-from sandbox.kernel import libc, netns, readback, readback_filter, runsc
+from sandbox.kernel import libc, procfs
+from sandbox.kernel.net import netns
+from sandbox.kernel.runsc import command as runsc_command
+from sandbox.kernel.seccomp import dump
 from tests.kernel import live_runs
 from tests.kernel.world import World
 
 ARCH = os.uname().machine
-OWN = runsc.own_filter(ARCH)
+OWN = runsc_command.own_filter(ARCH)
 DIGESTS = (f"{len(OWN) // 8}:{hashlib.sha256(OWN).hexdigest()}",)
 # linux/ptrace.h: who is traced with it is under no filter until it is let go.
 SUSPEND_SECCOMP: Final = 1 << 21
@@ -84,7 +87,7 @@ def one() -> Iterator[Filtered]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as popen:
         found = Filtered(popen)
         assert found.says() == b"ready"
-        assert readback_filter.digests(found.pid) == DIGESTS
+        assert dump.digests(found.pid) == DIGESTS
         assert found.asked() == errno.ENOSYS
         yield found
         assert found.asked() == errno.ENOSYS, "it goes on, under its filter"
@@ -99,7 +102,7 @@ def traced(pid: int, options: int = 0) -> Iterator[threading.Event]:
     begun, over = threading.Event(), threading.Event()
 
     def trace() -> None:
-        readback_filter._ptrace(readback_filter.PTRACE_SEIZE, pid, 0, options)
+        dump._ptrace(dump.PTRACE_SEIZE, pid, 0, options)
         begun.set()
         over.wait(live_runs.WAIT_SECONDS)
 
@@ -110,12 +113,12 @@ def traced(pid: int, options: int = 0) -> Iterator[threading.Event]:
     finally:
         over.set()
         wait()
-        live_runs.until(lambda: readback.tracer(pid) == 0)
+        live_runs.until(lambda: procfs.tracer(pid) == 0)
 
 
 def _after(monkeypatch: pytest.MonkeyPatch, request: int, act: Callable[[], object]) -> None:
     """Come between one request of whoever reads and the next."""
-    real = readback_filter._ptrace
+    real = dump._ptrace
 
     def ptrace(asked: int, pid: int, address: int = 0, data: int = 0) -> int:
         result = real(asked, pid, address, data)
@@ -123,7 +126,7 @@ def _after(monkeypatch: pytest.MonkeyPatch, request: int, act: Callable[[], obje
             act()
         return result
 
-    monkeypatch.setattr(readback_filter, "_ptrace", ptrace)
+    monkeypatch.setattr(dump, "_ptrace", ptrace)
 
 
 def test_a_signal_that_comes_while_it_is_looked_at_is_not_lost(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,15 +138,15 @@ def test_a_signal_that_comes_while_it_is_looked_at_is_not_lost(one: Filtered, mo
 
     os.kill(one.pid, signal.SIGUSR1)
     assert one.says() == b"SIGUSR1", "the control"
-    _after(monkeypatch, readback_filter.PTRACE_SEIZE, comes)
-    assert readback_filter.digests(one.pid) == DIGESTS
+    _after(monkeypatch, dump.PTRACE_SEIZE, comes)
+    assert dump.digests(one.pid) == DIGESTS
     assert one.says() == b"SIGUSR1"
 
 
 def test_who_stands_by_a_signal_is_read_and_goes_on_standing(one: Filtered) -> None:
     os.kill(one.pid, signal.SIGSTOP)
     one.becomes("T")
-    assert readback_filter.digests(one.pid) == DIGESTS
+    assert dump.digests(one.pid) == DIGESTS
     one.becomes("T")
     os.kill(one.pid, signal.SIGCONT)
 
@@ -153,8 +156,8 @@ def test_a_stop_that_comes_while_it_is_looked_at_is_one(one: Filtered, monkeypat
         os.kill(one.pid, signal.SIGSTOP)
         one.becomes("t")
 
-    _after(monkeypatch, readback_filter.PTRACE_SEIZE, comes)
-    assert readback_filter.digests(one.pid) == DIGESTS
+    _after(monkeypatch, dump.PTRACE_SEIZE, comes)
+    assert dump.digests(one.pid) == DIGESTS
     one.becomes("T")
     os.kill(one.pid, signal.SIGCONT)
 
@@ -163,21 +166,21 @@ def test_filters_that_a_tracer_may_have_put_out_of_force_are_not_taken_for_read(
     one: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/proc shows them as before: that somebody traces it is all that can be seen."""
-    monkeypatch.setattr(readback_filter, "_TRACED_SECONDS", 0.2)
+    monkeypatch.setattr(dump, "_TRACED_SECONDS", 0.2)
     with traced(one.pid, SUSPEND_SECCOMP):
         assert one.asked() == 0, "the control: the filter is out of force"
-        found = readback.process(one.pid)
+        found = procfs.process(one.pid)
         assert found is not None
         assert (found.seccomp, found.filters) == (2, 1)
         with pytest.raises(OSError, match=f"process {one.pid} is traced by [1-9]"):
-            readback_filter.digests(one.pid)
-    assert readback_filter.digests(one.pid) == DIGESTS
+            dump.digests(one.pid)
+    assert dump.digests(one.pid) == DIGESTS
 
 
 def test_one_more_who_only_looks_is_waited_for(one: Filtered, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `covenant attest` beside a supervisor: neither calls the other's look drift."""
-    monkeypatch.setattr(readback_filter, "_TRACED_SECONDS", live_runs.WAIT_SECONDS)
-    asked = readback.tracer
+    monkeypatch.setattr(dump, "_TRACED_SECONDS", live_runs.WAIT_SECONDS)
+    asked = procfs.tracer
     with traced(one.pid) as over:
 
         def lets_go(pid: int) -> int:
@@ -185,17 +188,17 @@ def test_one_more_who_only_looks_is_waited_for(one: Filtered, monkeypatch: pytes
             over.set()
             return tracer
 
-        monkeypatch.setattr(readback, "tracer", lets_go)
-        assert readback_filter.digests(one.pid) == DIGESTS
+        monkeypatch.setattr(procfs, "tracer", lets_go)
+        assert dump.digests(one.pid) == DIGESTS
         assert over.is_set(), "the control: it was in the way"
 
 
 def test_who_dies_under_the_look_is_gone_and_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for request in (readback_filter.PTRACE_SEIZE, readback_filter.PTRACE_INTERRUPT):
+    for request in (dump.PTRACE_SEIZE, dump.PTRACE_INTERRUPT):
         with subprocess.Popen(["/usr/bin/cat"], stdin=subprocess.PIPE) as popen, monkeypatch.context() as patch:
             _after(patch, request, popen.kill)
             with contextlib.suppress(ProcessLookupError):
-                assert readback_filter.digests(popen.pid) is None
+                assert dump.digests(popen.pid) is None
 
 
 def test_who_is_under_a_filter_reads_none_and_leaves_nobody_standing(one: Filtered) -> None:
@@ -205,24 +208,24 @@ def test_who_is_under_a_filter_reads_none_and_leaves_nobody_standing(one: Filter
         status = 1
         with contextlib.suppress(BaseException):
             libc.set_seccomp_filter(OWN)
-            status = 0 if readback_filter.digests(one.pid) is None else 2
+            status = 0 if dump.digests(one.pid) is None else 2
         os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) == 0
-    assert readback.tracer(one.pid) == 0
+    assert procfs.tracer(one.pid) == 0
 
 
 def test_a_run_that_somebody_traces_does_not_hold_and_each_of_its_threads_is_under_gvisors_filter(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attestation counts those of each process's first thread: gVisor loads them for all of them at once (TSYNC)."""
-    monkeypatch.setattr(readback_filter, "_TRACED_SECONDS", 0.2)
+    monkeypatch.setattr(dump, "_TRACED_SECONDS", 0.2)
     with live_runs.live(world) as run:
         # The supervisor's own first look is over once its agent has an intent, and who is traced in it ends.
         live_runs.until(lambda: _state(run.directory) == State.RUNNING)
         family = run.family()
         for member in (family.gofer, family.sandbox, *family.others):
-            assert {_line(member.name.pid, task, "TracerPid") for task in readback.threads(member.name.pid)} == {0}
-            counts = {_line(member.name.pid, task, "Seccomp_filters") for task in readback.threads(member.name.pid)}
+            assert {_line(member.name.pid, task, "TracerPid") for task in procfs.threads(member.name.pid)} == {0}
+            counts = {_line(member.name.pid, task, "Seccomp_filters") for task in procfs.threads(member.name.pid)}
             assert min(counts) > family.runner.filters, member
         assert run.report().holds, "the control"
         for member in (family.gofer, family.sandbox):

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from sandbox import keeper
-from sandbox.kernel import filter_reader, readback_filter
-from sandbox.kernel.capabilities import CAPABILITIES
+from sandbox.kernel.proc.capabilities import CAPABILITIES
+from sandbox.kernel.seccomp import dump
+from sandbox.kernel.seccomp import reader as seccomp_reader
 from sandbox.serve import reader, server, watcher
 from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
@@ -61,7 +62,7 @@ def test_under_the_unit_that_is_shipped_it_is_under_no_filter_either(tmp_path: P
         assert booted.asked()["kind"] == "runs"
         main = booted.main()
         assert serving.status(main)["Seccomp"] == "2", "the control: it has one of its own at least"
-        assert readback_filter.digests(main), "the control: whoever is under none reads them"
+        assert dump.digests(main), "the control: whoever is under none reads them"
         assert serving.status(serving.reader_of(main))["Seccomp"] == "0"
 
 
@@ -77,10 +78,10 @@ def test_without_a_thread_it_says_what_whoever_reads_by_themselves_is_told(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none_left)
-        assert readback_filter.digests(filtered) is None, "the control"
+        assert dump.digests(filtered) is None, "the control"
         with reader.forked() as child:
             try:
-                assert filter_reader.digests(filtered) is None
+                assert seccomp_reader.digests(filtered) is None
             finally:
                 child.signal(signal.SIGKILL)
                 child.reap()
@@ -97,18 +98,18 @@ def test_with_few_descriptors_it_answers_what_it_can_and_goes_on(
 
     def ask() -> None:
         try:
-            found.append(filter_reader.digests(filtered))
+            found.append(seccomp_reader.digests(filtered))
         except OSError as e:
             found.append(type(e).__name__)
 
-    askers = [threading.Thread(target=ask) for _ in range(3 * filter_reader.AT_ONCE)]
+    askers = [threading.Thread(target=ask) for _ in range(3 * seccomp_reader.AT_ONCE)]
     for one in askers:
         one.start()
     for one in askers:
         one.join(live_runs.WAIT_SECONDS)
     assert len(found) == len(askers), "somebody waits for good"
     assert DIGESTS in found
-    assert filter_reader.digests(filtered) == DIGESTS
+    assert seccomp_reader.digests(filtered) == DIGESTS
     live_runs.until(lambda: len(os.listdir(f"/proc/{reads.pid}/task")) == 1)
 
 
@@ -242,7 +243,7 @@ def test_who_only_closes_what_was_refused_does_not_keep_it(
 ) -> None:
     """Whoever was refused decides how long that takes (a file system of theirs): for so long a reader whose supervisor
     has ended would be there for nobody, and one more with each that ends."""
-    (fd,) = filter_reader.descriptors()
+    (fd,) = seccomp_reader.descriptors()
     asking = os.readlink(f"/proc/self/fd/{fd}")
     caught: list[tuple[keeper.Keeper, int]] = []
 
@@ -308,7 +309,7 @@ def test_a_reader_that_traces_as_it_is_killed_lets_go() -> None:
         def ask() -> None:
             while not over.is_set():
                 with contextlib.suppress(OSError):
-                    filter_reader.digests(pid)
+                    seccomp_reader.digests(pid)
 
         asker = threading.Thread(target=ask)
         asker.start()

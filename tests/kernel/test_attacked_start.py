@@ -15,8 +15,8 @@ import pytest
 
 from policy import errors
 from sandbox import attest, attest_processes, attest_runs, bundle, control, gvisor
-from sandbox.kernel import cgroupfs
-from sandbox.raising import Raising
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.runsc.log_level import Raising
 from sandbox.runner import Exchange
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs
@@ -168,7 +168,7 @@ def test_a_sandbox_that_somebody_stops_as_it_is_asked_is_waited_for(
             os.kill(pid, signal.SIGSTOP)
             goes_on.append(lambda: os.kill(pid, signal.SIGCONT))
         else:
-            leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), made.run_id)
+            leaf = cgroup.Leaf(cgroup.Hierarchies.read(), made.run_id)
             leaf.adopt(bundle.cgroups_of(raising._root.parent))
             leaf.freeze(live_runs.WAIT_SECONDS)
             goes_on.append(lambda: leaf.thaw(live_runs.WAIT_SECONDS))

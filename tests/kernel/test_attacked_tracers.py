@@ -16,7 +16,7 @@ import pytest
 from policy import errors
 from policy.prove.live import Standing
 from sandbox import attest, attest_tracers
-from sandbox.kernel import readback
+from sandbox.kernel import procfs
 from tests.kernel import internet, live_runs
 from tests.kernel.world import World
 
@@ -24,7 +24,7 @@ from tests.kernel.world import World
 TRACES: Final = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from sandbox.kernel import readback_filter
+from sandbox.kernel.seccomp import dump as readback_filter
 readback_filter._ptrace(readback_filter.PTRACE_SEIZE, int(sys.argv[1]), 0, 1 << 21)
 print("traces", flush=True)
 sys.stdin.read()
@@ -63,7 +63,7 @@ def traced(thread: int) -> Iterator[int]:
 
 def last(pid: int) -> int:
     """The youngest thread of a process: another than its first, where it has more than one."""
-    return max(readback.threads(pid))
+    return max(procfs.threads(pid))
 
 
 def kinds(one: live_runs.Live) -> list[tuple[str, int]]:
@@ -100,7 +100,7 @@ def test_a_traced_thread_of_each_process_is_drift(tmp_path: Path, warm: Path) ->
             for kind, pid in found:
                 before, thread = len(one.drift()), last(pid)
                 with traced(thread) as tracer:
-                    assert readback.tracers(pid) == {thread: tracer}, "control: of this thread alone"
+                    assert procfs.tracers(pid) == {thread: tracer}, "control: of this thread alone"
                     says = f"thread {thread} is traced by {tracer}: its filter may be out of force"
                     wrong = ("process", Standing.WIDER, f"no thread of {kind} {pid} is traced", says)
                     assert layers(one.report()) == [wrong]
@@ -133,8 +133,8 @@ def test_a_run_traced_at_its_start_gets_no_intent(
             lambda: next(
                 (
                     pid
-                    for pid in readback.family(made.runner) or ()
-                    if (one := readback.process(pid)) is not None and one.arguments[:1] == ("runsc-gofer",)
+                    for pid in procfs.family(made.runner) or ()
+                    if (one := procfs.process(pid)) is not None and one.arguments[:1] == ("runsc-gofer",)
                 ),
                 None,
             )
@@ -158,7 +158,7 @@ def test_a_tracer_that_lets_go_is_no_drift(world: World, monkeypatch: pytest.Mon
         with contextlib.ExitStack() as stack:
             sandbox = one.family().sandbox.name.pid
             stack.enter_context(traced(last(sandbox)))
-            real, seen = readback.tracers, []
+            real, seen = procfs.tracers, []
 
             def tracers(pid: int) -> dict[int, int]:
                 found = real(pid)
@@ -167,7 +167,7 @@ def test_a_tracer_that_lets_go_is_no_drift(world: World, monkeypatch: pytest.Mon
                     stack.close()
                 return found
 
-            monkeypatch.setattr(readback, "tracers", tracers)
+            monkeypatch.setattr(procfs, "tracers", tracers)
             assert one.report().holds
         assert seen[0], "control: the first look saw it"
         assert seen[-1] == {}
@@ -191,8 +191,8 @@ def test_gvisor_may_trace_its_own_stubs(world: World) -> None:
         owners: set[int] = set()
         until = time.monotonic() + live_runs.WAIT_SECONDS
         while not owners and time.monotonic() < until:
-            stubs = set(readback.family(runner) or ()) - others
-            owners = {owner for stub in stubs for owner in map(_process_of, readback.tracers(stub).values()) if owner}
+            stubs = set(procfs.family(runner) or ()) - others
+            owners = {owner for stub in stubs for owner in map(_process_of, procfs.tracers(stub).values()) if owner}
         assert owners, "control: a stub is traced while it is made"
         assert owners == {sandbox}, "by a thread of the sandbox alone"
         for _ in range(20):
@@ -205,6 +205,6 @@ def test_a_stub_that_the_shim_traces_is_drift(world: World) -> None:
         found = dict(kinds(one))
         assert found["shim"] == os.getpid()
         with traced(found["stub"]) as tracer:
-            assert tracer not in readback.threads(found["sandbox"])
+            assert tracer not in procfs.threads(found["sandbox"])
             assert [wrong[0] for wrong in layers(one.report())] == ["process"]
         assert one.report().holds

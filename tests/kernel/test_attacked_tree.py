@@ -23,7 +23,8 @@ import pytest
 from policy import errors
 from policy.signing import change
 from sandbox import archive, bundle, control, oversight, registry, revocation, trusted_local
-from sandbox.kernel import cgroupfs, process
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.state import State
 from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
@@ -48,8 +49,8 @@ def _live(world: World) -> list[registry.Entry]:
     return registry.live(world.state / "runs")
 
 
-def _leaf(entry: registry.Entry) -> cgroupfs.Leaf:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+def _leaf(entry: registry.Entry) -> cgroup.Leaf:
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), entry.run_id)
     leaf.adopt(entry.cgroups)
     return leaf
 
@@ -119,7 +120,7 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
     monkeypatch.setattr(oversight, "_GONE_SECONDS", 20.0)
     package, full = world.sign(world.package({"main.py": SLEEPS}, **fields)), list[Path]()
     killed, ended = threading.Event(), list[list[str]]()
-    start, together = process.spawn, revocation.end_together
+    start, together = proc_spawn.spawn, revocation.end_together
 
     def no_room(path: Path, *words: str, **more: Any) -> None:
         full.append(path)
@@ -138,7 +139,7 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
     monkeypatch.setattr(bundle, "mark_stopped", no_room)
     monkeypatch.setattr(revocation, "end_together", kill_what_is_seen)
     monkeypatch.setattr(revocation, "stop", lambda entries: {})
-    monkeypatch.setattr(process, "spawn", while_it_is_killed)
+    monkeypatch.setattr(proc_spawn, "spawn", while_it_is_killed)
     try:
         error = world.run(package).error
     except errors.KilledError as e:  # it was asked while it was being started, and not just after

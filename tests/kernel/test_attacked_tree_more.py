@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from sandbox import bundle, gvisor, oversight, registry
-from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel.cgroup import cgroup, kill
 from sandbox.ledger import Ledger
 from tests.kernel.live_runs import live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
@@ -89,13 +89,13 @@ def test_who_is_suspended_as_it_dies_is_let_go_to_die(monkeypatch: pytest.Monkey
     """Its keeper was just asked to suspend it, and freezes it a moment after the thaw that it was to die of. On one
     processor none of it has run in between: it stood with its death pending, until the deadline."""
     leaf, ask, again = (
-        cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"suspended-{uuid.uuid4()}"),
-        ending._ask,
+        cgroup.Leaf(cgroup.Hierarchies.read(), f"suspended-{uuid.uuid4()}"),
+        kill._ask,
         list[bool](),
     )
     processors, scheduling = os.sched_getaffinity(0), (os.sched_getscheduler(0), os.sched_getparam(0))
 
-    def ask_and_suspend(one: cgroupfs.Leaf, *, frozen: bool) -> None:
+    def ask_and_suspend(one: cgroup.Leaf, *, frozen: bool) -> None:
         ask(one, frozen=frozen)
         if not frozen and not again:
             ask(one, frozen=True)
@@ -108,10 +108,10 @@ def test_who_is_suspended_as_it_dies_is_let_go_to_die(monkeypatch: pytest.Monkey
             for one in sleepers:
                 for path in set(leaf.paths.values()):
                     (path / "cgroup.procs").write_text(str(one.pid))
-            monkeypatch.setattr(ending, "_ask", ask_and_suspend)
+            monkeypatch.setattr(kill, "_ask", ask_and_suspend)
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             begun = time.monotonic()
-            ending.kill([leaf], deadline_seconds=5.0)
+            kill.kill([leaf], deadline_seconds=5.0)
             assert time.monotonic() - begun < 3.0
         finally:
             os.sched_setscheduler(0, *scheduling)

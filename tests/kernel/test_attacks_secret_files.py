@@ -15,8 +15,9 @@ import pytest
 from policy import errors
 from policy.signing import envelope as envelopes
 from sandbox.fetcher import Fetcher
-from sandbox.kernel import process, secret_files
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.fs import secret_files
+from sandbox.kernel.proc import spawn as proc_spawn
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Opened
 from tests.kernel import serving
 from tests.kernel.families import BIG, SMALL, member, spawn
@@ -50,7 +51,7 @@ def test_what_is_revoked_while_the_vault_is_asked_is_not_started(keyed: World, m
         seal(self)
 
     monkeypatch.setattr(secret_files.SecretFiles, "seal", revoke_then_seal)
-    monkeypatch.setattr(process, "spawn", lambda *launch: pytest.fail("it was started"))
+    monkeypatch.setattr(proc_spawn, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.RunRevokedError, match=LEAKS):
         keyed.run(package)
     operator.join()

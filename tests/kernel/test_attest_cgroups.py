@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import attest_cgroups
-from sandbox.kernel import filesystems
+from sandbox.kernel.fs import filesystems
 from tests.kernel import planted_bpf
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from policy.connections import Connection, Ends
 from sandbox import attest_network
-from sandbox.kernel import conntrack, netns
+from sandbox.kernel.net import conntrack, netns
 from tests.kernel import internet, planted
 from tests.kernel.hands import Tamper, chain, old_nat
 from tests.kernel.internet import Internet, NetworkedWorld

@@ -21,7 +21,7 @@ import pytest
 
 from policy import errors
 from sandbox import attest_network
-from sandbox.kernel import netlink, netns, readback_net
+from sandbox.kernel.net import dump, netlink, netns
 from sandbox.network import addresses
 from sandbox.network import netns as run_netns
 from tests.kernel import internet
@@ -350,14 +350,14 @@ def test_what_no_listing_of_rules_shows_is_read_as_well() -> None:
     """IPsec and the tables of the older iptables, in a namespace of the test's own: neither can be undone there."""
     (fd,) = netns.make()
     try:
-        before = netns.within(fd, readback_net.lines)
+        before = netns.within(fd, dump.lines)
         for words in ("state allocspi src 192.0.0.2 dst 9.9.9.9 proto esp reqid 1 mode tunnel",
                       "policy add src 192.0.0.2/32 dst 9.9.9.9/32 dir fwd action block"):  # fmt: skip
             command = ["/usr/sbin/ip", "xfrm", *words.split()]
             run = functools.partial(subprocess.run, command, check=True, capture_output=True, timeout=60)
             netns.within(fd, run)
         netns.within(fd, _old_table)
-        more = sorted(netns.within(fd, readback_net.lines) - before)
+        more = sorted(netns.within(fd, dump.lines) - before)
     finally:
         os.close(fd)
     assert [line.rpartition(" ")[0] for line in more[1:]] == ["transformation association", "transformation policy"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel import by_hand, by_hand_beside, internet
 from tests.kernel.hands import Change
 from tests.kernel.internet import NetworkedWorld
@@ -32,7 +32,7 @@ def hand(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Hand]
 
 
 # What this machine's cgroups have no file for is tried on a machine of the other version.
-OTHERS = by_hand_beside.OF_VERSION[2 if cgroupfs.Hierarchies.read().version == 1 else 1]
+OTHERS = by_hand_beside.OF_VERSION[2 if cgroup.Hierarchies.read().version == 1 else 1]
 CHANGES = {
     f"{title}: {name}": one
     for title, changes in by_hand.GROUPS.items()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from policy.connections import Connection
-from sandbox.kernel import conntrack
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import conntrack
+from sandbox.kernel.net import netns as spaces
 from tests.kernel import internet
 from tests.kernel.internet import Internet
 from tests.kernel.open_gateway import Opened

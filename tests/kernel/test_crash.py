@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.kernel import secret_files
+from sandbox.kernel.fs import secret_files
 from tests.crash import scenes, traces, vaults
 from tests.crash.campaign import Campaign, Foreign, Point, Tally
 from tests.crash.server import Server

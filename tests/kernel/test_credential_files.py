@@ -13,7 +13,7 @@ import pytest
 
 from policy import errors
 from sandbox import control, credentials
-from sandbox.kernel.secret_files import SecretFiles
+from sandbox.kernel.fs.secret_files import SecretFiles
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import live, until

@@ -17,7 +17,7 @@ import pytest
 
 from sandbox import checks, runsc_probe
 from sandbox.config import Config
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 
 _ENTRY = [sys.executable, "-c", "from covenant.cli.main import entry; entry()", "doctor"]
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 def _traces() -> tuple[list[str], list[str], list[str]]:
     """What a probe could leave: cgroups of its name, processes of its name, directories in /tmp."""
-    mounts = cgroupfs.Hierarchies.read().mounts.values()
+    mounts = cgroup.Hierarchies.read().mounts.values()
     groups = [str(p) for m in set(mounts) for p in m.glob("covenant/doctor-*")]
     processes = []
     for entry in Path("/proc").iterdir():
@@ -131,14 +131,14 @@ def test_a_broken_runsc_is_named_in_bounded_time(
 
 def test_one_that_stands_before_it_is_executed_hangs_no_doctor(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody stops every cgroup as soon as it is made."""
-    enter = cgroupfs.Leaf.__enter__
+    enter = cgroup.Leaf.__enter__
 
-    def stopped(self: cgroupfs.Leaf) -> cgroupfs.Leaf:
+    def stopped(self: cgroup.Leaf) -> cgroup.Leaf:
         leaf = enter(self)
         leaf.freeze()
         return leaf
 
-    monkeypatch.setattr(cgroupfs.Leaf, "__enter__", stopped)
+    monkeypatch.setattr(cgroup.Leaf, "__enter__", stopped)
     assert "runsc hangs" in runsc_probe.alive(config, config.runsc, deadline_seconds=0.2).fault
 
 
@@ -182,7 +182,7 @@ def test_a_runsc_that_others_may_replace_is_not_started(config: Config, tmp_path
 
 
 def _no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroupfs.Hierarchies, "read", classmethod(lambda cls, mountinfo=None: cls(0, {})))
+    monkeypatch.setattr(cgroup.Hierarchies, "read", classmethod(lambda cls, mountinfo=None: cls(0, {})))
 
 
 def _old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from policy import errors
-from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel.cgroup import cgroup, kill
 from tests.kernel.live_runs import until
 
 MANY = 160
@@ -36,14 +36,14 @@ while True:
 
 
 @contextlib.contextmanager
-def leaf() -> Iterator[cgroupfs.Leaf]:
-    with cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}") as made:
-        made.apply([cgroupfs.Limit("pids", "pids.max", "64")])
+def leaf() -> Iterator[cgroup.Leaf]:
+    with cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}") as made:
+        made.apply([cgroup.Limit("pids", "pids.max", "64")])
         yield made
 
 
 @contextlib.contextmanager
-def inside(place: cgroupfs.Leaf, code: str) -> Iterator[subprocess.Popen[bytes]]:
+def inside(place: cgroup.Leaf, code: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-I", "-S", "-c", code, *place.join_files()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
@@ -69,8 +69,8 @@ def test_all_of_them_are_empty_when_it_returns(code: str, *, frozen: bool) -> No
                 one.freeze()
         other = stack.enter_context(leaf())
         started(stack.enter_context(inside(other, SLEEPS)))
-        ending.stop(leaves)
-        ending.kill(leaves)
+        kill.stop(leaves)
+        kill.kill(leaves)
         assert [one.pids() for one in leaves] == [[], [], []]
         assert [process.wait(60) for process in processes] == [-9, -9, -9]
         # The control: whoever lies beside them lives.
@@ -88,7 +88,7 @@ def test_it_needs_no_descriptor_to_know_that_all_are_gone(monkeypatch: pytest.Mo
         started(process)
         with monkeypatch.context() as patch:
             patch.setattr(os, "pidfd_open", none_left)
-            ending.kill([place])
+            kill.kill([place])
         assert asked == [process.pid]
         assert place.pids() == []
         assert process.wait(60) == -9
@@ -98,7 +98,7 @@ def test_many_at_once_leave_descriptors_for_the_files_of_their_cgroups() -> None
     """Without one no leaf is thawed, so that none who was killed in it dies, and none of its lists is read."""
     many = JOIN + f"for _ in range({MANY}):\n    if not os.fork():\n        time.sleep(600)\nprint('in', flush=True)\n"
     with (
-        cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}") as place,
+        cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}") as place,
         inside(place, many + "time.sleep(600)\n") as process,
     ):
         started(process)
@@ -107,7 +107,7 @@ def test_many_at_once_leave_descriptors_for_the_files_of_their_cgroups() -> None
         ours = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (ours + MANY // 2, before[1]))
         try:
-            ending.kill([place])
+            kill.kill([place])
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             left = place.pids()
@@ -125,25 +125,25 @@ def test_without_a_descriptor_to_look_with_nobody_is_said_to_be_gone() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
         try:
             with pytest.raises(errors.KernelError, match="Too many open files"):
-                ending.kill([place], deadline_seconds=0.05)
+                kill.kill([place], deadline_seconds=0.05)
             with pytest.raises(errors.KernelError, match="Too many open files"):
                 place.kill(deadline_seconds=0.05)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert process.poll() is None
-        ending.kill([place])
+        kill.kill([place])
         assert process.wait(60) == -9
 
 
 def test_whoever_joins_one_that_was_empty_stands_until_it_is_killed() -> None:
     with leaf() as place:
-        ending.stop([place])
-        ending.kill([place])
+        kill.stop([place])
+        kill.kill([place])
         with inside(place, SLEEPS) as process:
             until(place.pids)
             assert process.stdout is not None
             until(lambda: "frozen" in _wchan(process.pid) or place.frozen())
-            ending.kill([place])
+            kill.kill([place])
             assert process.wait(60) == -9
             assert process.stdout.read() == b""
     # The control: where nobody stopped it, the same begins.

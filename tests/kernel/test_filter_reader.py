@@ -23,8 +23,12 @@ from typing import Any, Final
 import pytest
 
 from sandbox import attest, keeper
-from sandbox.kernel import filter_reader, libc, netns, readback_filter, runsc
-from sandbox.kernel.capabilities import CAPABILITIES
+from sandbox.kernel import libc
+from sandbox.kernel.net import netns
+from sandbox.kernel.proc.capabilities import CAPABILITIES
+from sandbox.kernel.runsc import command as runsc_command
+from sandbox.kernel.seccomp import dump
+from sandbox.kernel.seccomp import reader as seccomp_reader
 from sandbox.serve import hardening, reader
 from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
@@ -33,7 +37,7 @@ from tests.kernel.test_serve import live
 from tests.kernel.world import ROOT, World
 
 ARCH = os.uname().machine
-OWN = runsc.own_filter(ARCH)
+OWN = runsc_command.own_filter(ARCH)
 DIGESTS = (f"{len(OWN) // 8}:{hashlib.sha256(OWN).hexdigest()}",)
 OTHERS: Final = "0" * 64
 SLEEPS = f"""
@@ -106,7 +110,7 @@ def ended(child: keeper.Keeper) -> bool:
 
 def asking() -> socket.socket:
     """The socket that questions go over."""
-    (fd,) = filter_reader.descriptors()
+    (fd,) = seccomp_reader.descriptors()
     return socket.socket(fileno=os.dup(fd))
 
 
@@ -114,15 +118,15 @@ def asking() -> socket.socket:
 
 
 def test_who_is_under_a_filter_reads_none_and_is_answered(filtered: int, reads: keeper.Keeper) -> None:
-    assert under_a_filter(lambda: readback_filter.digests(filtered)) is None, "the control: the kernel shows none"
-    assert under_a_filter(lambda: filter_reader.digests(filtered)) == list(DIGESTS)
-    assert readback_filter.digests(filtered) == DIGESTS, "and it is what is there"
+    assert under_a_filter(lambda: dump.digests(filtered)) is None, "the control: the kernel shows none"
+    assert under_a_filter(lambda: seccomp_reader.digests(filtered)) == list(DIGESTS)
+    assert dump.digests(filtered) == DIGESTS, "and it is what is there"
 
 
 def test_a_process_without_filters_and_one_that_is_gone(reads: keeper.Keeper) -> None:
     with sleeping() as pid:
-        assert filter_reader.digests(pid) is readback_filter.digests(pid) is None
-    for digests in (readback_filter.digests, filter_reader.digests):
+        assert seccomp_reader.digests(pid) is dump.digests(pid) is None
+    for digests in (dump.digests, seccomp_reader.digests):
         with pytest.raises((ProcessLookupError, FileNotFoundError)):
             digests(pid)
 
@@ -148,7 +152,7 @@ def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
         heir = keeper.fork(lambda: os.read(read, 1), keep=(2, read))
     os.close(read)
     assert not keeper.wait(kept.pidfd, 0.3), "a fork of ours may still ask"
-    assert filter_reader.descriptors() == (), "we do not any more"
+    assert seccomp_reader.descriptors() == (), "we do not any more"
     os.close(write)
     assert heir.reap() == 0
     heir.close()
@@ -158,27 +162,27 @@ def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
 
 
 def test_without_it_nothing_is_taken_for_read(filtered: int, reads: keeper.Keeper) -> None:
-    assert filter_reader.digests(filtered) == DIGESTS
+    assert seccomp_reader.digests(filtered) == DIGESTS
     reads.signal(signal.SIGKILL)
     assert ended(reads)
     with pytest.raises(OSError, match="does not answer"):
-        filter_reader.digests(filtered)
+        seccomp_reader.digests(filtered)
 
 
 def test_one_that_is_stopped_is_not_waited_for_without_end(
     filtered: int, reads: keeper.Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filter_reader, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(seccomp_reader, "ANSWER_SECONDS", 0.3)
     reads.signal(signal.SIGSTOP)
     begin = time.monotonic()
     # The first few wait for an answer, those after them for room in the queue.
     for _ in range(20):
         with pytest.raises(TimeoutError):
-            filter_reader.digests(filtered)
+            seccomp_reader.digests(filtered)
     assert time.monotonic() - begin < live_runs.WAIT_SECONDS
     reads.signal(signal.SIGCONT)
     monkeypatch.undo()
-    assert filter_reader.digests(filtered) == DIGESTS
+    assert seccomp_reader.digests(filtered) == DIGESTS
 
 
 # --- questions that are none -----------------------------------------------------------------------
@@ -214,7 +218,7 @@ def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: 
         packet(question, *[theirs.fileno()] * 50)
 
         os.close(null)
-        assert filter_reader.digests(filtered) == DIGESTS
+        assert seccomp_reader.digests(filtered) == DIGESTS
         # Of all these one was a question with a socket that can be answered on.
         assert json.loads(ours.recv(65536)) == {"digests": list(DIGESTS)}
         assert not select.select([ours], [], [], 0.2)[0]
@@ -225,13 +229,13 @@ def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: 
 @pytest.mark.parametrize("pid", [0, 2**31, 2**32 - 1, 1 << 22])
 def test_a_number_that_is_no_process(pid: int, filtered: int, reads: keeper.Keeper) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's matter
-        filter_reader.digests(pid)
-    assert filter_reader.digests(filtered) == DIGESTS
+        seccomp_reader.digests(pid)
+    assert seccomp_reader.digests(filtered) == DIGESTS
 
 
 def test_it_does_not_read_itself(filtered: int, reads: keeper.Keeper) -> None:
-    assert filter_reader.digests(reads.pid) is None
-    assert filter_reader.digests(filtered) == DIGESTS
+    assert seccomp_reader.digests(reads.pid) is None
+    assert seccomp_reader.digests(filtered) == DIGESTS
 
 
 def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, reads: keeper.Keeper) -> None:
@@ -240,13 +244,13 @@ def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, read
     with sleeping() as other:
 
         def trace() -> None:
-            readback_filter._ptrace(readback_filter.PTRACE_SEIZE, other)
+            dump._ptrace(dump.PTRACE_SEIZE, other)
             begun.set()
             over.wait(live_runs.WAIT_SECONDS)
 
         def ask() -> None:
             try:
-                filter_reader.digests(other)
+                seccomp_reader.digests(other)
             except OSError as e:
                 found.append(e.errno)
 
@@ -255,7 +259,7 @@ def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, read
         askers = [threading.Thread(target=ask) for _ in range(8)]
         for one in askers:
             one.start()
-        assert filter_reader.digests(filtered) == DIGESTS
+        assert seccomp_reader.digests(filtered) == DIGESTS
         assert not found, "they wait, and we did not"
         for one in askers:
             one.join(live_runs.WAIT_SECONDS)
@@ -267,8 +271,8 @@ def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, read
 def test_more_than_are_answered_at_once(filtered: int, reads: keeper.Keeper) -> None:
     found: list[object] = []
     askers = [
-        threading.Thread(target=lambda: found.append(filter_reader.digests(filtered)))
-        for _ in range(4 * filter_reader.AT_ONCE)
+        threading.Thread(target=lambda: found.append(seccomp_reader.digests(filtered)))
+        for _ in range(4 * seccomp_reader.AT_ONCE)
     ]
     for one in askers:
         one.start()
@@ -283,7 +287,7 @@ def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: keeper.K
         sock.shutdown(socket.SHUT_WR)
     assert ended(reads)
     with pytest.raises(OSError, match="does not answer"):
-        filter_reader.digests(filtered)
+        seccomp_reader.digests(filtered)
 
 
 # --- the supervisor --------------------------------------------------------------------------------

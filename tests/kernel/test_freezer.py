@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.kernel import cgroupfs, filesystems
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.fs import filesystems
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 # Two processes of two threads each that never rest.
@@ -34,16 +35,16 @@ def _unified() -> Path | None:
 
 
 def _versions() -> list[int]:
-    found = [1] if cgroupfs.Hierarchies.read().version == 1 else []
+    found = [1] if cgroup.Hierarchies.read().version == 1 else []
     return [*found, *([2] if _unified() is not None else [])]
 
 
 @pytest.fixture(params=_versions())
-def leaf(request: pytest.FixtureRequest) -> Iterator[cgroupfs.Leaf]:
+def leaf(request: pytest.FixtureRequest) -> Iterator[cgroup.Leaf]:
     """A leaf of our own with a freezer. On a hybrid machine version 2 has no controllers, and freezes all the same."""
-    name, here = f"test-freezer-{os.getpid()}", cgroupfs.Hierarchies.read()
+    name, here = f"test-freezer-{os.getpid()}", cgroup.Hierarchies.read()
     if request.param == here.version:
-        with cgroupfs.Leaf(here, name) as made:
+        with cgroup.Leaf(here, name) as made:
             yield made
         return
     unified = _unified()
@@ -51,7 +52,7 @@ def leaf(request: pytest.FixtureRequest) -> Iterator[cgroupfs.Leaf]:
     base = unified / "covenant"
     new = not base.exists()
     (base / name).mkdir(parents=True)
-    made = cgroupfs.Leaf(cgroupfs.Hierarchies(2, {"memory": unified}), name, paths={"memory": base / name})
+    made = cgroup.Leaf(cgroup.Hierarchies(2, {"memory": unified}), name, paths={"memory": base / name})
     try:
         yield made
     finally:
@@ -62,7 +63,7 @@ def leaf(request: pytest.FixtureRequest) -> Iterator[cgroupfs.Leaf]:
 
 
 @pytest.fixture
-def busy(leaf: cgroupfs.Leaf) -> Iterator[subprocess.Popen[bytes]]:
+def busy(leaf: cgroup.Leaf) -> Iterator[subprocess.Popen[bytes]]:
     def join() -> None:
         for path in set(leaf.paths.values()):
             (path / "cgroup.procs").write_text(str(os.getpid()))
@@ -76,21 +77,21 @@ def busy(leaf: cgroupfs.Leaf) -> Iterator[subprocess.Popen[bytes]]:
             leaf.kill()
 
 
-def _cpu_seconds(leaf: cgroupfs.Leaf) -> float:
+def _cpu_seconds(leaf: cgroup.Leaf) -> float:
     used = 0
     for pid in leaf.pids():
         used += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return used * _TICK
 
 
-def _used_in(leaf: cgroupfs.Leaf, seconds: float) -> float:
+def _used_in(leaf: cgroup.Leaf, seconds: float) -> float:
     before = _cpu_seconds(leaf)
     time.sleep(seconds)
     return _cpu_seconds(leaf) - before
 
 
 def test_what_is_frozen_takes_no_processor_and_what_is_thawed_does(
-    leaf: cgroupfs.Leaf, busy: subprocess.Popen[bytes]
+    leaf: cgroup.Leaf, busy: subprocess.Popen[bytes]
 ) -> None:
     assert len(leaf.pids()) == 2
     assert not leaf.frozen()
@@ -104,7 +105,7 @@ def test_what_is_frozen_takes_no_processor_and_what_is_thawed_does(
 
 
 def test_the_frozen_die_at_once_and_leave_a_leaf_that_is_not_frozen(
-    leaf: cgroupfs.Leaf, busy: subprocess.Popen[bytes]
+    leaf: cgroup.Leaf, busy: subprocess.Popen[bytes]
 ) -> None:
     leaf.freeze()
     leaf.kill()
@@ -112,7 +113,7 @@ def test_the_frozen_die_at_once_and_leave_a_leaf_that_is_not_frozen(
     assert leaf.pids() == []
 
 
-def test_an_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroupfs.Leaf) -> None:
+def test_an_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroup.Leaf) -> None:
     leaf.freeze()
     assert leaf.frozen()
     child = subprocess.Popen(["/bin/sleep", "60"])
@@ -127,7 +128,7 @@ def test_an_empty_leaf_freezes_and_what_joins_it_then_stands(leaf: cgroupfs.Leaf
         child.wait()
 
 
-def test_one_that_is_to_thaw_quickly_thaws_and_goes_with_all_that_was_made_for_it(leaf: cgroupfs.Leaf) -> None:
+def test_one_that_is_to_thaw_quickly_thaws_and_goes_with_all_that_was_made_for_it(leaf: cgroup.Leaf) -> None:
     leaf.freeze()
     leaf.keep_frozen()
     assert leaf.frozen()

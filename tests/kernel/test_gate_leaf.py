@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import bundle, recovery
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.network import gate_leaf
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -44,14 +44,14 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
     assert net.leftovers() == []
 
 
-def _own() -> cgroupfs.Leaf:
-    return gate_leaf.of(cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}"))
+def _own() -> cgroup.Leaf:
+    return gate_leaf.of(cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}"))
 
 
 def test_both_gates_of_a_run_are_in_it_and_the_agent_is_not(networked: NetworkedWorld) -> None:
     with live(networked, SLEEPS, network="full", more=GRANTS) as one:
         noted = bundle.cgroups_of(one.directory)
-        gates = gate_leaf.of(cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.directory.name))
+        gates = gate_leaf.of(cgroup.Leaf(cgroup.Hierarchies.read(), one.directory.name))
         gates.adopt(gates.plan())
         assert set(gates.paths.values()) <= set(noted.values())
         serving = gates.pids()
@@ -66,7 +66,7 @@ def test_both_gates_of_a_run_are_in_it_and_the_agent_is_not(networked: Networked
 
 
 def _family(directory: Path) -> list[int]:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), directory.name)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), directory.name)
     leaf.adopt(leaf.plan())
     found = leaf.pids()
     assert found
@@ -86,7 +86,7 @@ def test_what_takes_more_memory_in_it_is_killed() -> None:
 def test_what_a_killed_keeper_left_of_it_is_emptied_and_removed(tmp_path: Path) -> None:
     """Recovery knows it by what was noted with the run's own cgroup."""
     run_id = str(uuid.uuid4())
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run_id)
     gates = gate_leaf.of(leaf)
     directory = bundle.RunDirectory(tmp_path / run_id, {"agent_id": "a"})
     directory.__enter__()

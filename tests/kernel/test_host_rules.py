@@ -11,7 +11,7 @@ import pytest
 from policy.decompile import host_rules
 from policy.grants.sets import spans
 from policy.prove.connections import span
-from sandbox.kernel import netns, nft
+from sandbox.kernel.net import netns, nft
 
 NFT = Path("/usr/sbin/nft")
 OWN = spans.join([span("198.19.0.40"), span("fd00:c0:0:2::28")])

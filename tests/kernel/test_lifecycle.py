@@ -19,7 +19,7 @@ import pytest
 from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import archive, bundle, control, oversight, registry, revocation
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.ledger import Ledger
 from sandbox.runner import Exchange
 from tests.kernel.conftest import leftovers
@@ -66,8 +66,8 @@ def counted(one: Live) -> int:
     return int((text.split() or ["0"])[-1])
 
 
-def leaf(one: Live) -> cgroupfs.Leaf:
-    found = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.made.run_id)
+def leaf(one: Live) -> cgroup.Leaf:
+    found = cgroup.Leaf(cgroup.Hierarchies.read(), one.made.run_id)
     found.adopt({name: Path(path) for name, path in one.made.cgroup_files.items()})
     return found
 
@@ -340,10 +340,10 @@ def test_who_waits_for_a_run_whose_keeper_is_killed_is_told_and_later_what_becam
 
 @pytest.fixture
 def broken_freezer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def freeze(self: cgroupfs.Leaf, **more: object) -> None:
+    def freeze(self: cgroup.Leaf, **more: object) -> None:
         raise errors.KernelError("a thread still runs")
 
-    monkeypatch.setattr(cgroupfs.Leaf, "freeze", freeze)
+    monkeypatch.setattr(cgroup.Leaf, "freeze", freeze)
 
 
 def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broken_freezer: None) -> None:
@@ -364,7 +364,7 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
     mark, kill = bundle.mark_stopped, revocation.end_together
 
     def marked(path: Path, *said: str, **more: Any) -> None:
-        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), path.name)
+        leaf = cgroup.Leaf(cgroup.Hierarchies.read(), path.name)
         leaf.adopt(bundle.cgroups_of(path))
         steps.append(("marked", until(leaf.frozen), *said))
         mark(path, *said, **more)
@@ -399,7 +399,7 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     names: list[str] = []
     kill = revocation.end_together
 
-    def killed(entries: Sequence[registry.Entry], leaves: Sequence[cgroupfs.Leaf], failed: list[str]) -> None:
+    def killed(entries: Sequence[registry.Entry], leaves: Sequence[cgroup.Leaf], failed: list[str]) -> None:
         names.extend(leaf.name for leaf in leaves)
         kill(entries, leaves, failed)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sandbox import registry
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import member, spawn
@@ -131,9 +131,9 @@ def test_a_tree_is_stopped_let_go_and_ended_as_one_and_shown_on_a_terminal(serve
         by = shown[0].index("BY")
         assert [line[by:column].strip() for line in shown[1:]] == ["operator@local", *[f"top@{run_id[:8]}"] * 2]
         assert set(said(covenant("suspend", run_id, "--tree", "--json", served=served))["runs"]) == ids
-        hierarchies = cgroupfs.Hierarchies.read()
+        hierarchies = cgroup.Hierarchies.read()
         for one in registry.live(world.state / "runs"):
-            leaf = cgroupfs.Leaf(hierarchies, one.run_id)
+            leaf = cgroup.Leaf(hierarchies, one.run_id)
             leaf.adopt(one.cgroups)
             assert leaf.frozen()
         assert _watched(served, "Suspended") >= 2

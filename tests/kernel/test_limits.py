@@ -16,7 +16,7 @@ import pytest
 
 from policy import errors
 from sandbox import bundle
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel.world import HEAD, TAIL, World, refused
 
 FILL = "block = bytearray({mb} << 20)\nfor i in range(0, len(block), 4096): block[i] = 1\nanswer = len(block)\n"
@@ -149,11 +149,11 @@ def test_read_only_package_has_no_writable_place(world: World) -> None:
 
 def test_a_file_that_this_kernel_has_not_is_reported_and_a_required_one_refused() -> None:
     """A host without swap accounting lacks memory.memsw.*: that is reported, and no failure of every run."""
-    with cgroupfs.Leaf(cgroupfs.Hierarchies.read(), "test-absent-file") as leaf:
-        leaf.apply([cgroupfs.Limit("memory", "memory.no_such_file", "1", required=False)])
+    with cgroup.Leaf(cgroup.Hierarchies.read(), "test-absent-file") as leaf:
+        leaf.apply([cgroup.Limit("memory", "memory.no_such_file", "1", required=False)])
         assert leaf.reported == ["memory.no_such_file: not on this host"]
         with pytest.raises(errors.NotEnforceableError, match="No such file"):
-            leaf.apply([cgroupfs.Limit("memory", "memory.no_such_file", "1")])
+            leaf.apply([cgroup.Limit("memory", "memory.no_such_file", "1")])
 
 
 def test_cpu_millis_is_a_quota(world: World) -> None:
@@ -234,12 +234,12 @@ def test_limits_are_in_the_kernel_while_the_agent_runs(world: World) -> None:
 
 def _held(world: World) -> dict[str, Any]:
     """What the kernel holds for the one live run, once its sandbox has processes."""
-    hierarchies = cgroupfs.Hierarchies.read()
+    hierarchies = cgroup.Hierarchies.read()
     until = time.monotonic() + 60
     while time.monotonic() < until:
         live = [p.name for p in (world.state / "runs").glob("*-*") if p.is_dir()]
         if live:
-            leaf = cgroupfs.Leaf(hierarchies, live[0])
+            leaf = cgroup.Leaf(hierarchies, live[0])
             leaf.adopt(bundle.cgroups_of(world.state / "runs" / live[0]))
             if len(leaf.pids()) > 2:
                 files = ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max", "cpu.shares")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.kernel import netlink
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import netlink
+from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses as own
 from sandbox.network import netns
 

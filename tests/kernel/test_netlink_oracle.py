@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from pyroute2 import IPRoute  # type: ignore[import-untyped]
 
-from sandbox.kernel import netns as spaces
-from sandbox.kernel import readback_net
+from sandbox.kernel.net import dump
+from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses, netns
 
 _PERMANENT = 0x80  # linux/neighbour.h, NUD_PERMANENT
@@ -68,7 +68,7 @@ def _route(one: object) -> str:
 def test_another_reader_sees_what_we_read(run: netns.Spaces, place: str) -> None:
     fd = getattr(run, place)
     theirs = spaces.within(fd, _dumped)
-    ours = spaces.within(fd, readback_net.lines)
+    ours = spaces.within(fd, dump.lines)
     for what, lines in theirs.items():
         assert lines == {line for line in ours if line.startswith(f"{what} ")}, what
         assert lines

@@ -12,7 +12,7 @@ import pytest
 
 from sandbox import host, network_checks, runsc_network
 from sandbox.config import Config
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import netns as spaces
 from tests.kernel import internet
 from tests.kernel.internet import Internet
 from tests.kernel.open_gateway import Opened

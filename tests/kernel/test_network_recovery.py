@@ -18,7 +18,7 @@ from policy import errors
 from sandbox import attest_runs, registry
 from sandbox import package as packages
 from sandbox.config import Config
-from sandbox.kernel import nft
+from sandbox.kernel.net import nft
 from sandbox.supervisor import Request, Supervisor
 from tests.crash import traces
 from tests.kernel import internet

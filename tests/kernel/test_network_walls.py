@@ -21,8 +21,8 @@ import pytest
 
 from policy import errors
 from sandbox.config import Config
-from sandbox.kernel import conntrack
-from sandbox.kernel import netns as spaces
+from sandbox.kernel.net import conntrack
+from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses as own
 from sandbox.network import uplink, walls
 from tests.kernel import internet, live_runs

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
 from sandbox import bundle, lifecycle, oversight, registry
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.state import State
 from sandbox.supervisor import Supervisor
 from tests.kernel import revoking
@@ -46,7 +46,7 @@ def is_running(world: World, run_id: str) -> bool:
 
 
 def processes(run: revoking.Running) -> list[int]:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), run.entry.run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run.entry.run_id)
     leaf.adopt(leaf.plan())
     return leaf.pids()
 

@@ -17,7 +17,7 @@ import pytest
 from policy import errors
 from policy.compile.network.firewall import LOG_BURST, LOG_PACKETS_PER_SECOND, REFUSED
 from policy.denials import REST_CODE, Denial
-from sandbox.kernel.nflog import RefusedPackets
+from sandbox.kernel.net.nflog import RefusedPackets
 from tests.kernel import three_namespaces
 from tests.kernel.three_namespaces import GATEWAY, WORLD6, Namespaces
 from tests.unit.policy.compile import sample

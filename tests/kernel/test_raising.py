@@ -10,8 +10,8 @@ import pytest
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from sandbox import prelude, prelude_object
+from sandbox.kernel.runsc.log_level import Raising
 from sandbox.prelude_object import Step
-from sandbox.raising import Raising
 from tests.kernel import live_runs
 from tests.kernel.test_denied_calls import told
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, World

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.kernel import cgroupfs, libc, netns, readback_filter, readback_net
+from sandbox.kernel import libc
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.net import dump as net_dump
+from sandbox.kernel.net import netns
+from sandbox.kernel.seccomp import dump
 
 IP, NFT = "/usr/sbin/ip", "/usr/sbin/nft"
 
@@ -58,12 +62,12 @@ THINGS = [
 
 @pytest.mark.parametrize(("make", "undo", "line"), THINGS, ids=[line for _, _, line in THINGS])
 def test_what_is_put_there_is_a_line_and_gone_when_it_is_gone(space: int, make: str, undo: str, line: str) -> None:
-    before = netns.within(space, readback_net.lines)
+    before = netns.within(space, net_dump.lines)
     run(space, _program(make))
-    more = netns.within(space, readback_net.lines) - before
+    more = netns.within(space, net_dump.lines) - before
     run(space, _program(undo))
     assert [one for one in more if line in one], more
-    assert netns.within(space, readback_net.lines) == before
+    assert netns.within(space, net_dump.lines) == before
 
 
 def _attached(device: str) -> int | None:
@@ -85,28 +89,28 @@ def _attached(device: str) -> int | None:
 
 def test_a_program_at_a_device_is_a_line_and_gone_when_it_is_gone(space: int) -> None:
     """It sees frames before every rule and may send them elsewhere; `tc` and `ip` of this machine list none of it."""
-    before = netns.within(space, readback_net.lines)
+    before = netns.within(space, net_dump.lines)
     link = netns.within(space, lambda: _attached("a0"))
     if link is None:
         return
-    more = netns.within(space, readback_net.lines) - before
+    more = netns.within(space, net_dump.lines) - before
     os.close(link)
     assert [one.partition(" of ")[0] for one in more] == ["program at ingress"]
-    assert netns.within(space, readback_net.lines) == before
+    assert netns.within(space, net_dump.lines) == before
 
 
 def test_the_number_of_the_rules_moves_with_each_transaction_and_by_nothing_else(space: int) -> None:
-    first = netns.within(space, readback_net.generation)
-    assert netns.within(space, readback_net.generation) == first
+    first = netns.within(space, net_dump.generation)
+    assert netns.within(space, net_dump.generation) == first
     run(space, f"{NFT} list ruleset")
-    assert netns.within(space, readback_net.generation) == first
+    assert netns.within(space, net_dump.generation) == first
     run(space, f"{NFT} add table inet one")
-    second = netns.within(space, readback_net.generation)
+    second = netns.within(space, net_dump.generation)
     assert second != first
     (other,) = netns.make()
     try:
         run(other, f"{NFT} add table inet one")
-        assert netns.within(space, readback_net.generation) == second, "each namespace has its own"
+        assert netns.within(space, net_dump.generation) == second, "each namespace has its own"
     finally:
         os.close(other)
 
@@ -134,37 +138,37 @@ def test_filters_are_read_out_of_the_process_that_has_them_oldest_first() -> Non
         assert one.stdout is not None
         assert one.stdout.readline() == b"loaded\n"
         expected = tuple(f"{len(raw) // 8}:{hashlib.sha256(raw).hexdigest()}" for raw in (ALLOW, LONGER))
-        assert readback_filter.digests(one.pid) == expected
-        assert readback_filter.digests(one.pid) == expected, "reading changes nothing"
+        assert dump.digests(one.pid) == expected
+        assert dump.digests(one.pid) == expected, "reading changes nothing"
     assert one.returncode == 0, "it went on as if nobody had looked"
 
 
 def test_who_is_frozen_is_not_waited_for_and_read_once_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tracer stops it, and whoever froze it may be waiting for us."""
-    monkeypatch.setattr(readback_filter, "_DEADLINE_SECONDS", 3600.0)
+    monkeypatch.setattr(dump, "_DEADLINE_SECONDS", 3600.0)
     expected = (f"1:{hashlib.sha256(ALLOW).hexdigest()}",)
     command = [sys.executable, "-c", FILTERED, ALLOW.hex()]
     with (
-        cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-readback-{os.getpid()}") as leaf,
+        cgroup.Leaf(cgroup.Hierarchies.read(), f"test-readback-{os.getpid()}") as leaf,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one,
     ):
         assert one.stdout is not None
         assert one.stdout.readline() == b"loaded\n"
         for file in leaf.join_files():
             Path(file).write_text(str(one.pid))
-        assert readback_filter.digests(one.pid) == expected
+        assert dump.digests(one.pid) == expected
         leaf.freeze()
         try:
-            assert readback_filter.digests(one.pid) is None
+            assert dump.digests(one.pid) is None
         finally:
             leaf.thaw()
-        assert readback_filter.digests(one.pid) == expected
+        assert dump.digests(one.pid) == expected
     assert one.returncode == 0
 
 
 def test_a_process_without_a_filter_is_not_read_and_one_that_is_gone_says_so() -> None:
     """The kernel says EINVAL for a process without one, as it does where it cannot say."""
     with subprocess.Popen(["/usr/bin/cat"], stdin=subprocess.PIPE) as one:
-        assert readback_filter.digests(one.pid) is None
+        assert dump.digests(one.pid) is None
     with pytest.raises(ProcessLookupError):
-        readback_filter.digests(one.pid)
+        dump.digests(one.pid)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.network import addresses
 from sandbox.serve import places
 from tests.crash import traces
@@ -40,7 +40,7 @@ HOLDS = """
 import sys
 from pathlib import Path
 from sandbox.bundle import RunDirectory
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup as cgroupfs
 path = Path(sys.argv[1])
 leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), path.name)
 with RunDirectory(path, {"agent_id": "stranger"}) as held:
@@ -86,7 +86,7 @@ class Stranger:
     @property
     def leaf(self) -> dict[str, Path]:
         """The held run's cgroups."""
-        return cgroupfs.Leaf(cgroupfs.Hierarchies.read(), self.held.name).plan()
+        return cgroup.Leaf(cgroup.Hierarchies.read(), self.held.name).plan()
 
     def seen(self) -> dict[str, object]:
         """Everything of it, as it is now."""
@@ -107,7 +107,7 @@ class Stranger:
             "tables": [self.net.run("host", "nft", "list", "table", *one) for one in _TABLES],
             "device": self.net.run("host", "ip", "-o", "link", "show", self.device),
             "directory": {name: _content(self.held / name) for name in traces.tree(self.held)},
-            "cgroup": {path: cgroupfs.members(path) for path in self.leaf.values()},
+            "cgroup": {path: cgroup.members(path) for path in self.leaf.values()},
         }
 
 
@@ -151,7 +151,7 @@ def _waiting(*command: str) -> Iterator[int]:
 
 
 def _emptied(name: str) -> None:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), name)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), name)
     leaf.adopt(leaf.plan())
     leaf.remove()
 
@@ -243,7 +243,7 @@ def test_a_recovery_takes_its_own_orphans_and_touches_nothing_that_looks_like_th
 
         # The control: what was spared for being held goes as soon as nobody holds it.
         os.kill(beside.holder, signal.SIGKILL)
-        until(lambda: not any(cgroupfs.members(path) for path in beside.leaf.values()))
+        until(lambda: not any(cgroup.members(path) for path in beside.leaf.values()))
         _recovered(world, mounts=os.getpid())
         assert _of_a_run(net, beside.held) == []
         assert net.within("host", other.report).holds

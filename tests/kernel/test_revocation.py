@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from sandbox import oversight
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel import internet, revoking
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import until
@@ -46,7 +46,7 @@ def _remembered(net: Internet) -> str:
 
 
 def _processes(run_id: str) -> list[int]:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run_id)
     leaf.adopt(leaf.plan())
     return leaf.pids()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sandbox import bundle, oversight, registry, revocation
-from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel.cgroup import cgroup, kill
 from sandbox.ledger import Ledger
 from sandbox.state import State
 from tests.kernel import revoking
@@ -29,7 +29,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "stopped, not marked": (revocation, "_mark"),
     "marked, not installed": (State, "replace_root"),
     "installed, not written down": (Ledger, "append"),
-    "written down, not killed": (ending, "kill"),
+    "written down, not killed": (kill, "kill"),
 }
 
 
@@ -53,8 +53,8 @@ def _revoked_until(world: World, raw: bytes, point: str) -> None:
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
 
-def _leaf(one: registry.Entry) -> cgroupfs.Leaf:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
+def _leaf(one: registry.Entry) -> cgroup.Leaf:
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
     leaf.adopt(bundle.cgroups_of(one.path))
     return leaf
 

@@ -19,7 +19,9 @@ from policy import errors
 from policy.signing import change
 from policy.signing import envelope as envelopes
 from sandbox import attest, bundle, oversight, registry, revocation, trusted_local
-from sandbox.kernel import cgroupfs, ending, process
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup import kill as cgroup_kill
+from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.limits import METER
 from sandbox.state import State
 from sandbox.steering import Steering
@@ -73,7 +75,7 @@ def test_what_was_verified_under_the_old_root_does_not_start(world: World, monke
         assert operator.enforced == revocation.NOTHING  # no label to be seen yet
 
     monkeypatch.setattr(State, "accept", accept_then_revoke)
-    monkeypatch.setattr(process, "spawn", lambda *launch: pytest.fail("it was started"))
+    monkeypatch.setattr(proc_spawn, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.TrustError, match="verified under trust root version 1, 2 holds now"):
         world.run(package)
     assert _ended(world) == ["trust_root"]
@@ -89,7 +91,7 @@ def test_a_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, m
         note(self, paths)
 
     monkeypatch.setattr(bundle.RunDirectory, "note_cgroups", revoke_then_note)
-    monkeypatch.setattr(process, "spawn", lambda *launch: pytest.fail("it was started"))
+    monkeypatch.setattr(proc_spawn, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.RunRevokedError, match=LEAKS):
         world.run(package)
     operator.join()
@@ -102,22 +104,22 @@ def test_a_sandbox_that_is_just_being_started_stands_and_is_killed(
 ) -> None:
     package, digest = _signed(world)
     operator = Revoking(world, digest)
-    spawn, stopped = process.spawn, threading.Event()
-    stop = ending.stop
+    spawn, stopped = proc_spawn.spawn, threading.Event()
+    stop = cgroup_kill.stop
 
     def stop_and_say(leaves: Any) -> None:
         stop(leaves)
         stopped.set()
 
-    def revoke_then_spawn(launch: process.Launch, patience: process.Patience) -> process.Child:
-        monkeypatch.setattr(process, "spawn", spawn)
+    def revoke_then_spawn(launch: proc_spawn.Launch, patience: proc_spawn.Patience) -> proc_spawn.Child:
+        monkeypatch.setattr(proc_spawn, "spawn", spawn)
         operator.begun()
         assert stopped.wait(10)
         # Without the stop this sandbox would start: its keeper looked for the mark before it was there.
-        return spawn(launch, process.Patience(kill=patience.kill))
+        return spawn(launch, proc_spawn.Patience(kill=patience.kill))
 
-    monkeypatch.setattr(ending, "stop", stop_and_say)
-    monkeypatch.setattr(process, "spawn", revoke_then_spawn)
+    monkeypatch.setattr(cgroup_kill, "stop", stop_and_say)
+    monkeypatch.setattr(proc_spawn, "spawn", revoke_then_spawn)
     answer = world.run(package)
     operator.join()
     _revoked(answer)
@@ -136,8 +138,8 @@ def _digest(one: live_runs.Live) -> str:
     return registry.live(one.world.state / "runs")[0].payload_digest
 
 
-def _leaf(one: live_runs.Live) -> cgroupfs.Leaf:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.directory.name)
+def _leaf(one: live_runs.Live) -> cgroup.Leaf:
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.directory.name)
     leaf.adopt(bundle.cgroups_of(one.directory))
     return leaf
 
@@ -185,11 +187,11 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
 def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the freezer and the kill somebody resumes it, whose keeper has not found the mark by itself yet."""
     operator = oversight.Asker("operator@local", root=True)
-    kill, look, said = ending.kill, revocation.Watch.look, list[bool]()
+    kill, look, said = cgroup_kill.kill, revocation.Watch.look, list[bool]()
     monkeypatch.setattr(revocation.Watch, "look", lambda watch: look(watch) if said else None)
 
     def resume_then_kill(leaves: Any, **more: Any) -> None:
-        monkeypatch.setattr(ending, "kill", kill)
+        monkeypatch.setattr(cgroup_kill, "kill", kill)
         with pytest.raises(errors.RevokedError, match="it leaks"):
             oversight.act(world.state, operator, "resume", run)
         said.append(leaf.frozen())
@@ -199,7 +201,7 @@ def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pyte
         run, leaf = sleeping.directory.name, _leaf(sleeping)
         until(lambda: (sleeping.directory / registry.STATE).read_text().strip() == "Running")
         oversight.act(world.state, operator, "suspend", run)
-        monkeypatch.setattr(ending, "kill", resume_then_kill)
+        monkeypatch.setattr(cgroup_kill, "kill", resume_then_kill)
         one = Revoking(world, _digest(sleeping))
         one.run()
         assert one.enforced.failed == ()
@@ -292,7 +294,7 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
     thread.start()
     (one,) = until(lambda: registry.live(world.state / "runs"))
     until((one.path / METER).exists)  # it has its intent
-    stopped = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
+    stopped = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
     stopped.adopt(bundle.cgroups_of(one.path))
     stopped.freeze()
     try:
@@ -300,7 +302,7 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
         thread.join(60)
         assert not thread.is_alive()
     finally:
-        ending.kill([stopped])
+        cgroup_kill.kill([stopped])
         thread.join(60)
     _revoked(answers[0], "stolen")
     until(lambda: not _of_uid(identity.uid))

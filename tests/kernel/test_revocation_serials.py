@@ -8,7 +8,7 @@ from typing import Any
 
 from policy.signing import change
 from policy.signing import root as roots
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel import revoking
 from tests.kernel.live_runs import SLEEPS
 from tests.kernel.world import World
@@ -21,7 +21,7 @@ def _up_to(world: World, agent_id: str, serial: int) -> Callable[[roots.RootDocu
 
 
 def _processes(run_id: str) -> list[int]:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run_id)
     leaf.adopt(leaf.plan())
     return leaf.pids()
 

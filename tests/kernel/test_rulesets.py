@@ -11,7 +11,7 @@ import pytest
 
 from policy import errors
 from sandbox import memo
-from sandbox.kernel import netns, nft
+from sandbox.kernel.net import netns, nft
 from sandbox.network import rulesets
 
 NFT = Path("/usr/sbin/nft")

@@ -9,7 +9,9 @@ import platform
 import sys
 
 from policy import data
-from sandbox.kernel import process, readback_filter, runsc
+from sandbox.kernel.proc import spawn
+from sandbox.kernel.runsc import command
+from sandbox.kernel.seccomp import dump
 from tests.kernel import live_runs, plain_runsc
 from tests.kernel.world import World
 
@@ -29,15 +31,15 @@ PRIVATE_EXPEDITED = 8 | 16
 
 
 def told(program: str, *arguments: str, own: bytes) -> tuple[int, bytes, bytes]:
-    launch = process.Launch(program, [program, *arguments], runsc.ENVIRONMENT, filter=own)
-    with process.spawn(launch) as child, open(child.stdout, "rb", closefd=False) as out:
+    launch = spawn.Launch(program, [program, *arguments], command.ENVIRONMENT, filter=own)
+    with spawn.spawn(launch) as child, open(child.stdout, "rb", closefd=False) as out:
         printed = out.read()
         with open(child.stderr, "rb", closefd=False) as error:
             return child.reap(), printed, error.read()
 
 
 def test_a_program_so_started_finds_no_such_call_and_every_other(way: str) -> None:
-    status, printed, said = told(sys.executable, "-I", "-c", TELL, own=runsc.own_filter(ARCH))
+    status, printed, said = told(sys.executable, "-I", "-c", TELL, own=command.own_filter(ARCH))
     assert (status, json.loads(printed), said) == (0, [[-1, errno.ENOSYS]] * 2, b"")
     status, printed, said = told(sys.executable, "-I", "-c", TELL, own=b"")
     (query, _), registered = json.loads(printed)
@@ -48,7 +50,7 @@ def test_a_program_so_started_finds_no_such_call_and_every_other(way: str) -> No
 
 def test_gvisor_goes_on_without_a_word() -> None:
     """It warns of a call that fails on whatever its caller reads, and that is an agent's stderr."""
-    status, printed, said = told(plain_runsc.find_runsc(), "--version", own=runsc.own_filter(ARCH))
+    status, printed, said = told(plain_runsc.find_runsc(), "--version", own=command.own_filter(ARCH))
     assert (status, said) == (0, b"")
     assert printed.startswith(b"runsc version")
 
@@ -73,12 +75,12 @@ def test_an_agent_is_told_that_there_is_none(world: World) -> None:
 
 
 def test_every_process_of_a_run_is_under_it(world: World) -> None:
-    own = runsc.own_filter(ARCH)
+    own = command.own_filter(ARCH)
     digest = f"{len(own) // 8}:{hashlib.sha256(own).hexdigest()}"
     with live_runs.live(world) as one:
         family = one.family()
         for member in (family.runner, family.gofer, family.sandbox):
-            loaded = readback_filter.digests(member.name.pid)
+            loaded = dump.digests(member.name.pid)
             assert loaded is not None
             assert loaded[family.runner.filters - 1] == digest, member
         # What it is started under is no filter of its own: attestation asks for one beside it.

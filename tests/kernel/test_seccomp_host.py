@@ -19,7 +19,7 @@ import pytest
 from policy import data
 from policy.compile import seccomp
 from policy.decompile import bpf
-from sandbox.kernel import seccomp_loader
+from sandbox.kernel.seccomp import load
 from tests.kernel import argument_probes, host_filter
 
 ARCH = platform.machine()
@@ -102,13 +102,13 @@ DENIED = {
 
 @pytest.mark.parametrize("which", DENIED)
 def test_the_kernel_holds_the_program_that_was_exported(which: str) -> None:
-    prepared = seccomp_loader.prepare(DENIED[which])
-    exported = seccomp_loader.export(prepared)
+    prepared = load.prepare(DENIED[which])
+    exported = load.export(prepared)
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            seccomp_loader.enter(prepared)
+            load.enter(prepared)
             os.write(tell, b"x")
             signal.pause()
         finally:
@@ -129,7 +129,7 @@ def test_the_kernel_holds_the_program_that_was_exported(which: str) -> None:
 
 
 def test_a_child_of_trusted_local_gets_what_the_exported_program_says() -> None:
-    exported = seccomp_loader.export(seccomp_loader.prepare(DENIED["network off"]))
+    exported = load.export(load.prepare(DENIED["network off"]))
     probes = argument_probes.probes(ARCH)
     answer = host_filter.in_a_child({probe.id: probe.numbers(ARCH) for probe in probes})
     refused = set()

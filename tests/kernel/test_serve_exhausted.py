@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from sandbox import pipes, registry
-from sandbox.kernel import cgroupfs
+from sandbox import registry
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import pipes
 from sandbox.serve import client, frames
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
@@ -147,12 +148,12 @@ def lowered(pid: int, room: int = 0) -> Iterator[None]:
 @contextlib.contextmanager
 def without_a_process(pid: int) -> Iterator[None]:
     """While the block lasts this process can fork none: whoever has sys_admin is bound by no RLIMIT_NPROC."""
-    hierarchies = cgroupfs.Hierarchies.read()
+    hierarchies = cgroup.Hierarchies.read()
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     wanted = "pids" if hierarchies.version == 1 else ""
     home = next(path for _, names, path in lines if wanted in names.split(","))
-    with cgroupfs.Leaf(hierarchies, f"test-{uuid.uuid4()}") as leaf:
-        leaf.apply([cgroupfs.Limit("pids", "pids.max", "0")])
+    with cgroup.Leaf(hierarchies, f"test-{uuid.uuid4()}") as leaf:
+        leaf.apply([cgroup.Limit("pids", "pids.max", "0")])
         (leaf.paths["pids"] / "cgroup.procs").write_text(str(pid))
         try:
             yield

@@ -17,8 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox import keeper, pipes
+from sandbox import keeper
 from sandbox.config import Config
+from sandbox.kernel.proc import pipes
 from sandbox.serve import frames, server, warm
 from tests.kernel.serving import CALLER, STRANGER, open_place
 

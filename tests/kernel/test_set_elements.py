@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.kernel import nft_elements
-from sandbox.kernel.nft_elements import Element
+from sandbox.kernel.net import nft_sets
+from sandbox.kernel.net.nft_sets import Element
 from sandbox.network import broker, broker_wire
 from tests.kernel import three_namespaces
 from tests.kernel.three_namespaces import Namespaces
@@ -84,12 +84,12 @@ def space(empty: Namespaces, tmp_path: Path) -> Iterator[Space]:
 @pytest.fixture
 def netlink(space: Space) -> Iterator[socket.socket]:
     """A socket that was opened there and is used from here."""
-    with space.spaces.within("it", nft_elements.open_socket) as made:
+    with space.spaces.within("it", nft_sets.open_socket) as made:
         yield made
 
 
 def test_elements_come_and_go_in_one_transaction(space: Space, netlink: socket.socket) -> None:
-    elements = nft_elements.Elements("covenant", netlink)
+    elements = nft_sets.Elements("covenant", netlink)
     elements.add({"n4_a": [Element(PUBLIC, 60)], "n6_a": [Element(V6, 60), Element(b"\1" * 16)]})
     assert "93.184.216.34 timeout 1m expires" in space.listed("n4_a")
     assert "2606:4700::1111" in space.listed("n6_a")
@@ -101,7 +101,7 @@ def test_elements_come_and_go_in_one_transaction(space: Space, netlink: socket.s
 
 
 def test_a_transaction_that_fails_changes_nothing(space: Space, netlink: socket.socket) -> None:
-    elements = nft_elements.Elements("covenant", netlink)
+    elements = nft_sets.Elements("covenant", netlink)
     nine = [Element(bytes([93, 184, 216, n]), 60) for n in range(9)]
     attempts: tuple[tuple[int, Callable[[], None]], ...] = (
         (errno.ENFILE, lambda: elements.add({"n4_b": [Element(PUBLIC, 60)], "n4_a": nine})),
@@ -118,7 +118,7 @@ def test_a_transaction_that_fails_changes_nothing(space: Space, netlink: socket.
 
 
 def test_an_element_ends_by_itself(space: Space, netlink: socket.socket) -> None:
-    nft_elements.Elements("covenant", netlink).add({"n4_a": [Element(PUBLIC, 0.5), Element(OTHER, 600)]})
+    nft_sets.Elements("covenant", netlink).add({"n4_a": [Element(PUBLIC, 0.5), Element(OTHER, 600)]})
     until = time.monotonic() + 30
     while "93.184.216.34" in space.listed("n4_a"):
         assert time.monotonic() < until
@@ -173,7 +173,7 @@ def test_the_broker_fills_the_sets_of_the_patterns_that_are_named(space: Space, 
 
 def test_an_element_that_has_ended_meanwhile_is_added_anew(space: Space, asked: Asked, netlink: socket.socket) -> None:
     assert asked.add(60, [0], PUBLIC, OTHER) == broker_wire.DONE
-    nft_elements.Elements("covenant", netlink).delete({"n4_a": [Element(PUBLIC)]})
+    nft_sets.Elements("covenant", netlink).delete({"n4_a": [Element(PUBLIC)]})
     assert asked.add(600, [0], PUBLIC, OTHER) == broker_wire.DONE
     for address in ("93.184.216.34", "93.184.216.35"):
         assert f"{address} timeout 10m10s" in space.listed("n4_a")

@@ -20,8 +20,8 @@ from policy import errors
 from sandbox import bundle, checks, host, registry, standby_records, standby_wire
 from sandbox import config as configuration
 from sandbox import package as packages
-from sandbox.kernel import cgroupfs
-from sandbox.kernel.cgroupfs import Leaf
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup.cgroup import Leaf
 from sandbox.registry import Entry
 from sandbox.request import Request
 from sandbox.serve import client, holder
@@ -116,7 +116,7 @@ def _said(answer: client.Answer) -> dict[str, object]:
 
 
 def _leaf(entry: Entry) -> Leaf:
-    leaf = Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf = Leaf(cgroup.Hierarchies.read(), entry.run_id)
     leaf.adopt(entry.cgroups)
     return leaf
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sandbox import bundle, registry
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.registry import Entry
 from sandbox.serve import client
 from tests.kernel import serving
@@ -71,7 +71,7 @@ def _rows(world: World, entry: Entry) -> list[dict[str, Any]]:
 
 
 def _frozen(entry: Entry) -> bool:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), entry.run_id)
     leaf.adopt(entry.cgroups)
     return leaf.frozen()
 

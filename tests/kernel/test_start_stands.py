@@ -14,7 +14,8 @@ import pytest
 
 from policy import errors
 from sandbox import bundle, control, registry
-from sandbox.kernel import cgroupfs, process
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.network import gate_begun, gate_leaf
 from sandbox.network.gate_process import GateProcess
 from tests.kernel import internet
@@ -27,11 +28,11 @@ pytestmark = pytest.mark.kernel
 
 
 def test_nothing_is_left_of_a_child_that_joins_a_stopped_cgroup() -> None:
-    with cgroupfs.Leaf(cgroupfs.Hierarchies.read(), f"test-{uuid.uuid4()}") as leaf:
+    with cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}") as leaf:
         leaf.freeze()
-        launch = process.Launch("/bin/sleep", ["sleep", "600"], {}, join_files=leaf.join_files())
+        launch = proc_spawn.Launch("/bin/sleep", ["sleep", "600"], {}, join_files=leaf.join_files())
         with pytest.raises(errors.StartTimeoutError, match=r"`/bin/sleep` was not executed within 0.2 s"):
-            process.spawn(launch, process.Patience(0.2, kill=leaf.kill))
+            proc_spawn.spawn(launch, proc_spawn.Patience(0.2, kill=leaf.kill))
         assert leaf.pids() == []
 
 
@@ -54,13 +55,13 @@ def test_a_keeper_whose_sandbox_stands_is_not_deaf(
     package = world.sign(world.package({"main.py": ANSWERS}))
     if act is None:
         world.configure(start_deadline_seconds=1)
-    spawn, threads = process.spawn, list[threading.Thread]()
+    spawn, threads = proc_spawn.spawn, list[threading.Thread]()
 
-    def stand(launch: process.Launch, patience: process.Patience) -> process.Child:
+    def stand(launch: proc_spawn.Launch, patience: proc_spawn.Patience) -> proc_spawn.Child:
         if not (live := registry.live(world.state / "runs")):
             return spawn(launch, patience)  # runsc itself is tried first
         (one,) = live
-        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
+        leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
         leaf.adopt(bundle.cgroups_of(one.path))
         leaf.freeze()
 
@@ -73,7 +74,7 @@ def test_a_keeper_whose_sandbox_stands_is_not_deaf(
             threads[0].start()
         return spawn(launch, patience)
 
-    monkeypatch.setattr(process, "spawn", stand)
+    monkeypatch.setattr(proc_spawn, "spawn", stand)
     with pytest.raises(ended):
         world.run(package)
     for thread in threads:
@@ -99,13 +100,13 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
 def _standing_gates(world: World, act: Callable[[Path], None]) -> Iterator[None]:
     """The gates of the one run stand while the block lasts, and ``act`` is done once somebody does in there."""
     (one,) = registry.live(world.state / "runs")
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), one.run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
     leaf.adopt(bundle.cgroups_of(one.path))
     gates = gate_leaf.adopted_of(leaf)
     assert gates is not None
     gates.freeze()
 
-    def once_it_stands(gates: cgroupfs.Leaf, act: Callable[[Path], None]) -> None:
+    def once_it_stands(gates: cgroup.Leaf, act: Callable[[Path], None]) -> None:
         until(gates.pids)
         act(one.path)
 

@@ -17,7 +17,7 @@ import pytest
 
 from policy import errors, lifecycle
 from sandbox import archive, bundle, oversight, registry, revocation
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import HEAD, TAIL, World
@@ -30,7 +30,7 @@ ASKER = oversight.Asker("operator@local", root=True)
 KEEPER = """\
 import os, runpy, signal, sys
 from sandbox import control
-from sandbox.kernel.cgroupfs import Leaf
+from sandbox.kernel.cgroup.cgroup import Leaf
 point = sys.argv.pop(1)
 
 def die(*arguments, **more):
@@ -149,7 +149,7 @@ def _end_and_die(world: World, run_id: str, step: str) -> None:
 
 
 def _stands(entry: registry.Entry) -> bool:
-    leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), entry.run_id)
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), entry.run_id)
     leaf.adopt(entry.cgroups)
     return leaf.frozen()
 

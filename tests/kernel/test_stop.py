@@ -15,7 +15,8 @@ import pytest
 from policy import errors
 from sandbox import archive, bundle, oversight, registry
 from sandbox.denials import Denials
-from sandbox.kernel import cgroupfs, process
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import spawn
 from sandbox.rows import Rows
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
@@ -145,23 +146,23 @@ def test_a_run_that_the_supervisor_cannot_go_on_with_is_dead_before_what_surroun
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its gateway gone and its last rows written, an agent that still lives would do what nobody writes down."""
-    leaves: list[cgroupfs.Leaf] = []
+    leaves: list[cgroup.Leaf] = []
     alive: list[list[int]] = []
-    enter, leave = cgroupfs.Leaf.__enter__, process.Child.__exit__
+    enter, leave = cgroup.Leaf.__enter__, spawn.Child.__exit__
 
-    def entered(leaf: cgroupfs.Leaf) -> cgroupfs.Leaf:
+    def entered(leaf: cgroup.Leaf) -> cgroup.Leaf:
         leaves.append(leaf)
         return enter(leaf)
 
-    def left(child: process.Child, *exc: Any) -> None:
+    def left(child: spawn.Child, *exc: Any) -> None:
         alive.append([pid for leaf in leaves for pid in leaf.pids()])
         leave(child, *exc)
 
     def full(_: Denials) -> None:
         raise errors.LedgerError("no space left")
 
-    monkeypatch.setattr(cgroupfs.Leaf, "__enter__", entered)
-    monkeypatch.setattr(process.Child, "__exit__", left)
+    monkeypatch.setattr(cgroup.Leaf, "__enter__", entered)
+    monkeypatch.setattr(spawn.Child, "__exit__", left)
     assert world.run_code(HEAD + "answer = 1" + TAIL).error is None
     monkeypatch.setattr(Denials, "_look", full)
     with pytest.raises(errors.LedgerError, match="no space left"):

@@ -26,14 +26,15 @@ from sandbox import (
     offspring,
     oversight,
     package,
-    pipes,
     registry,
     rootfs,
     runner,
     standby_records,
     surroundings,
 )
-from sandbox.kernel import cgroupfs, process
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import pipes
+from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.ledger import Ledger
 from sandbox.rows import Rows
 from sandbox.supervisor import Request, Supervisor
@@ -84,7 +85,7 @@ def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
     assert world.run(path).error is None
 
-    def fails(_: cgroupfs.Leaf) -> int:
+    def fails(_: cgroup.Leaf) -> int:
         raise errors.KernelError("it cannot be read")
 
     owner: Any = Rows if where == "run_ended" else archive
@@ -94,7 +95,7 @@ def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*args, **fields)
 
-    monkeypatch.setattr(cgroupfs.Leaf, "pids_refused", fails)
+    monkeypatch.setattr(cgroup.Leaf, "pids_refused", fails)
     monkeypatch.setattr(owner, where, told)
     before = len(world.rows())
     with pytest.raises((KeyboardInterrupt, errors.KernelError)):
@@ -271,7 +272,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(world: World, monkeypatch: p
     """While its cgroups are made, while they are removed since it could not be started, and while its directory is."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     assert world.run(path, "warm", timeout_ms=1).error is not None
-    owner: Any = {"made": pathlib.Path, "removed": cgroupfs.Leaf, "left": bundle.RunDirectory}[where]
+    owner: Any = {"made": pathlib.Path, "removed": cgroup.Leaf, "left": bundle.RunDirectory}[where]
     name = {"made": "mkdir", "removed": "remove", "left": "__exit__"}[where]
     real, once = getattr(owner, name), [1, 1]
 
@@ -287,7 +288,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(world: World, monkeypatch: p
         def fails(*_: Any) -> None:
             raise errors.KernelError("there is no process left")
 
-        monkeypatch.setattr(process, "spawn", fails)
+        monkeypatch.setattr(proc_spawn, "spawn", fails)
     before = len(world.rows())
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
@@ -336,12 +337,12 @@ def test_a_canary_that_the_machine_fails_while_it_is_interrupted_has_not_failed(
     world.configure(self_test=True)
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
 
-    def fails(_: cgroupfs.Leaf) -> int:
+    def fails(_: cgroup.Leaf) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         raise errors.KernelError("it cannot be read")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cgroupfs.Leaf, "pids_refused", fails)
+        patch.setattr(cgroup.Leaf, "pids_refused", fails)
         with pytest.raises(KeyboardInterrupt):
             world.run(path)
     assert not [one for one in _of(world.rows(), "self_test") if not one["passed"]]
@@ -415,9 +416,9 @@ def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
-    says, once = cgroupfs.Leaf._freezer_says, [1]
+    says, once = cgroup.Leaf._freezer_says, [1]
 
-    def told(leaf: cgroupfs.Leaf) -> Any:
+    def told(leaf: cgroup.Leaf) -> Any:
         if once and threading.current_thread() is threading.main_thread():
             once.pop()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -425,7 +426,7 @@ def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
 
     def suspend() -> None:
         (run,) = until(lambda: [one for one in registry.live(world.state / "runs") if one.state == "Running"])
-        monkeypatch.setattr(cgroupfs.Leaf, "_freezer_says", told)
+        monkeypatch.setattr(cgroup.Leaf, "_freezer_says", told)
         with contextlib.suppress(errors.CovenantError):
             oversight.act(world.state, ASKER, "suspend", run.run_id)
 

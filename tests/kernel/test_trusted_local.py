@@ -33,7 +33,7 @@ from policy.package import Package
 from policy.prove import local
 from sandbox import host, trusted_local
 from sandbox.channel import Finished, Limits
-from sandbox.kernel import seccomp_loader
+from sandbox.kernel.seccomp import load
 from tests.kernel.world import HEAD, TAIL, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -412,7 +412,7 @@ def test_a_filter_that_lacks_a_rule_stops_the_run(state: Path, rule: str) -> Non
 
 
 def test_a_fault_of_libseccomp_stops_the_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, numbers = seccomp_loader.export, data.syscalls(host.architecture()).numbers
+    honest, numbers = load.export, data.syscalls(host.architecture()).numbers
 
     def faulty(prepared: Any) -> bytes:
         # Where the number of bpf is compared with, a second comparison with that of ptrace: bpf would pass.
@@ -421,7 +421,7 @@ def test_a_fault_of_libseccomp_stops_the_run(state: Path, monkeypatch: pytest.Mo
         assert program.count(compared) == 1
         return program.replace(compared, struct.pack("<I", numbers["ptrace"]))
 
-    monkeypatch.setattr(seccomp_loader, "export", faulty)
+    monkeypatch.setattr(load, "export", faulty)
     with pytest.raises(errors.ProofError, match="`bpf`"):
         run(state, "answer(1)")
     monkeypatch.undo()

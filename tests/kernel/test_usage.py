@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.serve import client, frames
 from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened

@@ -11,7 +11,7 @@ import pytest
 
 from policy import errors
 from sandbox.fetcher import Fetcher
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import keys
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, Opened
 from sandbox.vault.file import FileVault

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel.world import ROOT
 
 # The holder of the user namespace at the moment when its maps are written, told by ``said``.
 HOLDER = """\
 import os, signal, sys, time
-from sandbox.kernel import idmap, libc
+from sandbox.kernel import libc; from sandbox.kernel.fs import idmap
 me, out, fork = os.getpid(), sys.argv[1], os.fork
 def say(what): open(out, "a").write(what + "\\n")
 def handler(number, frame): raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def test_bytes_names_and_holes_end_where_its_file_system_ends(found: dict[str, A
 def test_input_and_output_is_as_slow_as_was_granted_or_refused(found: dict[str, Any]) -> None:
     """Four MiB at one a second, on the very disk that holds the path; version 1 of cgroups cannot hold it."""
     assert isinstance(found["any speed"], float)
-    if cgroupfs.Hierarchies.read().version == 1:
+    if cgroup.Hierarchies.read().version == 1:
         assert "io_write_bps `1048576` needs cgroup version 2" in found["slow"]
     else:
         assert found["slow"] > 3 * found["any speed"]

@@ -53,7 +53,7 @@ def test_every_source_and_data_file_is_in_the_wheel(clone: pathlib.Path, wheel: 
 def test_the_starter_is_in_it_and_its_tag_names_the_platform(wheel: pathlib.Path) -> None:
     assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")
     with zipfile.ZipFile(wheel) as archive:
-        starter = archive.getinfo("sandbox/kernel/covenant-start")
+        starter = archive.getinfo("sandbox/kernel/proc/covenant-start")
         assert starter.external_attr >> 16 & 0o777 == 0o755
         assert archive.read(starter).startswith(b"\x7fELF")
 
@@ -66,14 +66,14 @@ def test_without_a_compiler_it_is_a_wheel_of_pure_python(clone: pathlib.Path, tm
     [sources] = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(sources, tmp_path / "sources")
     [tree] = (tmp_path / "sources").iterdir()
-    assert not (tree / "sandbox/kernel/covenant-start").exists()
+    assert not (tree / "sandbox/kernel/proc/covenant-start").exists()
     for path, name in ((str(tmp_path / "empty"), "any"), ("/usr/bin:/bin", "linux")):
         command = [*build, "--wheel", str(tree)]
         done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert ("no gcc" in done.stdout + done.stderr) == (name == "any")
         [wheel] = tmp_path.glob(f"*-py3-none-{name}*.whl")
-        assert ("sandbox/kernel/covenant-start" in _members(wheel)) == (name == "linux")
+        assert ("sandbox/kernel/proc/covenant-start" in _members(wheel)) == (name == "linux")
 
 
 def test_licence_and_command_are_in_the_metadata(wheel: pathlib.Path) -> None:

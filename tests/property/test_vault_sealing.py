@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import sealing
 from sandbox.vault.sealing import Box, Place
 

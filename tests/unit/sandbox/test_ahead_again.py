@@ -20,7 +20,8 @@ from typing import Any, cast
 import pytest
 
 from sandbox import keeper
-from sandbox.kernel import libc, locked
+from sandbox.kernel import libc
+from sandbox.kernel.proc import secret_memory
 from sandbox.serve import ahead, connection, warm
 from sandbox.serve.ahead import Ahead
 from sandbox.serve.connection import Opening
@@ -41,8 +42,8 @@ def waiting(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
     """Its keepers say their pid for an answer, and have served well."""
     serves(monkeypatch)
     monkeypatch.setattr(warm, "again", lambda supervisor: None)
-    monkeypatch.setattr(locked, "_guarded", False)  # another test of this process may have been
-    monkeypatch.setattr(locked, "_held", False)
+    monkeypatch.setattr(secret_memory, "_guarded", False)  # another test of this process may have been
+    monkeypatch.setattr(secret_memory, "_held", False)
     monkeypatch.setattr(ahead, "IDLE_SECONDS", 86_400.0)  # however slow this machine is
     read, write = os.pipe2(os.O_CLOEXEC)
     one = Ahead(cast("Any", "the supervisor"), loop, read, -1)
@@ -218,8 +219,8 @@ _LEFT: dict[str, Callable[[], object]] = {
     "a directory": lambda: os.chdir("/proc"),
     "a variable": lambda: os.environ.update(LEFT="behind"),
     "priority": lambda: os.nice(1),
-    "a secret": locked.guard_process,
-    "a secret that was let go": lambda: locked.Locked(8).close(),
+    "a secret": secret_memory.guard_process,
+    "a secret that was let go": lambda: secret_memory.Locked(8).close(),
     "a signal that is still to come": _pending,
     "a processor": _processor,
     "a page that is kept from the disk": _kept,

@@ -16,8 +16,9 @@ from sandbox import attest, attest_processes
 from sandbox.attest import Attestor, Made, Report
 from sandbox.attest_network import Network, Space
 from sandbox.attest_processes import Expected, Family
-from sandbox.kernel import readback, readback_filter
-from sandbox.kernel.readback import Binary, Name, Process
+from sandbox.kernel import procfs
+from sandbox.kernel.procfs import Binary, Name, Process
+from sandbox.kernel.seccomp import dump
 from tests import proof_kit
 
 RUNSC = Binary(1, 2, 3, 4)
@@ -49,10 +50,10 @@ MEMBERS = {"memory": {10, 11, 12, 13}, "pids": {10, 11, 12, 13}}
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """These processes are not there: they are who they were, and their threads are where they are."""
     by_pid = {one.name.pid: one for one in FAMILY.all()}
-    real = readback.name
-    monkeypatch.setattr(readback, "name", lambda pid: by_pid[pid].name if pid in by_pid else real(pid))
-    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: [by_pid[pid].cgroups])
-    monkeypatch.setattr(readback, "threads", lambda pid: {pid})
+    real = procfs.name
+    monkeypatch.setattr(procfs, "name", lambda pid: by_pid[pid].name if pid in by_pid else real(pid))
+    monkeypatch.setattr(procfs, "thread_cgroups", lambda pid: [by_pid[pid].cgroups])
+    monkeypatch.setattr(procfs, "threads", lambda pid: {pid})
 
 
 def judged(found: Family, expected: Expected = EXPECTED) -> set[str]:
@@ -118,11 +119,11 @@ def test_filters_read_under_a_number_that_is_anothers_by_now_are_not_its(
     """What is remembered holds for every run after it: a stranger's would be drift for good."""
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     path = tmp_path / "filters.json"
-    monkeypatch.setattr(readback_filter, "digests", lambda pid: ("somebody's",))
+    monkeypatch.setattr(dump, "digests", lambda pid: ("somebody's",))
     for reused in (11, 12):
         by_pid = {one.name.pid: one.name for one in FAMILY.all()}
         by_pid[reused] = Name(reused, 99)
-        monkeypatch.setattr(readback, "name", by_pid.get)
+        monkeypatch.setattr(procfs, "name", by_pid.get)
         known = attest.Known()
         with pytest.raises(ProcessLookupError):
             list(attest._filters(FAMILY, known, readout, 0, path))
@@ -134,7 +135,7 @@ def test_filters_are_remembered_of_who_has_loaded_its_own(tmp_path: Path, monkey
     """Under a supervisor's filter one that has none yet looks like one that has: it would be drift for ever after."""
     found = replace(FAMILY, runner=replace(FAMILY.runner, filters=1))
     loaded = {11: ("beneath", "gofer's"), 12: ("beneath",)}
-    monkeypatch.setattr(readback_filter, "digests", loaded.__getitem__)
+    monkeypatch.setattr(dump, "digests", loaded.__getitem__)
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     path = tmp_path / "filters.json"
 
@@ -157,7 +158,7 @@ def test_a_look_before_a_sandbox_has_loaded_its_own_is_not_its_filters_for_good(
     """It was never compared, and once another run was remembered it was drift until its end."""
     found, known = replace(FAMILY, runner=replace(FAMILY.runner, filters=1)), attest.Known()
     loaded = {11: ("beneath", "gofer's"), 12: ("beneath",)}
-    monkeypatch.setattr(readback_filter, "digests", loaded.__getitem__)
+    monkeypatch.setattr(dump, "digests", loaded.__getitem__)
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     path = tmp_path / "filters.json"
 
@@ -180,7 +181,7 @@ def test_filters_of_whom_somebody_traces_by_now_are_read_anew(tmp_path: Path, mo
         asked.append(pid)
         return ("own",)
 
-    monkeypatch.setattr(readback_filter, "digests", digests)
+    monkeypatch.setattr(dump, "digests", digests)
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     traced, known = replace(FAMILY, sandbox=replace(FAMILY.sandbox, tracer=77)), attest.Known()
     for found in (FAMILY, FAMILY, traced):
@@ -193,7 +194,7 @@ def test_filters_that_could_not_be_read_are_asked_for_at_the_next_look(
 ) -> None:
     """As of a sandbox that somebody had frozen just then: it would never have been looked at again."""
     loaded: dict[int, tuple[str, ...] | None] = {11: ("gofer's",), 12: ("sandbox's",)}
-    monkeypatch.setattr(readback_filter, "digests", lambda pid: loaded[pid])
+    monkeypatch.setattr(dump, "digests", lambda pid: loaded[pid])
     readout: Any = SimpleNamespace(mounts={}, runsc_sha256="", flags=())
     path, known = tmp_path / "filters.json", attest.Known()
 
@@ -218,7 +219,7 @@ def test_a_sandbox_in_another_network_namespace_than_the_runs_is_told() -> None:
 
 def test_a_thread_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = [CGROUPS, {**CGROUPS, "memory": "/"}]
-    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
+    monkeypatch.setattr(procfs, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
     assert judged(FAMILY) == {"cgroup"}
 
 
@@ -227,8 +228,8 @@ LISTED = {"memory": {10, 11, 12, 13, 120, 121}, "pids": {10, 11, 12, 13, 120, 12
 
 def test_who_is_in_the_lists_of_every_cgroup_need_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(readback, "threads", lambda pid: {12, 120, 121} if pid == 12 else {pid})
-    monkeypatch.setattr(readback, "thread_cgroups", asked.append)
+    monkeypatch.setattr(procfs, "threads", lambda pid: {12, 120, 121} if pid == 12 else {pid})
+    monkeypatch.setattr(procfs, "thread_cgroups", asked.append)
     assert judged(FAMILY, replace(EXPECTED, threads=LISTED)) == set()
     assert asked == []
 
@@ -241,8 +242,8 @@ def test_a_thread_that_one_list_has_not_is_asked_where_it_is(
     """It left, or was born after the list: only the kernel's word for that thread tells the two apart."""
     lists = {**LISTED, of: LISTED[of] - {missing}}
     there = [CGROUPS, CGROUPS]
-    monkeypatch.setattr(readback, "threads", lambda pid: {12, 120, 121} if pid == 12 else {pid})
-    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: [*there, CGROUPS] if pid == 12 else [CGROUPS])
+    monkeypatch.setattr(procfs, "threads", lambda pid: {12, 120, 121} if pid == 12 else {pid})
+    monkeypatch.setattr(procfs, "thread_cgroups", lambda pid: [*there, CGROUPS] if pid == 12 else [CGROUPS])
     assert judged(FAMILY, replace(EXPECTED, threads=lists)) == set(), "born since, and where it should be"
     there[1] = {**CGROUPS, of: "/aside"}
     assert judged(FAMILY, replace(EXPECTED, threads=lists)) == {"cgroup"}
@@ -256,7 +257,7 @@ def test_lists_of_another_cgroup_under_that_name_are_told_by_the_first_thread() 
 
 def test_without_a_list_every_thread_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = [CGROUPS, {**CGROUPS, "pids": "/"}]
-    monkeypatch.setattr(readback, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
+    monkeypatch.setattr(procfs, "thread_cgroups", lambda pid: apart if pid == 12 else [CGROUPS])
     assert judged(FAMILY, replace(EXPECTED, threads={"memory": LISTED["memory"]})) == {"cgroup"}
 
 
@@ -335,7 +336,7 @@ class Looks:
         self.told: list[Layer] = []
         script = iter(reports)
         monkeypatch.setattr(attest, "examine", lambda *_, **__: next(script))
-        monkeypatch.setattr(readback, "name", lambda pid: made().runner if runs else None)
+        monkeypatch.setattr(procfs, "name", lambda pid: made().runner if runs else None)
         monkeypatch.setattr(attest, "_FIRST_AGAIN_SECONDS", 0)
         self.attestor = Attestor(
             made(), proof_kit.CASES["much"]().artefacts, state=Path("/nowhere"), seconds=30, alarm=alarm,

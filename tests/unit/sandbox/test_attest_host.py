@@ -11,8 +11,8 @@ from policy import errors
 from policy.decompile import host_rules
 from sandbox import attest_network
 from sandbox.attest_network import Network, Seen, Space
-from sandbox.kernel import nft, readback_net
-from sandbox.kernel.readback import Name
+from sandbox.kernel.net import dump, nft
+from sandbox.kernel.procfs import Name
 
 SPACE = Space(3, 4, 5, ("device 1 lo",))
 RUN = host_rules.Run("cv-12345678", "eth0", ((1, 1),), ((2, 9), (12, 12)))
@@ -32,8 +32,8 @@ def test_record_of_an_earlier_version_has_no_host_rules() -> None:
 
 def test_host_rules_are_listed_once_for_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, asked = [7], list[tuple[Any, ...]]()
-    monkeypatch.setattr(readback_net, "cookie", lambda: "here")
-    monkeypatch.setattr(readback_net, "generation", lambda: numbers[0])
+    monkeypatch.setattr(dump, "cookie", lambda: "here")
+    monkeypatch.setattr(dump, "generation", lambda: numbers[0])
 
     def listed(*what: Any) -> bytes:
         asked.append(what)
@@ -51,8 +51,8 @@ def test_host_rules_are_listed_once_for_a_transaction(tmp_path: Path, monkeypatc
 
 
 def test_nft_that_lists_nothing_says_how_to_mend_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readback_net, "cookie", lambda: "here")
-    monkeypatch.setattr(readback_net, "generation", lambda: 7)
+    monkeypatch.setattr(dump, "cookie", lambda: "here")
+    monkeypatch.setattr(dump, "generation", lambda: 7)
     works: list[bool] = []
 
     def listed(binary: Path, *what: str) -> bytes:

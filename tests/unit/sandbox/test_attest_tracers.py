@@ -7,8 +7,8 @@ import os
 import pytest
 
 from sandbox import attest_tracers
-from sandbox.kernel import readback
-from sandbox.kernel.readback import Name
+from sandbox.kernel import procfs
+from sandbox.kernel.procfs import Name
 from tests.unit.sandbox.test_attest import FAMILY
 
 SHIM, GATE = Name(1, 1), Name(20, 20)
@@ -22,9 +22,9 @@ def tracers(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[int, int]]:
     found: dict[int, dict[int, int]] = {}
     names = {name.pid: name for name in (*(one.name for one in FAMILY.all()), SHIM, GATE)}
     monkeypatch.setattr(attest_tracers, "_PASSING_SECONDS", 0.0)
-    monkeypatch.setattr(readback, "name", names.get)
-    monkeypatch.setattr(readback, "parent", lambda pid: 1)
-    monkeypatch.setattr(readback, "tracers", lambda pid: found.get(pid, {}))
+    monkeypatch.setattr(procfs, "name", names.get)
+    monkeypatch.setattr(procfs, "parent", lambda pid: 1)
+    monkeypatch.setattr(procfs, "tracers", lambda pid: found.get(pid, {}))
     monkeypatch.setattr(os.path, "exists", lambda path: path == f"/proc/12/task/{SANDBOX_THREAD}")
     return found
 
@@ -60,5 +60,5 @@ def test_a_reused_number_is_no_drift(tracers: dict[int, dict[int, int]], monkeyp
     tracers[20] = {20: 999}
     assert drift() == ["gate 20"], "control"
     names = {SHIM.pid: SHIM, GATE.pid: Name(GATE.pid, 77)}
-    monkeypatch.setattr(readback, "name", names.get)
+    monkeypatch.setattr(procfs, "name", names.get)
     assert drift() == []

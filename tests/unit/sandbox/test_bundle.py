@@ -15,7 +15,8 @@ import pytest
 
 from policy import errors
 from sandbox import bundle, recovery, registry
-from sandbox.kernel import cgroupfs, files, libc
+from sandbox.kernel import libc, small_files
+from sandbox.kernel.cgroup import cgroup as cgroup_cgroup
 from sandbox.network import uplink
 
 
@@ -74,7 +75,7 @@ def test_a_directory_that_cannot_be_filled_is_not_left(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(files, "put", full)
+    monkeypatch.setattr(small_files, "put", full)
     with pytest.raises(OSError, match="No space"):
         bundle.RunDirectory(tmp_path / str(uuid.uuid4()), {"agent_id": "a"}).__enter__()
     assert [p.name for p in tmp_path.iterdir()] == [".gate"]
@@ -114,11 +115,11 @@ def test_what_a_dead_supervisor_left_running_is_killed_before_anything_that_may_
         done.append("network")
         raise errors.KernelError("nft does not answer")
 
-    monkeypatch.setattr(cgroupfs.Leaf, "kill", lambda leaf: done.append(f"kill {leaf.name}"))
+    monkeypatch.setattr(cgroup_cgroup.Leaf, "kill", lambda leaf: done.append(f"kill {leaf.name}"))
     monkeypatch.setattr(recovery, "trusted_binary", Path)
     monkeypatch.setattr(uplink, "recover", refused)
     with pytest.raises(errors.KernelError, match="nft does not answer"):
-        recovery.recover(tmp_path, hierarchies=cgroupfs.Hierarchies(0, {}))
+        recovery.recover(tmp_path, hierarchies=cgroup_cgroup.Hierarchies(0, {}))
     assert done == ["kill one", "kill two", "network"]
     # Still there for the next start, which takes the rest away.
     assert (tmp_path / "one").is_dir()
@@ -213,6 +214,6 @@ def test_a_run_whose_cgroup_could_not_be_taken_away_leaves_what_says_where_it_li
         fails()
     assert registry.live(runs) == []
     assert one.path.exists() is not gone
-    assert recovery.recover(runs, hierarchies=cgroupfs.Hierarchies(0, {})) == ([] if gone else ["one"])
+    assert recovery.recover(runs, hierarchies=cgroup_cgroup.Hierarchies(0, {})) == ([] if gone else ["one"])
     assert not one.path.exists()
     assert not cgroup.exists()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sandbox import covered, standby_files
-from sandbox.kernel import filesystems
-from sandbox.kernel.filesystems import Mount
+from sandbox.kernel.fs import filesystems
+from sandbox.kernel.fs.filesystems import Mount
 
 ROOT, DATA = 22, 30
 # A disk at /srv/data, with nothing over it.

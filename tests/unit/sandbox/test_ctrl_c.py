@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from sandbox import surroundings
-from sandbox.kernel import nft, runsc
+from sandbox.kernel.net import nft
+from sandbox.kernel.runsc import command
 from sandbox.serve import runs
 
 SAYS = "#!/bin/sh\ncut -d' ' -f6 /proc/self/stat > {out}\n"
@@ -30,7 +31,7 @@ def test_who_takes_rules_away_and_who_is_asked_to_end_a_container_are_in_session
 ) -> None:
     nft._run(program, [])
     first = (tmp_path / "session").read_text()
-    assert runsc.kill(str(program), root=tmp_path, container="a", signal_name="TERM", timeout_seconds=10)
+    assert command.kill(str(program), root=tmp_path, container="a", signal_name="TERM", timeout_seconds=10)
     assert len({first, (tmp_path / "session").read_text(), f"{os.getsid(0)}\n"}) == 3
 
 

@@ -7,7 +7,7 @@ import pytest
 from policy import denials, errors
 from policy.denials import Denial, Row
 from sandbox.denials import Denials, failed_calls, refused_calls, traced
-from sandbox.kernel import sentry_log
+from sandbox.kernel.runsc import debug_log
 from tests.unit.policy.compile import sample
 
 NAME = Denial("dns", "api.example.com", "not_granted")
@@ -149,7 +149,7 @@ def test_a_failed_call_is_one_of_its_kind(
     call: str, arguments: str, number: int, denial: tuple[str, str, str] | None
 ) -> None:
     log = Log()
-    failed_calls(log.denials.told)(sentry_log.Failed(call, arguments, number), 3)
+    failed_calls(log.denials.told)(debug_log.Failed(call, arguments, number), 3)
     assert log.rows == ([] if denial is None else [Row(Denial(*denial), 3)])
 
 

@@ -13,9 +13,9 @@ from policy import errors
 from sandbox.credentials import Credentials, Scope, Tellers
 from sandbox.fetcher import Fetcher
 from sandbox.kernel import libc
-from sandbox.kernel.locked import Locked
+from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault.backend import Opened
-from tests.unit.sandbox.kernel.test_locked import PR_GET_DUMPABLE, status_of
+from tests.unit.sandbox.kernel.proc.test_secret_memory import PR_GET_DUMPABLE, status_of
 
 GUARDED, OPEN = "0 (1, 1)", "1"
 

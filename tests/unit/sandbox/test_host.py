@@ -13,7 +13,8 @@ from policy.manifest import parse
 from sandbox import config as configuration
 from sandbox import host, ldso, machine_memory
 from sandbox.config import Config
-from sandbox.kernel import cgroupfs, files
+from sandbox.kernel import small_files
+from sandbox.kernel.cgroup import cgroup
 from tests.unit.sandbox import tiny_elf
 
 MANIFEST = """
@@ -199,7 +200,7 @@ def test_where_the_controllers_live(tmp_path: Path, table: str, controllers: str
     (tmp_path / "unified" / "child").mkdir(parents=True)
     (tmp_path / "unified" / "child" / "memory.swap.max").write_text("max")
     (tmp_path / "unified" / "cgroup.controllers").write_text(controllers)
-    facts = host.cgroup_facts(cgroupfs.Hierarchies.read(table.format(root=tmp_path)))
+    facts = host.cgroup_facts(cgroup.Hierarchies.read(table.format(root=tmp_path)))
     assert (facts.version, facts.swap_accounting) == (version, swap)
     assert (version == 0) == (not facts.controllers)
 
@@ -212,10 +213,10 @@ def test_what_may_be_promised_is_what_every_cgroup_above_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, name: str, line: str
 ) -> None:
     """Rule 6: a supervisor in a service or a container with a limit has not the machine's memory to give."""
-    text = files.text
-    monkeypatch.setattr(files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
+    text = small_files.text
+    monkeypatch.setattr(small_files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
     total = int(Path("/proc/meminfo").read_text().split()[1]) // 1024
-    hierarchies = cgroupfs.Hierarchies(version, {"memory": tmp_path})
+    hierarchies = cgroup.Hierarchies(version, {"memory": tmp_path})
     inner, outer = tmp_path / "a" / "b", tmp_path / "a"
     inner.mkdir(parents=True)
 
@@ -246,9 +247,9 @@ def test_what_is_available_is_what_others_in_the_cgroups_above_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, names: tuple[str, str, str], line: str
 ) -> None:
     """Rule 6: beside something that uses most of a slice there is no room, however much the machine has."""
-    text = files.text
-    monkeypatch.setattr(files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
-    hierarchies, memory = cgroupfs.Hierarchies(version, {"memory": tmp_path}), machine_memory.Memory(4000, 2000)
+    text = small_files.text
+    monkeypatch.setattr(small_files, "text", lambda path: line if path == "/proc/self/cgroup" else text(path))
+    hierarchies, memory = cgroup.Hierarchies(version, {"memory": tmp_path}), machine_memory.Memory(4000, 2000)
     inner, outer = tmp_path / "a" / "b", tmp_path / "a"
     inner.mkdir(parents=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from policy import denials, errors
 from sandbox import metrics
-from sandbox.kernel.counters import Usage, usage
+from sandbox.kernel.cgroup.stats import Usage, usage
 from sandbox.metrics import Seen, Tally
 from sandbox.registry import Entry
 from sandbox.serve import exposition, watcher

@@ -9,7 +9,7 @@ import pytest
 
 from policy import contract, errors
 from sandbox import bundle, limits, recovery, registry
-from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.network import uplink
 
 

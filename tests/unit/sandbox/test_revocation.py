@@ -15,7 +15,8 @@ import pytest
 from policy import errors
 from policy.signing import authority, trust
 from sandbox import bundle, durable, registry, revocation
-from sandbox.kernel import cgroupfs, ending
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup import kill as cgroup_kill
 from sandbox.network import cutting
 from sandbox.state import State
 from tests import signing_kit as kit
@@ -110,14 +111,14 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(ending, "stop", lambda leaves: asked.append("stop"))
+    monkeypatch.setattr(cgroup_kill, "stop", lambda leaves: asked.append("stop"))
 
     def cut(links: object) -> list[str]:
         asked.append("cut")
         return []
 
     monkeypatch.setattr(cutting, "cut", cut)
-    monkeypatch.setattr(ending, "kill", lambda leaves: asked.append("kill"))
+    monkeypatch.setattr(cgroup_kill, "kill", lambda leaves: asked.append("kill"))
 
     def full(*arguments: object, **more: object) -> None:
         raise OSError(28, "No space left on device")
@@ -135,8 +136,8 @@ def test_a_log_that_takes_no_row_and_a_mark_that_cannot_be_made_keep_nobody_aliv
 def test_a_run_of_which_the_gates_alone_are_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sandbox is about to be started, in a cgroup in which nothing was killed."""
     waited: list[str] = []
-    monkeypatch.setattr(ending, "stop", lambda leaves: None)
-    monkeypatch.setattr(ending, "kill", lambda leaves: None)
+    monkeypatch.setattr(cgroup_kill, "stop", lambda leaves: None)
+    monkeypatch.setattr(cgroup_kill, "kill", lambda leaves: None)
     monkeypatch.setattr(
         revocation, "_outwait", lambda entries, hierarchies: waited.extend(one.run_id for one in entries)
     )
@@ -167,13 +168,13 @@ def _noted(path: Path, *, listed: bool) -> None:
 def test_one_that_cannot_be_looked_at_is_told_of_and_keeps_nobody_else_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    killed, kill = list[str](), ending.kill
+    killed, kill = list[str](), cgroup_kill.kill
 
-    def kill_soon(leaves: Sequence[cgroupfs.Leaf]) -> None:
+    def kill_soon(leaves: Sequence[cgroup.Leaf]) -> None:
         killed.extend(leaf.name for leaf in leaves)
         kill(leaves, deadline_seconds=0.02)
 
-    monkeypatch.setattr(ending, "kill", kill_soon)
+    monkeypatch.setattr(cgroup_kill, "kill", kill_soon)
     monkeypatch.setattr(cutting, "cut", lambda links: [])
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -217,8 +218,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("mark")
         mark(path, reason, **like)
 
-    monkeypatch.setattr(ending, "stop", noted("stop"))
-    monkeypatch.setattr(ending, "kill", noted("kill"))
+    monkeypatch.setattr(cgroup_kill, "stop", noted("stop"))
+    monkeypatch.setattr(cgroup_kill, "kill", noted("kill"))
     monkeypatch.setattr(cutting, "cut", noted("cut"))
     monkeypatch.setattr(bundle, "mark_revoked", mark_it)
     monkeypatch.setattr(revocation, "_outwait", lambda entries, hierarchies: None)
@@ -352,7 +353,7 @@ def test_keepers_wait_until_what_is_revoked_is_gone_and_not_for_whoever_starts_l
 
         return see
 
-    monkeypatch.setattr(ending, "kill", seen("killing"))
+    monkeypatch.setattr(cgroup_kill, "kill", seen("killing"))
     monkeypatch.setattr(revocation, "_outwait", seen("outwaiting"))
     with live(tmp_path, "one", (1,)):
         enforced(tmp_path)

@@ -9,9 +9,11 @@ import pytest
 
 from policy import errors
 from sandbox import granted, limits, room
-from sandbox.kernel import cgroupfs, files, filesystems, readback
-from sandbox.kernel.cgroupfs import same
-from sandbox.kernel.filesystems import Mount
+from sandbox.kernel import procfs, small_files
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup.cgroup import same
+from sandbox.kernel.fs import filesystems
+from sandbox.kernel.fs.filesystems import Mount
 
 TABLE = r"""
 22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
@@ -64,13 +66,13 @@ def test_a_name_that_a_user_of_fusermount_chose_ends_no_line_of_the_mount_table(
     table = {mount.number: mount for mount in filesystems.mounts(text)}
     assert table[90] == Mount(90, 22, "0:60", "/", f"/home/eve/{name}", frozenset({"rw", "nosuid", "nodev"}), "fuse")
     assert len(table) == len(TABLE.splitlines()) + 1
-    assert [mount.place for mount in readback.parse_mounts(text)] == [mount.point for mount in table.values()]
+    assert [mount.place for mount in procfs.parse_mounts(text)] == [mount.point for mount in table.values()]
     file = tmp_path / "mountinfo"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    text_of = files.text
-    monkeypatch.setattr(files, "text", lambda path: text_of(file if path == "/proc/self/mountinfo" else path))
+    text_of = small_files.text
+    monkeypatch.setattr(small_files, "text", lambda path: text_of(file if path == "/proc/self/mountinfo" else path))
     assert filesystems.lines() == [others, *TABLE.splitlines()]
-    assert cgroupfs.Hierarchies.read().version == 0
+    assert cgroup.Hierarchies.read().version == 0
     assert granted._filesystem_of(os.makedev(0, 44)) == "tmpfs"
 
 

@@ -17,7 +17,7 @@ import pytest
 from policy import errors
 from sandbox import runner
 from sandbox.channel import Channel, Limits, Outcome, Round
-from sandbox.pipes import BoundedTail
+from sandbox.kernel.proc.pipes import BoundedTail
 from sandbox.runner import Exchange
 
 READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"

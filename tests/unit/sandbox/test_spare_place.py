@@ -18,7 +18,7 @@ from policy import errors
 from policy.compile import artefacts
 from sandbox import bundle, control, registry, spare, spare_place
 from sandbox.bundle import RunDirectory
-from sandbox.kernel import sentry_log, trace
+from sandbox.kernel.runsc import debug_log, start_trace
 from sandbox.spare import Spares
 
 POLICY = artefacts.Artefacts({name: name.encode() for name in artefacts.NAMES})
@@ -43,8 +43,8 @@ def begun(base: Path, agent: str = "a") -> RunDirectory:
 def over(base: Path, *, agent: str = "a", late: Callable[[Path], None] = lambda _: None) -> int:
     """A run that came to its end; the inode of its directory. ``late`` is done just before that."""
     with begun(base, agent) as one:
-        traced = trace.StartTrace(one.trace)
-        calls = sentry_log.RefusedCalls(one.trace, {}, lambda *_: None)
+        traced = start_trace.StartTrace(one.trace)
+        calls = debug_log.RefusedCalls(one.trace, {}, lambda *_: None)
         one.note_cgroups({"memory": Path("/sys/fs/cgroup/memory/covenant", one.path.name)})
         one.write_policy(POLICY)
         traced.close()
@@ -119,7 +119,7 @@ def test_it_is_taken_once_locked_and_without_a_trace_of_the_one_before(base: Pat
     assert lock is not None
     try:
         assert {path.name for path in two.iterdir()} == {"lock", "label.json", "cgroups.json", "root", "trace"}
-        assert {path.name for path in (two / "trace").iterdir()} == {trace.CONFIG, sentry_log.NAME}
+        assert {path.name for path in (two / "trace").iterdir()} == {start_trace.CONFIG, debug_log.NAME}
         assert (two / "label.json").read_bytes() == b"label"
         assert (two / "cgroups.json").read_bytes() == b"{}"
         assert (two / "lock").read_text() == str(os.getpid())

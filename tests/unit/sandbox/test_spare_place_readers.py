@@ -12,7 +12,7 @@ import pytest
 
 from policy.compile import artefacts
 from sandbox import bundle, limits, recovery
-from sandbox.kernel import cgroupfs
+from sandbox.kernel.cgroup import cgroup
 from sandbox.spare import Spares
 
 POLICY = artefacts.Artefacts({name: name.encode() for name in artefacts.NAMES})
@@ -85,7 +85,7 @@ def test_of_one_that_is_killed_while_it_clears_up_nobody_says_that_it_used_nothi
             killed_at(step, patch)
         if not run.path.exists():
             break
-        leaf = cgroupfs.Leaf(cgroupfs.Hierarchies(2, {}), run.path.name)
+        leaf = cgroup.Leaf(cgroup.Hierarchies(2, {}), run.path.name)
         leaf.adopt({})
         if (run.path / "label.json").exists():
             assert recovery.used_by(leaf, run.path).cpu_ms is None, step

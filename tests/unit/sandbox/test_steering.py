@@ -18,9 +18,9 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox import bundle, control, durable, revocation, steering
 from sandbox.channel import Channel, Limits
-from sandbox.kernel.cgroupfs import Leaf
+from sandbox.kernel.cgroup.cgroup import Leaf
+from sandbox.kernel.proc.pipes import BoundedTail
 from sandbox.ledger import Ledger
-from sandbox.pipes import BoundedTail
 from sandbox.rows import Rows
 from sandbox.runner import Exchange
 from sandbox.steering import Steering

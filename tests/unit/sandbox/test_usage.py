@@ -9,7 +9,7 @@ import pytest
 from policy import contract
 from policy.package import Package
 from sandbox import memo, standby_wire, unended
-from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.limits import Meter, expect, was_begun
 from sandbox.network import gate_leaf
 from sandbox.request import Request

@@ -13,7 +13,7 @@ from covenant.keys import trust_root
 from policy import errors
 from policy.signing.root import TrustRoot
 from sandbox import bundle, durable, revocation
-from sandbox.kernel import ending
+from sandbox.kernel.cgroup import kill
 from sandbox.network import cutting
 from sandbox.state import State
 from tests import signing_kit as kit
@@ -26,8 +26,8 @@ SECOND = kit.root_bytes(kit.root_document(op(2), version=2, revoked=kit.revoked(
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     monkeypatch.setattr(revocation, "_STARTING_SECONDS", 0.0)
-    monkeypatch.setattr(ending, "stop", lambda leaves: None)
-    monkeypatch.setattr(ending, "kill", lambda leaves: None)
+    monkeypatch.setattr(kill, "stop", lambda leaves: None)
+    monkeypatch.setattr(kill, "kill", lambda leaves: None)
     monkeypatch.setattr(cutting, "cut", lambda links: [])
     path = tmp_path / "state"
     (path / "runs").mkdir(parents=True)

@@ -17,7 +17,7 @@ from policy.decompile import bpf, conditions
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.prove import local
-from sandbox.kernel import seccomp_loader
+from sandbox.kernel.seccomp import load
 
 ARCH = platform.machine()
 NUMBERS = data.syscalls(ARCH).numbers
@@ -67,7 +67,7 @@ def described(found: Manifest) -> seccomp.DenyFilter:
 
 
 def program(description: seccomp.DenyFilter) -> bytes:
-    return seccomp_loader.export(seccomp_loader.prepare(description))
+    return load.export(load.prepare(description))
 
 
 def proved(raw: bytes, found: Manifest) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from policy import errors
 from sandbox import checks
-from sandbox.kernel import process, starter
+from sandbox.kernel.proc import launcher, spawn
 
-HERE = process.Launch("/bin/echo", ["echo", "here"], {})
+HERE = spawn.Launch("/bin/echo", ["echo", "here"], {})
 # BPF_RET with SECCOMP_RET_ALLOW, and with SECCOMP_RET_ERRNO | EPERM (linux/filter.h, linux/seccomp.h).
 ALLOW, REFUSE = (struct.pack("=HBBI", 0x06, 0, 0, value).hex() for value in (0x7FFF0000, 0x00050001))
 
@@ -29,13 +29,13 @@ ALLOW, REFUSE = (struct.pack("=HBBI", 0x06, 0, 0, value).hex() for value in (0x7
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the starter, in its place."""
     path = tmp_path / "covenant-start"
-    shutil.copy(starter.PROGRAM, path)
-    monkeypatch.setattr(starter, "PROGRAM", str(path))
+    shutil.copy(launcher.PROGRAM, path)
+    monkeypatch.setattr(launcher, "PROGRAM", str(path))
     return path
 
 
 def _said() -> bytes:
-    with process.spawn(HERE) as child:
+    with spawn.spawn(HERE) as child:
         assert child.reap() == 0
         return os.read(child.stdout, 100)
 
@@ -68,7 +68,7 @@ def test_a_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_wha
     UNUSABLE[case](placed)
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(errors.KernelError, match="cannot execute") as caught:
-        process.spawn(HERE)
+        spawn.spawn(HERE)
     assert str(placed) in caught.value.message
     assert "remove that file" in caught.value.hint
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -78,32 +78,32 @@ def test_a_starter_that_cannot_be_executed_starts_nothing_and_says_which_and_wha
 
 
 def test_a_starter_of_another_version_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter, "_VERSION", "1")
+    monkeypatch.setattr(launcher, "_VERSION", "1")
     with pytest.raises(errors.KernelError, match="understand") as caught:
-        process.spawn(HERE)
+        spawn.spawn(HERE)
     assert "restart a supervisor" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     "launch",
     [
-        process.Launch("/bin/echo", ["echo", "he\0re"], {}),
-        process.Launch("/bin/echo", ["echo"], {"ONE": "t\0wo"}),
-        process.Launch("/bin/ec\0ho", ["echo"], {}),
-        process.Launch("/bin/echo", ["echo"], {}, directory="/\0"),
+        spawn.Launch("/bin/echo", ["echo", "he\0re"], {}),
+        spawn.Launch("/bin/echo", ["echo"], {"ONE": "t\0wo"}),
+        spawn.Launch("/bin/ec\0ho", ["echo"], {}),
+        spawn.Launch("/bin/echo", ["echo"], {}, directory="/\0"),
     ],
     ids=["argument", "environment", "program", "directory"],
 )
-def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: process.Launch) -> None:
+def test_a_word_that_no_program_can_be_given_is_an_error_of_the_starts(way: str, launch: spawn.Launch) -> None:
     """And of no other kind: who starts a run catches those of the project alone."""
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(errors.KernelError, match="null byte"):
-        process.spawn(launch)
+        spawn.spawn(launch)
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_newline_is_a_character_of_a_word(way: str) -> None:
-    with process.spawn(process.Launch("/bin/echo", ["echo", "a\nkeep\n3"], {})) as child:
+    with spawn.spawn(spawn.Launch("/bin/echo", ["echo", "a\nkeep\n3"], {})) as child:
         assert child.reap() == 0
         assert os.read(child.stdout, 100) == b"a\nkeep\n3\n"
 
@@ -121,7 +121,7 @@ class Told:
                 head = ["covenant-start", "2", str(os.getpid()), str(write)]
                 done = subprocess.run(
                     [*head, *words, "execute", "/bin/echo", "echo", "here"],
-                    executable=starter.PROGRAM, capture_output=True, pass_fds=[write, *pass_fds], check=False,
+                    executable=launcher.PROGRAM, capture_output=True, pass_fds=[write, *pass_fds], check=False,
                     timeout=60,
                 )  # fmt: skip
             finally:
@@ -204,7 +204,7 @@ def test_without_a_report_nothing_that_failed_is_executed(report: str) -> None:
     head = ["covenant-start", "2", str(os.getpid()), report]
     done = subprocess.run(
         [*head, "directory", "/nowhere", "execute", "/bin/echo", "echo", "here"],
-        executable=starter.PROGRAM, capture_output=True, check=False, timeout=60,
+        executable=launcher.PROGRAM, capture_output=True, check=False, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (127, b"", b"")
 
@@ -212,7 +212,7 @@ def test_without_a_report_nothing_that_failed_is_executed(report: str) -> None:
 @pytest.mark.parametrize("count", range(1, 7))
 def test_too_few_words_are_no_start(count: int) -> None:
     words = ["covenant-start", "2", str(os.getpid()), "2", "execute", "/bin/echo"]
-    done = subprocess.run(words[:count], executable=starter.PROGRAM, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(words[:count], executable=launcher.PROGRAM, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (127, b"", b"")
 
 
@@ -240,4 +240,4 @@ def test_doctor_says_of_a_starter_that_cannot_run_that_it_does_not(
     assert said().status is checks.Status.MISSING
     assert str(placed) in said().found
     assert found in said().found
-    assert said().mend == starter.MEND
+    assert said().mend == launcher.MEND

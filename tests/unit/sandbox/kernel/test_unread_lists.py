@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.kernel import ending, files
-from sandbox.kernel.cgroupfs import Hierarchies, Leaf
+from sandbox.kernel import small_files
+from sandbox.kernel.cgroup import kill
+from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
 from sandbox.network import cutting
 
 UNREADABLE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO)
@@ -28,7 +29,7 @@ def _leaf(path: Path) -> Leaf:
 
 def _failing(patch: pytest.MonkeyPatch, number: int, *, times: int = 1_000_000) -> None:
     """Opening a list fails so many times."""
-    left, real = [times], files.whole
+    left, real = [times], small_files.whole
 
     def read(path: str | Path) -> bytes:
         if str(path).endswith("/cgroup.procs") and left[0] > 0:
@@ -36,15 +37,15 @@ def _failing(patch: pytest.MonkeyPatch, number: int, *, times: int = 1_000_000) 
             raise OSError(number, os.strerror(number), path)
         return real(path)
 
-    patch.setattr(files, "whole", read)
+    patch.setattr(small_files, "whole", read)
 
 
 @pytest.mark.parametrize("number", UNREADABLE)
 def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     leaf = _leaf(tmp_path / "one")
-    assert leaf.pids() == ending.listed(leaf) == []
+    assert leaf.pids() == kill.listed(leaf) == []
     _failing(monkeypatch, number)
-    for look in (leaf.pids, lambda: ending.listed(leaf)):
+    for look in (leaf.pids, lambda: kill.listed(leaf)):
         with pytest.raises(errors.KernelError, match=f"cannot be read: {os.strerror(number)}"):
             look()
 
@@ -53,9 +54,9 @@ def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_a_cgroup_that_is_gone_has_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     leaf = _leaf(tmp_path / "one")
     _failing(monkeypatch, number)
-    assert leaf.pids() == ending.listed(leaf) == []
+    assert leaf.pids() == kill.listed(leaf) == []
     leaf.kill()
-    ending.kill([leaf])
+    kill.kill([leaf])
 
 
 def test_who_ends_it_says_that_it_could_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +66,8 @@ def test_who_ends_it_says_that_it_could_not_look(tmp_path: Path, monkeypatch: py
         with pytest.raises(errors.KernelError, match=r"cannot be read: Too many open files"):
             leaf.kill(deadline_seconds=0.01)
         with pytest.raises(errors.KernelError, match=r"in the cgroups one \(who is in .* Too many open files\), other"):
-            ending.kill([leaf, other], deadline_seconds=0.01)
-    ending.kill([leaf, other])
+            kill.kill([leaf, other], deadline_seconds=0.01)
+    kill.kill([leaf, other])
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -76,7 +77,7 @@ def test_a_descriptor_that_is_free_again_is_enough(
     leaf = _leaf(tmp_path / "one")
     _failing(monkeypatch, errno.EMFILE, times=3)
     if together:
-        ending.kill([leaf])
+        kill.kill([leaf])
     else:
         leaf.kill()
     assert leaf.pids() == []  # the three are used up

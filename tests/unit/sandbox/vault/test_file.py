@@ -21,7 +21,7 @@ from policy.signing.keyfile import Argon2Parameters
 from sandbox.kernel import libc
 from sandbox.vault import keys
 from sandbox.vault.file import FileVault
-from tests.unit.sandbox.kernel.test_locked import PR_GET_DUMPABLE, status_of
+from tests.unit.sandbox.kernel.proc.test_secret_memory import PR_GET_DUMPABLE, status_of
 
 CHEAP = Argon2Parameters(memory_kib=8 * 1024, iterations=1, lanes=1)
 FILE, HEAD = "vault/vault.json", "vault-head.json"

@@ -1,0 +1,427 @@
+"""cgroup files, version 1 and 2: make a leaf of our own, write limits, read them back, kill, remove.
+
+Only ever below a directory named ``covenant``, or in a unit that systemd delegated to us (``delegation``); nothing else
+is written. runsc writes no
+limit into a cgroup that exists (sandbox-facts), so every limit is written here and proved by reading it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from policy import errors
+from sandbox.kernel import hanging, small_files
+from sandbox.kernel.cgroup import delegation
+from sandbox.kernel.cgroup.delegation import BASE, NEEDED, OPTIONAL
+from sandbox.kernel.fs import filesystems
+
+# Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
+OPTIONAL_V1 = ("freezer", "cpuacct")
+# Below a leaf of version 1 that is frozen (``Leaf.keep_frozen``).
+_STILL = "still"
+# What the kernel says of a cgroup that was removed: before its file is opened, and after.
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where each controller is mounted. ``version`` is 2 when the unified one carries all that we need."""
+
+    version: int
+    mounts: Mapping[str, Path]
+
+    @classmethod
+    def read(cls, mountinfo: str | None = None) -> Hierarchies:
+        """Read the caller's mount table; ``mountinfo`` overrides it in tests.
+
+        On a hybrid machine the controllers that matter are on version 1 and the unified one is ignored.
+        """
+        legacy, unified = _mounted("\n".join(filesystems.lines(mountinfo)))
+        if all(name in legacy for name in NEEDED):
+            return cls(1, {n: legacy[n] for n in (*NEEDED, *OPTIONAL_V1) if n in legacy})
+        there = _controllers(unified) if unified is not None else set()
+        if unified is not None and set(NEEDED) <= there:
+            return cls(2, dict.fromkeys((*NEEDED, *(name for name in OPTIONAL if name in there)), unified))
+        return cls(0, {})
+
+
+@functools.lru_cache(maxsize=2)
+def _mounted(table: str) -> tuple[Mapping[str, Path], Path | None]:
+    """Where each controller of version 1 is mounted, and where version 2 is: a run asks three times of one table."""
+    legacy: dict[str, Path] = {}
+    unified: Path | None = None
+    for line in table.split("\n"):
+        left, _, right = line.partition(" - ")
+        fields, (fstype, _, options) = left.split(), [*right.split(" ", 2), "", "", ""][:3]
+        if fstype == "cgroup2":
+            unified = unified or Path(fields[4])
+        elif fstype == "cgroup":
+            for name in options.split(","):
+                legacy.setdefault(name, Path(fields[4]))
+    return MappingProxyType(legacy), unified
+
+
+def _controllers(root: Path) -> set[str]:
+    try:
+        return set((root / "cgroup.controllers").read_text().split())
+    except OSError:
+        return set()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One file to write: ``controller``/``file`` = ``value``; ``required`` says whether absence is an error.
+
+    A file that has a line for each device takes one line a write: ``value`` then has them all.
+    """
+
+    controller: str
+    file: str
+    value: str
+    required: bool = True
+
+    def describe(self) -> str:
+        """The operation in words, as the plan and the log show it."""
+        return f"write {self.value} to {self.controller}:{self.file}"
+
+
+def _exchange(directory: Path | None, limit: Limit) -> str:
+    """Write a limit and return what the kernel then holds."""
+    if directory is None:
+        raise FileNotFoundError(errno.ENOENT, "no such controller in this leaf")
+    path = directory / limit.file
+    # Never O_CREAT: the kernel answers it with EACCES where there is no such file, which looks like a lack of rights.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for line in limit.value.splitlines():
+            os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+    return small_files.text(path).strip()
+
+
+def same(held: str, wanted: str) -> bool:
+    """Whether a file holds what was written. The kernel keeps the lines of devices in an order of its own."""
+    return held == wanted or sorted(held.splitlines()) == sorted(wanted.splitlines())
+
+
+def members(path: Path) -> list[int]:
+    """The processes that a cgroup lists; none where the cgroup is gone.
+
+    Raises:
+        errors.KernelError: it cannot be read.
+    """
+    try:
+        return [int(pid) for pid in small_files.whole(f"{path}/cgroup.procs").split()]
+    except OSError as e:
+        if e.errno in _GONE:
+            return []
+        raise errors.KernelError(f"who is in cgroup `{path}` cannot be read: {e.strerror}") from e
+
+
+@dataclass
+class Leaf:
+    """One run's cgroup in every hierarchy that it needs. Use as a context manager: leaving kills and removes."""
+
+    hierarchies: Hierarchies
+    name: str
+    paths: dict[str, Path] = field(default_factory=dict)
+    reported: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Leaf:
+        if self.hierarchies.version == 0:
+            raise errors.NotEnforceableError(
+                "no cgroup hierarchy carries memory, pids and cpu", hint="mount cgroup v2, or v1 controllers"
+            )
+        try:
+            for controller, path in self.plan().items():
+                if path not in self.paths.values():
+                    path.parent.mkdir(mode=0o755, exist_ok=True)
+                    path.mkdir(mode=0o755)
+                self.paths[controller] = path
+        except OSError as e:
+            self.remove()
+            raise errors.KernelError(f"cannot make cgroup `{e.filename}`: {e.strerror}") from e
+        return self
+
+    def plan(self) -> dict[str, Path]:
+        """Where the leaf will lie, by controller. On version 2 this may ask systemd for a place (``delegation``)."""
+        if self.hierarchies.version == 2:
+            place = delegation.base(self.hierarchies.mounts["memory"]) / self.name
+            return dict.fromkeys(self.hierarchies.mounts, place)
+        return {controller: root / BASE / self.name for controller, root in self.hierarchies.mounts.items()}
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+        self.remove()
+
+    def adopt(self, paths: Mapping[str, Path]) -> None:
+        """Take over what an earlier process planned, as far as it is there."""
+        self.paths = {controller: path for controller, path in paths.items() if path.is_dir()}
+
+    def apply(self, limits: Iterable[Limit]) -> None:
+        """Write each limit and read it back.
+
+        Raises:
+            errors.NotEnforceableError: a required file is absent.
+            errors.KernelError: the kernel holds another value than was written.
+        """
+        for limit in limits:
+            try:
+                held = _exchange(self.paths.get(limit.controller), limit)
+            except OSError as e:
+                if not limit.required and e.errno in {errno.ENOENT, errno.EOPNOTSUPP}:
+                    self.reported.append(f"{limit.file}: not on this host")
+                    continue
+                raise errors.NotEnforceableError(
+                    f"cgroup limit {limit.controller}:{limit.file} cannot be set: {e.strerror}"
+                ) from e
+            if not same(held, limit.value):
+                raise errors.KernelError(
+                    f"cgroup limit {limit.controller}:{limit.file} was written as {limit.value}, "
+                    f"the kernel holds {held}"
+                )
+
+    def join_files(self) -> tuple[str, ...]:
+        """The files into which a process with a single thread writes 0 to join, before anything else that it does.
+
+        Version 1 has `tasks`: the kernel moves the writing thread itself without the global lock that `cgroup.procs`
+        waits an RCU grace period for, 4 ms a hierarchy (kernel/cgroup/cgroup.c, cgroup_attach_lock).
+        """
+        name = "tasks" if self.hierarchies.version == 1 else "cgroup.procs"
+        return tuple(sorted({str(p / name) for p in self.paths.values()}))
+
+    def pids(self) -> list[int]:
+        """Host processes in this leaf, whichever hierarchy lists them.
+
+        Raises:
+            errors.KernelError: a list is there and cannot be read, so that nobody may say that it is empty.
+        """
+        return sorted({pid for path in set(self.paths.values()) for pid in members(path)})
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel killed for memory in this leaf. Read after the exit."""
+        file = "memory.events" if self.hierarchies.version == 2 else "memory.oom_control"
+        with contextlib.suppress(OSError, KeyError):
+            for line in _read(self.paths["memory"], file).splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+        return 0
+
+    def pids_refused(self) -> int:
+        """How often the kernel refused a task to this leaf. Read after the exit."""
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            for line in _read(self.paths["pids"], "pids.events").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "max":
+                    return int(value)
+        return 0
+
+    def memory_bytes(self) -> int:
+        """What everything in the leaf takes of memory now; 0 where there is no such leaf."""
+        name = "memory.usage_in_bytes" if self.hierarchies.version == 1 else "memory.current"
+        try:
+            return int(_read(self.paths["memory"], name))
+        except (KeyError, FileNotFoundError):
+            return 0
+
+    def memory_peak_bytes(self) -> int | None:
+        """The most that everything in the leaf took at one time; None where the kernel does not keep it (version 2
+        before Linux 5.19)."""
+        name = "memory.max_usage_in_bytes" if self.hierarchies.version == 1 else "memory.peak"
+        try:
+            return int(_read(self.paths["memory"], name))
+        except (KeyError, OSError, ValueError):
+            return None
+
+    def cpu_time_us(self) -> int:
+        """The processor time of everything that was ever in this leaf, in microseconds.
+
+        Raises:
+            errors.KernelError: it cannot be read.
+        """
+        try:
+            if self.hierarchies.version == 1:
+                return int(_read(self.paths["cpuacct"], "cpuacct.usage")) // 1000
+            for line in _read(self.paths["cpu"], "cpu.stat").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "usage_usec":
+                    return int(value)
+        except (OSError, KeyError, ValueError) as e:
+            raise errors.KernelError(f"the processor time of cgroup `{self.name}` cannot be read: {e}") from e
+        raise errors.KernelError(f"the processor time of cgroup `{self.name}` is not counted")
+
+    def kill(self, deadline_seconds: float = 10.0) -> None:
+        """SIGKILL everything in the leaf until it is empty. A leaf that is frozen is thawed only with its death
+        pending, so that nothing in it runs one more instruction of its own.
+
+        Raises:
+            errors.KernelError: something is still alive at the deadline, or it cannot be seen who is.
+        """
+        until = time.monotonic() + deadline_seconds
+        if self.hierarchies.version == 2 and self.paths:
+            with contextlib.suppress(OSError):
+                (self.paths["memory"] / "cgroup.kill").write_text("1")
+        # Version 2 kills the frozen as well, and one freezer write a round would only delay it.
+        freezing = self.hierarchies.version == 1 and self.freezable
+        while True:
+            pids, unread = self._left()
+            if not pids and not unread:
+                return
+            if freezing:
+                with contextlib.suppress(OSError):
+                    self._ask(frozen=True)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if freezing:  # v1 delivers SIGKILL only after the thaw (sandbox-facts)
+                with contextlib.suppress(OSError):
+                    self._ask(frozen=False)
+            if time.monotonic() > until:
+                raise errors.KernelError(unread or f"{hanging.survivors(pids)} survive SIGKILL in cgroup `{self.name}`")
+            time.sleep(0.002)
+
+    def _left(self) -> tuple[list[int], str]:
+        """Who is in it still; nobody and why where that cannot be seen now: a descriptor may be free in a moment."""
+        try:
+            return self.pids(), ""
+        except errors.KernelError as e:
+            return [], e.message
+
+    @property
+    def freezable(self) -> bool:
+        """Whether this leaf has a freezer: version 2 always, version 1 where its controller is mounted."""
+        return bool(self.paths) if self.hierarchies.version == 2 else "freezer" in self.paths
+
+    def freeze(
+        self,
+        deadline_seconds: float = 5.0,
+        *,
+        going_on: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Stop every thread in the leaf, the sentry's too; returns when the kernel says that all of them stand, or that
+        nobody is left: whoever killed them let them go.
+
+        ``going_on`` is around the thaw of one that did not stop, and raises when it is to stand all the same.
+
+        Raises:
+            errors.NotEnforceableError: there is no freezer.
+            errors.KernelError: a thread still ran at the deadline; the leaf is thawed again.
+        """
+        try:
+            self._settle(frozen=True, deadline_seconds=deadline_seconds)
+        except errors.KernelError:
+            with going_on(), contextlib.suppress(OSError):
+                self._ask(frozen=False)
+            raise
+
+    def keep_frozen(self) -> None:
+        """Have the next thaw take no longer than where others are frozen: version 1 writes the kernel's own code anew
+        when the last cgroup of a machine goes on (freezer_active, 0.14 ms on two cores). An empty one below this one
+        stands until this one is removed. Where it cannot be made nothing else is different."""
+        if self.hierarchies.version == 1 and self.freezable:
+            still = self.paths["freezer"] / _STILL
+            with contextlib.suppress(OSError):
+                still.mkdir(mode=0o755)
+                _write(still, "freezer.state", "FROZEN")
+
+    def thaw(self, deadline_seconds: float = 5.0) -> None:
+        """Let everything in the leaf go on.
+
+        Raises:
+            errors.NotEnforceableError: there is no freezer.
+            errors.KernelError: it is still frozen at the deadline, or the leaf is gone.
+        """
+        self._settle(frozen=False, deadline_seconds=deadline_seconds)
+
+    def frozen(self) -> bool:
+        """Whether every thread in the leaf stands now, as the kernel says it; while some still stop it is not.
+
+        Raises:
+            errors.NotEnforceableError: there is no freezer.
+            errors.KernelError: the leaf is gone.
+        """
+        return self._freezer_says() is True
+
+    def _settle(self, *, frozen: bool, deadline_seconds: float) -> None:
+        until = time.monotonic() + deadline_seconds
+        wanted = "frozen" if frozen else "thawed"
+        try:
+            self._ask(frozen=frozen)
+        except OSError as e:
+            raise errors.KernelError(f"cgroup `{self.name}` cannot be {wanted}: {e.strerror}") from e
+        # Most stand at the first look (0.1 ms); a thread in the middle of a disk's answer takes as long as the disk.
+        while self._freezer_says() is not frozen:
+            if frozen and self._left() == ([], ""):
+                return
+            if time.monotonic() > until:
+                raise errors.KernelError(f"cgroup `{self.name}` is not {wanted} after {deadline_seconds:g} s")
+            time.sleep(0.0005)
+
+    def _ask(self, *, frozen: bool) -> None:
+        if self.hierarchies.version == 2:
+            _write(self._freezer(), "cgroup.freeze", "1" if frozen else "0")
+        else:
+            _write(self._freezer(), "freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def _freezer_says(self) -> bool | None:
+        """True frozen, False thawed, None on the way: version 2 has no such word, and says frozen only at the end."""
+        directory = self._freezer()
+        try:
+            if self.hierarchies.version == 2:
+                return "frozen 1" in _read(directory, "cgroup.events").splitlines()
+            return {"FROZEN": True, "THAWED": False}.get(_read(directory, "freezer.state").strip())
+        except OSError as e:
+            raise errors.KernelError(f"the freezer of cgroup `{self.name}` cannot be read: {e.strerror}") from e
+
+    def _freezer(self) -> Path:
+        if not self.freezable:
+            raise errors.NotEnforceableError(
+                "nothing here can be frozen: the cgroup freezer is not there", hint="mount the v1 freezer controller"
+            )
+        return self.paths["memory" if self.hierarchies.version == 2 else "freezer"]
+
+    def remove(self, deadline_seconds: float = 5.0) -> None:
+        """Remove the leaf's directories; a zombie may hold one for a moment.
+
+        Raises:
+            errors.KernelError: one is still there after ``deadline_seconds``.
+        """
+        until = time.monotonic() + deadline_seconds
+        with contextlib.suppress(KeyError, OSError):
+            (self.paths["freezer"] / _STILL).rmdir()
+        for path in set(self.paths.values()):
+            while True:
+                try:
+                    path.rmdir()
+                except FileNotFoundError:
+                    break
+                except OSError as e:
+                    if time.monotonic() > until:
+                        raise errors.KernelError(f"cgroup `{path}` cannot be removed: {e.strerror}") from e
+                    time.sleep(0.005)
+                else:
+                    break
+        self.paths.clear()
+
+
+def _read(directory: Path, name: str) -> str:
+    return small_files.text(f"{directory}/{name}")
+
+
+def _write(directory: Path, name: str, text: str) -> None:
+    fd = os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""File systems, id maps, Landlock and secret files."""

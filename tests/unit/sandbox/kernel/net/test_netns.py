@@ -1,0 +1,35 @@
+"""A thread aside: whatever becomes of it, whoever waits for it hears of it there and nowhere else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from policy import errors
+from sandbox.kernel.net import netns
+
+
+def test_a_call_aside_gives_its_value_or_raises_what_it_raised() -> None:
+    def fails() -> int:
+        raise errors.KernelError("it does not say")
+
+    assert netns.aside(lambda: 7)() == 7
+    with pytest.raises(errors.KernelError, match="it does not say"):
+        netns.aside(fails)()
+
+
+def test_where_no_thread_is_left_it_is_an_error_of_the_machine_and_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look that begins two threads would else leave the first behind, and end a run that is only to be watched."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    wait = netns.aside(lambda: 7)
+    with pytest.raises(OSError, match="can't start new thread"):
+        wait()
+    with pytest.raises(errors.KernelError, match="network namespace"):
+        netns.make()

@@ -1,0 +1,54 @@
+"""Signals of a forked process: everything at its default again, whoever had changed what."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from sandbox.kernel.proc import signals
+
+_OURS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGRTMIN, signal.SIGRTMAX)
+
+
+def _child(work: Callable[[], bool]) -> bool:
+    pid = os.fork()
+    if pid == 0:
+        good = False
+        try:
+            for number in _OURS[::2]:
+                signal.signal(number, lambda number, frame: None)
+            for number in _OURS[1::2]:
+                signal.signal(number, signal.SIG_IGN)
+            good = work()
+        finally:
+            os._exit(0 if good else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _all_default(*, but: frozenset[int] = frozenset()) -> bool:
+    every = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    return all(signal.getsignal(one) == (signal.SIG_IGN if one in but else signal.SIG_DFL) for one in every)
+
+
+def test_whatever_was_caught_or_ignored_is_at_its_default_but_what_is_to_be_ignored() -> None:
+    def work() -> bool:
+        signals.reset(ignored=(signal.SIGPIPE, signal.SIGUSR1))
+        return _all_default(but=frozenset((signal.SIGPIPE, signal.SIGUSR1)))
+
+    assert _child(work)
+    assert not _child(_all_default)  # the control
+
+
+def test_where_the_kernel_does_not_say_all_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise FileNotFoundError
+
+    def work() -> bool:
+        signals.reset()
+        return _all_default()
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert _child(work)
