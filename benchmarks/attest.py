@@ -22,12 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox import artefact_files, attest, bundle  # noqa: E402
+from sandbox.attest import verifier  # noqa: E402
 from sandbox.kernel.net import (
     conntrack,
     netns,
     nft,
 )
+from sandbox.rundir import directory as rundir_directory  # noqa: E402
+from sandbox.storage import artefact_reader  # noqa: E402
 from tests.kernel import internet  # noqa: E402
 from tests.kernel.live_runs import Live, live, until  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
@@ -50,17 +52,17 @@ class Looks:
 
     def __init__(self, one: Live) -> None:
         self.one, self.state = one, one.world.state
-        self.policy = artefact_files.read(one.directory / bundle.POLICY)
-        self.known = attest.Known()
+        self.policy = artefact_reader.read(one.directory / rundir_directory.POLICY)
+        self.known = verifier.Known()
 
     def look(self) -> None:
         """One look, which must find everything as it was made."""
-        report = attest.examine(self.one.made, self.policy, self.known, state=self.state)
+        report = verifier.examine(self.one.made, self.policy, self.known, state=self.state)
         assert report.holds, [layer for layer in report.layers if not layer.holds]
 
     def first(self) -> None:
         """A look that knows nothing yet."""
-        self.known = attest.Known()
+        self.known = verifier.Known()
         self.look()
 
 

@@ -26,8 +26,10 @@ from policy.compile import plan  # noqa: E402
 from policy.host import HostFacts  # noqa: E402
 from policy.package import Package  # noqa: E402
 from policy.signing import trust  # noqa: E402
-from sandbox import config, host, package  # noqa: E402
-from sandbox.state import State  # noqa: E402
+from sandbox import config  # noqa: E402
+from sandbox.host import facts as host_facts  # noqa: E402
+from sandbox.storage import package_reader  # noqa: E402
+from sandbox.storage.trust_state import State  # noqa: E402
 from tests import signing_kit  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 from tests.unit.policy.compile import sample  # noqa: E402
@@ -59,10 +61,10 @@ def librarian(runs: int) -> dict[str, float]:
     """Medians for agents/librarian, in milliseconds."""
     with tempfile.TemporaryDirectory(prefix="covenant-benchmark-") as base:
         world = World(Path(base))
-        read = package.read(world.sign(world.copy("librarian")))
+        read = package_reader.read(world.sign(world.copy("librarian")))
         settings = config.load(world.state)
         manifest = decide.manifest_of(read)
-        facts = host.for_manifest(host.probe(settings), manifest, config=settings, package=read.files)
+        facts = host_facts.for_manifest(host_facts.probe(settings), manifest, config=settings, package=read.files)
         now_ms = int(time.time() * 1000)
         signature, message = world.key.sign(b"x" * 1000), b"x" * 1000
         public = world.key.public_key()

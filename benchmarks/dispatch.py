@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox import package as packages  # noqa: E402
-from sandbox import standby_wire  # noqa: E402
+from sandbox.standby import dispatch  # noqa: E402
+from sandbox.storage import package_reader as packages  # noqa: E402
 from tests.kernel.serving import Served, covenant, open_place  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
@@ -51,7 +51,7 @@ def phases(served: Served, package: Path, pairs: int) -> None:
     """The parts of a dispatch, as the run itself timed them."""
     read, laps = packages.read(package), {}  # type: ignore[var-annotated]
     for _ in range(pairs):
-        while not standby_wire.ready(served.world.state / "runs", read):
+        while not dispatch.ready(served.world.state / "runs", read):
             time.sleep(0.02)
         time.sleep(0.2)
         answer = served.run(package)

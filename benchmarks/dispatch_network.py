@@ -27,10 +27,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import network_setup, run_hello  # noqa: E402
 from policy.compile.artefacts import Artefacts  # noqa: E402
-from sandbox import gvisor  # noqa: E402
 from sandbox.kernel import libc  # noqa: E402
 from sandbox.kernel.net import netns  # noqa: E402
 from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
+from sandbox.runner import gvisor  # noqa: E402
 from tests.kernel import internet, serving  # noqa: E402
 from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
 from tests.kernel.serving import Served  # noqa: E402

@@ -27,7 +27,11 @@ sys.path.insert(0, str(ROOT))
 from policy.compile.artefacts import Artefacts  # noqa: E402
 from sandbox.config import Config  # noqa: E402
 from sandbox.kernel import libc  # noqa: E402
-from sandbox.network import gateway, uplink, walls  # noqa: E402
+from sandbox.network import (  # noqa: E402
+    base_rules,
+    gateway,
+    uplink,
+)
 from tests.unit.policy.compile import sample  # noqa: E402
 
 LIVE = (0, 20, 200)
@@ -77,9 +81,9 @@ def raw(artefacts: Artefacts, number: int) -> Iterator[float]:
         _command("ip", "link", "add", device, "type", "veth", "peer", "name", "uplink0", "netns", gate)
         settings = [f"net.{n}=1" for n in ("ipv4.ip_forward", "ipv6.conf.all.forwarding")]
         _command("ip", "netns", "exec", gate, "sysctl", "-q", "-w", *settings)
-        rules = artefacts.files["firewall.nft"] + walls.GATEWAY
+        rules = artefacts.files["firewall.nft"] + base_rules.GATEWAY
         _command("ip", "netns", "exec", gate, "nft", "-f", "-", given=rules)
-        _command("ip", "netns", "exec", agent, "nft", "-f", "-", given=walls.AGENT)
+        _command("ip", "netns", "exec", agent, "nft", "-f", "-", given=base_rules.AGENT)
         _command("ip", "-n", gate, "-batch", "-", given=GATE_LINES.format(**places).encode())
         _command("ip", "-n", agent, "-batch", "-", given=AGENT_LINES.encode())
         _command("ip", "-batch", "-", given=HOST_LINES.format(**places).encode())

@@ -39,8 +39,18 @@ sys.path.insert(0, str(ROOT))
 from policy import errors  # noqa: E402
 from policy.lifecycle import State  # noqa: E402
 from policy.signing import envelope  # noqa: E402
-from sandbox import admission, bundle, keeper, oversight, package, registry, revocation  # noqa: E402
+from sandbox.control import (
+    manager,
+    revocation,
+)
 from sandbox.kernel.cgroup import cgroup  # noqa: E402
+from sandbox.rundir import (
+    admission,
+    registry,
+)
+from sandbox.rundir import directory as rundir_directory  # noqa: E402
+from sandbox.shim import process as shim_process  # noqa: E402
+from sandbox.storage import package_reader  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel import internet, revoking  # noqa: E402
 from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
@@ -125,7 +135,7 @@ def drive(state: Path, home: Path, where: Path, count: int) -> None:
 
     admission.Claim.label = below  # type: ignore[method-assign]
     issuer = {"display": "operator@local", "pubkey": sys.argv[-1]}
-    read = package.read(where)
+    read = package_reader.read(where)
 
     def work() -> None:
         with Supervisor(state, never_granted=(str(home),)) as supervisor, contextlib.suppress(errors.CovenantError):
@@ -133,13 +143,13 @@ def drive(state: Path, home: Path, where: Path, count: int) -> None:
 
     keepers = []
     for _ in range(count):
-        keepers.append(keeper.fork(work))
+        keepers.append(shim_process.fork(work))
         while not first and not (first := [one.run_id for one in registry.agents(registry.live(state / "runs"))]):
             time.sleep(0.01)
     sys.stdin.read()
     until = time.monotonic() + LEAVING_SECONDS
     for one in keepers:
-        if not keeper.wait(one.pidfd, until - time.monotonic()):
+        if not shim_process.wait(one.pidfd, until - time.monotonic()):
             one.signal(signal.SIGTERM)
     for one in keepers:
         one.reap()
@@ -185,7 +195,7 @@ class Trial:
 def leaf_of(entry: registry.Entry) -> cgroup.Leaf:
     """A run's cgroup."""
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), entry.run_id)
-    leaf.adopt(bundle.cgroups_of(entry.path))
+    leaf.adopt(rundir_directory.cgroups_of(entry.path))
     return leaf
 
 
@@ -261,10 +271,10 @@ def revoke(world: NetworkedWorld, entries: list[registry.Entry], sink: World) ->
 
 def end(world: NetworkedWorld, entries: list[registry.Entry], sink: World) -> Trial:
     """As ``covenant kill --tree``, and whoever takes a capability back."""
-    asker = oversight.Asker("operator@local", root=True)
+    asker = manager.Asker("operator@local", root=True)
 
     def act() -> None:
-        done = oversight.act(world.state, asker, "kill", entries[0].run_id, reason="it leaks", tree=True)
+        done = manager.act(world.state, asker, "kill", entries[0].run_id, reason="it leaks", tree=True)
         assert len(done) == len(entries)
 
     return watched(entries, sink, act, lambda timed: world.internet.within("host", timed))

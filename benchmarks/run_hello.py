@@ -28,11 +28,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox import gvisor, package  # noqa: E402
-from sandbox.bundle import RunDirectory  # noqa: E402
 from sandbox.kernel import libc  # noqa: E402
 from sandbox.kernel.proc import spawn  # noqa: E402
 from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
+from sandbox.rundir.directory import RunDirectory  # noqa: E402
+from sandbox.runner import gvisor  # noqa: E402
+from sandbox.storage import package_reader  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
 
@@ -91,7 +92,7 @@ def main() -> None:
     with Supervisor(world.state) as supervisor, captured(world, flags) as kept:
         for index in range(pairs + 2):
             begin = time.perf_counter()
-            answer = supervisor.run(Request(package.read(hello), "hi", world.issuer))
+            answer = supervisor.run(Request(package_reader.read(hello), "hi", world.issuer))
             warm = time.perf_counter() - begin
             assert answer.error is None, (answer.error, answer.stderr)
             if index == 0:

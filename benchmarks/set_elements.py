@@ -6,7 +6,7 @@
 Of names, 1,000 addresses into the set of a pattern:
     nft -f     the program with `add element` for all of them
     together   one netlink transaction, acknowledged (sandbox.kernel.net.nft_sets)
-    brokered   as the DNS gate has it done: 32 an answer, each acknowledged (sandbox.network.broker)
+    brokered   as the DNS gate has it done: 32 an answer, each acknowledged (sandbox.network.dns.broker)
     one        one address alone, beside the program for one
 Of addresses, a ruleset with as many entries as a manifest may have:
     nft -f     the program with the compiled ruleset
@@ -40,7 +40,11 @@ from sandbox.kernel.net import (
     nft_sets,
 )
 from sandbox.kernel.net.nft_sets import Element  # noqa: E402
-from sandbox.network import broker, broker_wire, rulesets  # noqa: E402
+from sandbox.network import ruleset_cache  # noqa: E402
+from sandbox.network.dns import (
+    broker,
+    broker_wire,
+)
 from tests.unit.policy.compile import sample  # noqa: E402
 
 NFT = Path("/usr/sbin/nft")
@@ -98,7 +102,7 @@ def main() -> None:
             timed("ruleset: checked", lambda: nft.apply(NFT, rules))
             program(DELETE)
             # As a run has it: checked once for this text, in the first of these.
-            timed("ruleset: of a run", lambda: rulesets.apply(NFT, rules, state=state))
+            timed("ruleset: of a run", lambda: ruleset_cache.apply(NFT, rules, state=state))
             timed("1,000: nft -f", lambda: program(add))
             program(flush)
             timed("1,000: together", lambda: elements.add({name: NAMED}))

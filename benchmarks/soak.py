@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.run_hello import captured, raw  # noqa: E402
-from sandbox import package  # noqa: E402
 from sandbox.kernel import libc  # noqa: E402
 from sandbox.kernel.cgroup import cgroup  # noqa: E402
 from sandbox.kernel.cgroup.delegation import BASE  # noqa: E402
+from sandbox.storage import package_reader  # noqa: E402
 from sandbox.supervisor import Request, Supervisor  # noqa: E402
 from tests.kernel.serving import Served, reader_of  # noqa: E402
 from tests.kernel.world import World  # noqa: E402
@@ -46,7 +46,7 @@ def main() -> None:
     hello = world.sign(world.copy("hello"))
     flags: dict[str, str] = {}
     with Supervisor(world.state) as supervisor, captured(world, flags) as kept:
-        assert supervisor.run(Request(package.read(hello), "hi", world.issuer)).error is None
+        assert supervisor.run(Request(package_reader.read(hello), "hi", world.issuer)).error is None
     places = ("rootfs", *(name for name in kept if name.startswith("mounts/")))
     for place in places:
         libc.mount(str(kept[place]), str(kept["bundle"] / place), flags=libc.MS_BIND)

@@ -21,10 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox import package as packages  # noqa: E402
-from sandbox import registry, standby_wire  # noqa: E402
 from sandbox.kernel.cgroup import cgroup  # noqa: E402
-from sandbox.serve import holder  # noqa: E402
+from sandbox.rundir import registry  # noqa: E402
+from sandbox.serve import standby_worker  # noqa: E402
+from sandbox.standby import dispatch  # noqa: E402
+from sandbox.storage import package_reader as packages  # noqa: E402
 from tests.kernel.serving import Served, children_of, open_place, reader_of  # noqa: E402
 from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
 
@@ -59,7 +60,7 @@ def holders_of(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == holder.NAME:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == standby_worker.NAME:
                 found.append(pid)
     return found
 
@@ -115,7 +116,7 @@ def await_all(runs: Path, paths: list[Path], counts: list[int]) -> None:
     for path, count in zip(paths, counts, strict=True):
         package = packages.read(path)
         until = time.monotonic() + 1200
-        while (there := standby_wire.ready(runs, package)) < count:
+        while (there := dispatch.ready(runs, package)) < count:
             assert time.monotonic() < until, f"{there} of {count}"
             time.sleep(0.2)
 
@@ -156,7 +157,7 @@ def dispatches(served: Served, runs: Path, path: Path, count: int) -> None:
     """What a dispatch takes among so many."""
     package, lines, whole = packages.read(path), [], []
     for _ in range(10):
-        while standby_wire.ready(runs, package) < count - 1:
+        while dispatch.ready(runs, package) < count - 1:
             time.sleep(0.05)
         time.sleep(1)
         begin = time.perf_counter()

@@ -46,7 +46,7 @@ from covenant.wire import parts
 from policy import errors
 from policy.data import price_table
 from sandbox import core_dumps
-from sandbox.serve import notify
+from sandbox.serve import systemd
 
 _LOG: Final = logging.getLogger("covenantd")
 
@@ -256,8 +256,8 @@ async def _warm(opened: Opened) -> None:
 async def _watchdog() -> None:
     """Told by the loop itself: a loop that hangs is a daemon that hangs."""
     while True:
-        notify.alive()
-        await anyio.sleep(notify.watchdog_seconds())
+        systemd.alive()
+        await anyio.sleep(systemd.watchdog_seconds())
 
 
 @asynccontextmanager
@@ -282,12 +282,12 @@ def _say_ready(settings: Settings, opened: Opened, web: http_gateway.Gateway | N
     count = len(opened.server.agents.cards())
     where = f"HTTP {settings.http_bind}:{web.port}" if web else "no HTTP"
     _LOG.info("serves %s with %d agents, %s (started in %.2f s)", settings.home, count, where, seconds)
-    notify.say("READY=1")
+    systemd.say("READY=1")
 
 
 async def _end(opened: Opened, gateway: ipc_gateway.Gateway, web: http_gateway.Gateway | None, reason: str) -> None:
     """Answer those who have asked, and no more."""
-    notify.say("STOPPING=1")
+    systemd.say("STOPPING=1")
     _LOG.info("ends: %s", reason)
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: gateway.stop(grace_seconds=STOP_SECONDS))

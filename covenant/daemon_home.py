@@ -14,8 +14,8 @@ from typing import Final
 
 from covenant.wire import client
 from policy import errors
-from sandbox import durable
-from sandbox.serve import notify
+from sandbox.serve import systemd
+from sandbox.storage import atomic_file
 
 LOCK: Final = "daemon.lock"
 _BACKLOG: Final = 512
@@ -32,7 +32,7 @@ def held(home: Path) -> Iterator[int]:
         errors.HomeError: it is not ours alone.
     """
     with contextlib.ExitStack() as stack:
-        directory = durable.open_directory(home, error=errors.HomeError)
+        directory = atomic_file.open_directory(home, error=errors.HomeError)
         stack.callback(os.close, directory)
         try:
             lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory)
@@ -60,7 +60,7 @@ def listening(directory: int, home: Path) -> Iterator[socket.socket]:
         errors.HomeError: the socket cannot be made there.
     """
     try:
-        given = notify.listener()
+        given = systemd.listener()
     except ValueError as e:
         raise errors.SettingError(f"the socket of the unit cannot be used: {e}") from e
     if given is not None:

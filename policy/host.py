@@ -1,6 +1,6 @@
 """Host facts: what a machine is and can enforce, as plain values that the pure half is given.
 
-``sandbox.host`` makes them; tests make them by hand. Everything here is frozen and ordered, so that the
+``sandbox.host.facts`` makes them; tests make them by hand. Everything here is frozen and ordered, so that the
 same facts compile to the same bytes.
 """
 

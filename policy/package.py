@@ -1,6 +1,6 @@
 """An agent package as bytes: which names, counts and sizes it may have, and its digest.
 
-Pure. ``sandbox.package.read`` makes one from a directory; whatever is hashed, verified, parsed and run
+Pure. ``sandbox.storage.package_reader.read`` makes one from a directory; whatever is hashed, verified, parsed and run
 afterwards is taken from ``Package.files``, so that no second look at the disk can show other bytes.
 
 Directories are not part of a package: they exist as far as a file lies in them.

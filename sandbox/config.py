@@ -25,7 +25,7 @@ from sandbox.vault.settings import Settings
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
 _MAX_BYTES = 64 * 1024
 _MAX_HOPS = 40
-# An agent is held for longer than this before its first instruction, if need be (sandbox.prelude).
+# An agent is held for longer than this before its first instruction, if need be (sandbox.probes.preload).
 LONGEST_START_SECONDS: Final = 3_600
 # What nft and /proc take as one name (IFNAMSIZ), and no name of a gateway's own devices.
 _DEVICE = re.compile(r"(?!cv-|lo$)[A-Za-z0-9_][A-Za-z0-9._-]{0,14}")
@@ -60,7 +60,7 @@ class Config(pydantic.BaseModel):
     open, and ``request_seconds`` until one has come whole. By ``on_supervisor_exit`` runs end with the supervisor, or
     go on and are found by the next. By ``on_newer_serial`` the runs of an older package end once a newer serial of
     their agent id is accepted, or finish their tasks; neither starts again. ``socket`` is where it listens, by default
-    where clients look (sandbox.serve.places).
+    where clients look (sandbox.serve.api.paths).
 
     ``runsc_network`` is whose network stack agents with a network have: gVisor's own, or with ``host`` the kernel's, in
     their own namespace, for a runsc that takes no network otherwise. The rules beyond it are the same.

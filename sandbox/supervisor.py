@@ -19,28 +19,23 @@ from typing import Any
 from policy import base58, decide, errors
 from policy.audit_log import events
 from sandbox import config as configuration
-from sandbox import (
-    lifecycle,
-    offspring,
-    progress,
-    recovery,
-    rows,
-    spare,
-    standby,
-    standby_records,
-    standby_wire,
-    succession,
-    surroundings,
-    unended,
-)
-from sandbox.ledger import Ledger
-from sandbox.lifecycle import Answer, Request
+from sandbox import progress
+from sandbox.audit import open_runs, run_events
+from sandbox.audit.log import Ledger
+from sandbox.broker.children import Errand, Say
+from sandbox.control import succession
+from sandbox.lifecycle import child_run
+from sandbox.lifecycle import run as lifecycle_run
+from sandbox.lifecycle.run import Answer, Request
 from sandbox.network import gateway
-from sandbox.rootfs import Skeletons
-from sandbox.spawning import Errand, Say
-from sandbox.standby_records import Wanted
-from sandbox.state import State
-from sandbox.store import PackageStore
+from sandbox.rootfs.skeleton import Skeletons
+from sandbox.rundir import reuse
+from sandbox.runner import recovery
+from sandbox.shim import signals
+from sandbox.standby import dispatch, instance, wanted
+from sandbox.standby.wanted import Wanted
+from sandbox.storage.package_store import PackageStore
+from sandbox.storage.trust_state import State
 
 # A root directory is a copy that can be made again; one that no run used for a week is a runtime of the past.
 UNUSED_ROOT_SECONDS = 7 * 86400
@@ -57,9 +52,9 @@ class Supervisor:
     """Holds COVENANT_STATE for one process. Use as a context manager.
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
-    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.pool); ``isolated``
+    ``keeps_standby`` says that somebody makes instances ahead, which then are used (sandbox.serve.standby_pool); ``isolated``
     that this process is in a network of its own; ``below`` are whoever ends all that is started from here, children
-    that outlive their parent among it (channel.Channel.watches).
+    that outlive their parent among it (run_io.Channel.watches).
 
     Raises:
         errors.PrivilegeError: not root.
@@ -79,14 +74,14 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         with self._stack:
-            self._stack.enter_context(surroundings.own())
+            self._stack.enter_context(signals.own())
             self.state = self._stack.enter_context(State(self.path))
             self.ledger = self._stack.enter_context(open_ledger(self.path))
             for name in ("runs", "uids", "packages", "rootfs"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             self.recover()
             PackageStore(self.path / "packages").sweep()
-            spare.sweep(self.path / spare.SPARE)
+            reuse.sweep(self.path / reuse.SPARE)
             Skeletons(self.path / "rootfs").collect(unused_seconds=UNUSED_ROOT_SECONDS)
             self._stack = self._stack.pop_all()
         return self
@@ -96,7 +91,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def in_keeper(self) -> Iterator[Supervisor]:
-        """The same in a forked keeper (sandbox.keeper): what is read is shared, what is locked is opened anew.
+        """The same in a forked keeper (sandbox.shim.process): what is read is shared, what is locked is opened anew.
 
         A lock of a file belongs to its open description (flock(2)), and a fork shares it: two keepers that had one
         would both have the turn.
@@ -124,15 +119,15 @@ class Supervisor:
         From any process that may read the log. One that is not in the host's network (``isolated``) leaves there what
         lies there: it would find none of it, and take the note of it away.
         """
-        used = functools.partial(unended.note_used, self.path)
+        used = functools.partial(open_runs.note_used, self.path)
         with progress.step("taking away what was left, and writing down how it ended"):
             recovery.recover(self.path / "runs", config=self.config, used=used, isolated=self.isolated)
-            rows.cut_off(self.ledger)
+            run_events.cut_off(self.ledger)
             _end_superseded(self)
 
-    def means(self) -> lifecycle.Means:
+    def means(self) -> lifecycle_run.Means:
         """What this supervisor lends to a run."""
-        return lifecycle.Means(
+        return lifecycle_run.Means(
             self.path,
             self.config,
             self.ledger,
@@ -155,36 +150,36 @@ class Supervisor:
         with self.in_keeper() as own:
             issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
-            means = dataclasses.replace(own.means(), watches={told: standby.ended})
-            standby.keep(means, request, alive=alive, tell=tell)
+            means = dataclasses.replace(own.means(), watches={told: instance.ended})
+            instance.keep(means, request, alive=alive, tell=tell)
 
     def _start_child(self, parent: Request, errand: Errand, say: Say) -> None:
         """In the keeper of a child, forked from its parent's."""
         with self.in_keeper() as own:
-            offspring.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
+            child_run.keep(dataclasses.replace(own.means(), watches=self.below), parent, errand, say)
 
     def run(
         self,
         request: Request,
         *,
         watches: gateway.Watches | None = None,
-        reached: standby_wire.Reached | None = None,
+        reached: dispatch.Reached | None = None,
         after: contextlib.ExitStack | None = None,
     ) -> Answer:
-        """Decide and run. ``watches`` are descriptors of whoever may end it (channel.Channel.watches), ``reached`` an
+        """Decide and run. ``watches`` are descriptors of whoever may end it (run_io.Channel.watches), ``reached`` an
         instance that was told that somebody comes, ``after`` is closed by the caller once the answer was given
-        (job.Job).
+        (spec.Job).
 
         Raises:
             errors.CovenantError: refused before anything started, or the machine failed; either is in the log.
         """
         if self.keeps_standby and not request.dev and request.user is None:
-            ready = standby_wire.dispatch(
+            ready = dispatch.dispatch(
                 self.path / "runs", request, watches or {}, settings=self.config.digest, reached=reached
             )
             if ready is not None:
                 return ready
-        idle = standby_wire.giving_way(self.path / "runs")
+        idle = dispatch.giving_way(self.path / "runs")
         while True:
             try:
                 return self._run_cold(request, watches, after)
@@ -193,7 +188,7 @@ class Supervisor:
                 freed, missing = 0, e.details.get("missing_mb", 0)
                 # What they hold would not be enough, or is not what is missing: nobody's is ended for nothing, or
                 # whoever may ask could end all of them, as often as they like.
-                if not self.keeps_standby or not 0 < missing <= standby_wire.idle_mb(self.path / "runs"):
+                if not self.keeps_standby or not 0 < missing <= dispatch.idle_mb(self.path / "runs"):
                     raise
                 while freed < missing and (held := next(idle, 0)):
                     freed += held
@@ -206,10 +201,10 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             state = stack.enter_context(self.state.dev(request.dev)) if request.dev else self.state
             means = dataclasses.replace(self.means(), state=state, watches=watches or {}, after=after)
-            one = lifecycle.Run(means, request, now_ms=int(time.time() * 1000))
+            one = lifecycle_run.Run(means, request, now_ms=int(time.time() * 1000))
             answer = one.go()
             if one.standby and answer.error is None:
-                standby_records.want(
+                wanted.want(
                     self.path,
                     request.package,
                     agent_id=answer.agent_id,

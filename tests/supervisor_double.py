@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from policy import errors
 from policy.audit_log import chain, events
-from sandbox.serve import frames
+from sandbox.serve.api import frames
 
 # The id of the log's key, and the issuer of its rows.
 ORIGIN = "b" * 64

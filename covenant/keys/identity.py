@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from policy import base58, errors
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 if TYPE_CHECKING:
     from covenant.wire.types import AgentId
@@ -139,10 +139,10 @@ def _seed(home: Path) -> bytes:
 
 
 def _check_directory(home: Path) -> None:
-    parent = durable.open_directory(home, error=errors.HomeError)
+    parent = atomic_file.open_directory(home, error=errors.HomeError)
     try:
         where = str(home)
-        fd = durable.open_subdirectory(parent, "identity", where=where, make=True, error=errors.KeyFileError)
+        fd = atomic_file.open_subdirectory(parent, "identity", where=where, make=True, error=errors.KeyFileError)
         os.close(fd)
     finally:
         os.close(parent)

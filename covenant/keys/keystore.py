@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import errors
 from policy.signing import envelope as envelopes
 from policy.signing import keyfile
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 DIRECTORY = "keys"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -54,7 +54,7 @@ def new(home: Path, name: str, passphrase: bytes | None) -> envelopes.PublicKey:
         raw = keyfile.seal(private, passphrase, salt=salt, nonce=nonce)
     with _opened(home, make=True) as directory:
         try:
-            durable.create(directory, file_name, raw)
+            atomic_file.create(directory, file_name, raw)
         except FileExistsError:
             raise errors.KeyFileError(
                 f"there is a key `{name}` already",
@@ -91,7 +91,7 @@ def entry(home: Path, name: str) -> Entry:
     raw = None
     if (home / DIRECTORY).exists():
         with _opened(home, make=False) as directory:
-            raw = durable.read(
+            raw = atomic_file.read(
                 directory, file_name, max_bytes=keyfile.MAX_BYTES, where=where, error=errors.KeyFileError
             )
     if raw is None:
@@ -114,18 +114,18 @@ def dev_key(directory: Path) -> Ed25519PrivateKey:
     """The key of ``covenant dev`` in the state directory of one agent id, made at first use.
 
     It is plain and lies in COVENANT_STATE, where only the supervisor's uid reads: it has no more authority than
-    that uid, and what it signs is accepted by that id's dev state alone (``sandbox.state``).
+    that uid, and what it signs is accepted by that id's dev state alone (``sandbox.storage.trust_state``).
 
     Raises:
         errors.KeyFileError: the file is malformed or unsafe.
     """
-    fd = durable.open_directory(directory, error=errors.HomeError)
+    fd = atomic_file.open_directory(directory, error=errors.HomeError)
     try:
         with contextlib.suppress(FileExistsError):
             if not (directory / _DEV_KEY).exists():
-                durable.create(fd, _DEV_KEY, keyfile.plain(Ed25519PrivateKey.generate()))
+                atomic_file.create(fd, _DEV_KEY, keyfile.plain(Ed25519PrivateKey.generate()))
         where = str(directory)
-        raw = durable.read(fd, _DEV_KEY, max_bytes=keyfile.MAX_BYTES, where=where, error=errors.KeyFileError)
+        raw = atomic_file.read(fd, _DEV_KEY, max_bytes=keyfile.MAX_BYTES, where=where, error=errors.KeyFileError)
     finally:
         os.close(fd)
     if raw is None:
@@ -153,9 +153,9 @@ def _file_name(name: str) -> str:
 
 @contextlib.contextmanager
 def _opened(home: Path, *, make: bool) -> Iterator[int]:
-    parent = durable.open_directory(home, error=errors.HomeError)
+    parent = atomic_file.open_directory(home, error=errors.HomeError)
     try:
-        fd = durable.open_subdirectory(parent, DIRECTORY, where=str(home), make=make, error=errors.KeyFileError)
+        fd = atomic_file.open_subdirectory(parent, DIRECTORY, where=str(home), make=make, error=errors.KeyFileError)
         try:
             yield fd
         finally:

@@ -20,8 +20,8 @@ from policy.signing import envelope as envelopes
 from policy.signing import proposal, revocation
 from policy.signing import root as roots
 from policy.signing import statement as statements
-from sandbox import durable
-from sandbox.state import State
+from sandbox.storage import atomic_file
+from sandbox.storage.trust_state import State
 
 # A signer's clock may be ahead of a verifier's by this much without making a fresh envelope "not valid yet".
 BACKDATE_MS = 5 * 60 * 1000
@@ -126,7 +126,7 @@ def write_envelope(directory: Path | int, raw: bytes) -> None:
     with contextlib.ExitStack() as stack:
         fd = directory if isinstance(directory, int) else stack.enter_context(opened(directory))
         try:
-            durable.replace(fd, packages.ENVELOPE_NAME, raw, mode=0o644)
+            atomic_file.replace(fd, packages.ENVELOPE_NAME, raw, mode=0o644)
         except OSError as e:
             raise errors.PackageError(f"`{packages.ENVELOPE_NAME}` cannot be written: {e.strerror}") from e
 
@@ -135,7 +135,7 @@ def discard_unfinished(directory: int) -> None:
     """Remove what a ``write_envelope`` that was killed left in the package, which would be signed as a file."""
     # A directory, or a package that is not ours: reading it says what is wrong with it.
     with contextlib.suppress(OSError):
-        os.unlink(durable.temporary_name(packages.ENVELOPE_NAME), dir_fd=directory)
+        os.unlink(atomic_file.temporary_name(packages.ENVELOPE_NAME), dir_fd=directory)
 
 
 def new_root(name: str, key: Ed25519PrivateKey, *, now_ms: int, **options: Any) -> bytes:

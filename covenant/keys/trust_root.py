@@ -3,7 +3,7 @@
     $COVENANT_HOME/trust/root.json            the present version; it decides nothing
     $COVENANT_HOME/trust/root-00000001.json   each version that was installed from here, for a host that is behind
     $COVENANT_HOME/trust/next.json            version N + 1, as long as signatures are missing
-    $COVENANT_STATE/trust/                    what decides (``sandbox.state``), where that is ours to write
+    $COVENANT_STATE/trust/                    what decides (``sandbox.storage.trust_state``), where that is ours to write
 
 A change of authority is in the supervisor's log before it holds.
 """
@@ -28,9 +28,10 @@ from policy.signing import envelope as envelopes
 from policy.signing import root as roots
 from policy.signing.proposal import Proposal, Side
 from policy.signing.root import TrustRoot
-from sandbox import durable, revocation
-from sandbox.ledger import Ledger
-from sandbox.state import State
+from sandbox.audit.log import Ledger
+from sandbox.control import revocation
+from sandbox.storage import atomic_file
+from sandbox.storage.trust_state import State
 
 DIRECTORY = "trust"
 WORKING_COPY = "root.json"
@@ -136,7 +137,7 @@ def advance(
         errors.LedgerError: the log takes no line; nothing was changed.
         errors.KeyFileError, errors.AgentError: a key did not sign.
     """
-    with _directory(home) as directory, durable.locked(directory, where=str(home), error=errors.TrustError):
+    with _directory(home) as directory, atomic_file.locked(directory, where=str(home), error=errors.TrustError):
         moment = now_ms if held.state is None else max(now_ms, held.state.greatest_time_ms())
         # (1) it can follow
         _check_holds_still(held, home)
@@ -186,7 +187,7 @@ def advance(
             place = str(held.state.path) if held.state is not None else str(home / DIRECTORY / WORKING_COPY)
             return Outcome(True, held.state is not None, wanted, sides, changes, place, enforced)
         # (5) kept
-        durable.replace(directory, PENDING, wanted.encode())
+        atomic_file.replace(directory, PENDING, wanted.encode())
         return Outcome(False, False, wanted, sides, changes, str(home / DIRECTORY / PENDING))
 
 
@@ -210,7 +211,7 @@ def read(home: Path, name: str) -> bytes | None:
         return None
     with _directory(home) as directory:
         where = str(home / DIRECTORY)
-        return durable.read(directory, name, max_bytes=roots.MAX_BYTES, where=where, error=errors.TrustError)
+        return atomic_file.read(directory, name, max_bytes=roots.MAX_BYTES, where=where, error=errors.TrustError)
 
 
 def version_name(version: int) -> str:
@@ -345,8 +346,8 @@ def _keep(home: Path, version: int, raw: bytes, *, decides: bool) -> None:
     with _directory(home) as directory:
         try:
             # Over a file that is there as well: what a step that was killed left never held, and is not handed on.
-            durable.replace(directory, version_name(version), raw)
-            durable.replace(directory, WORKING_COPY, raw)
+            atomic_file.replace(directory, version_name(version), raw)
+            atomic_file.replace(directory, WORKING_COPY, raw)
         except OSError as e:
             # Whoever is told of a failure must not take a version that holds for one that does not.
             done = f"version {version} is installed, but " if decides else ""
@@ -355,9 +356,9 @@ def _keep(home: Path, version: int, raw: bytes, *, decides: bool) -> None:
 
 @contextlib.contextmanager
 def _directory(home: Path) -> Iterator[int]:
-    parent = durable.open_directory(home, error=errors.HomeError)
+    parent = atomic_file.open_directory(home, error=errors.HomeError)
     try:
-        fd = durable.open_subdirectory(parent, DIRECTORY, where=str(home), make=True, error=errors.TrustError)
+        fd = atomic_file.open_subdirectory(parent, DIRECTORY, where=str(home), make=True, error=errors.TrustError)
     finally:
         os.close(parent)
     try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from policy import errors
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 NAME: Final = "secrets.toml"
 Chain = Literal["off", "litesvm"]
@@ -47,9 +47,9 @@ def read(home: Path) -> bytes:
     where = str(home / NAME)
     if not os.path.lexists(where):
         return b""
-    directory = durable.open_directory(home, error=errors.SettingError)
+    directory = atomic_file.open_directory(home, error=errors.SettingError)
     try:
-        raw = durable.read(directory, NAME, max_bytes=_MAX_BYTES, where=str(home), error=errors.SettingError)
+        raw = atomic_file.read(directory, NAME, max_bytes=_MAX_BYTES, where=str(home), error=errors.SettingError)
     finally:
         os.close(directory)
     return raw or b""

@@ -16,7 +16,7 @@ from covenant.runtime.hermes_api import HermesApi
 from covenant.runtime.runner import Runners
 from covenant.runtime.supervisor_client import Supervised
 from covenant.settings import Settings
-from sandbox.serve import client
+from sandbox.serve.api import client
 
 # In the home: a supervisor was reached once. From then on nobody but one decides whose signature counts.
 SUPERVISED: Final = "supervised"

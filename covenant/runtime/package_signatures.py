@@ -18,7 +18,7 @@ from covenant.runtime import packages
 from covenant.runtime.packages import Card
 from policy import decide, errors
 from policy.signing import trust
-from sandbox import package as reader
+from sandbox.storage import package_reader as reader
 
 
 def verify(card: Card, *, home: Path, state: Path, host: str, now_ms: Callable[[], int]) -> None:

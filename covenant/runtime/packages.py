@@ -29,7 +29,7 @@ MOST_ENTRIES: Final = 262_144
 MOST_REFUSED: Final = 256
 # So many of those that share an id are named to each of them.
 _MOST_NAMED: Final = 4
-# A manifest is no longer (sandbox.catalogue).
+# A manifest is no longer (sandbox.broker.package_lookup).
 MANIFEST_BYTES: Final = 256 * 1024
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

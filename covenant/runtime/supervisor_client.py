@@ -24,8 +24,8 @@ from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
 from policy import errors
-from sandbox import durable
-from sandbox.serve import client, frames, places
+from sandbox.serve.api import client, frames, paths
+from sandbox.storage import atomic_file
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ def _keep(mark: Path | None) -> None:
     try:
         if not os.path.lexists(mark):
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            durable.sync_directory(mark.parent)
+            atomic_file.sync_directory(mark.parent)
     except OSError as e:
         _LOG.warning("that a supervisor was reached is not kept in `%s`: %s", mark, e)
 
@@ -240,7 +240,7 @@ def _keep(mark: Path | None) -> None:
 def _any_is_there(candidates: Sequence[str]) -> bool:
     """Whether a supervisor is set up at one of the places: its socket is there, though nobody listens, or may not be
     looked at; or the state of the machine's own is."""
-    machine = [places.SYSTEM_STATE] if places.SYSTEM_SOCKET in candidates else []
+    machine = [paths.SYSTEM_STATE] if paths.SYSTEM_SOCKET in candidates else []
     return any(_is_there(path) for path in (*candidates, *machine))
 
 

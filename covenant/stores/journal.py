@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from covenant.stores import group_commit
 from policy import errors
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
@@ -170,10 +170,10 @@ class Journal:
     def _open_directory(self) -> int:
         parent, name = self._path.parent.parent, self._path.parent.name
         if self._path.parent.exists():
-            return durable.open_directory(self._path.parent, error=errors.StoreError)
-        above = durable.open_directory(parent, error=errors.StoreError)
+            return atomic_file.open_directory(self._path.parent, error=errors.StoreError)
+        above = atomic_file.open_directory(parent, error=errors.StoreError)
         try:
-            return durable.open_subdirectory(above, name, where=str(parent), make=True, error=errors.StoreError)
+            return atomic_file.open_subdirectory(above, name, where=str(parent), make=True, error=errors.StoreError)
         finally:
             os.close(above)
 
@@ -193,7 +193,7 @@ class Journal:
         if end < size:
             tail = os.pread(self._fd, size - end, end)
             aside = self._free_name()
-            durable.create(self._directory, aside, tail)
+            atomic_file.create(self._directory, aside, tail)
             os.ftruncate(self._fd, end)
             os.fsync(self._fd)
             self.recovered.append(
@@ -249,7 +249,7 @@ class Journal:
             return e
         data = b"".join(line + b"\n" for line in kept)
         try:
-            durable.replace(self._directory, name, data, mode=self._mode)
+            atomic_file.replace(self._directory, name, data, mode=self._mode)
         except OSError as e:
             if e.errno not in _FULL:
                 raise

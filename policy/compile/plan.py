@@ -23,7 +23,7 @@ from policy.manifest import text
 from policy.manifest.agent import Manifest
 
 # What the sandbox process is started with; each is stated although some are today's defaults, because a
-# default may change with a new runsc (sandbox/self_test.py proves the one that all else hangs on).
+# default may change with a new runsc (sandbox/host/filter_check.py proves the one that all else hangs on).
 RUNSC_FLAGS = {
     "--platform": ("systrap", "kvm hangs where /dev/kvm is not a real one; ptrace is slow"),
     "--network": ("none", "network off: loopback only"),

@@ -3,7 +3,7 @@
 A demand that cannot be enforced is refused with the grant, the missing thing and the mend; nothing is weakened or
 skipped in silence (design.md, Refusal). What is not built compiles all the same, so that it can be looked at and
 proved; a run asks here first. ``NOT_YET`` is the closed table of it: whoever builds one takes its line out.
-trusted-local has a check of its own (sandbox.trusted_local).
+trusted-local has a check of its own (sandbox.runner.trusted_local).
 """
 
 from __future__ import annotations

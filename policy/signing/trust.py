@@ -55,7 +55,7 @@ class Accepted:
 
 
 class SerialState(Protocol):
-    """What was accepted before; ``sandbox.state.State`` is the durable one."""
+    """What was accepted before; ``sandbox.storage.trust_state.State`` is the durable one."""
 
     def accepted(self, agent_id: str) -> Accepted | None:
         """The last accepted serial of an agent id, None when there was none."""

@@ -25,7 +25,10 @@ from sandbox.config import Config, trusted_binary
 from sandbox.kernel.net import conntrack, nflog, nft
 from sandbox.kernel.net import netns as spaces
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
-from sandbox.network import addresses, dns_gate, gate_begun, netns, resolvers, rulesets, tls_gate, uplink, walls
+from sandbox.network import addresses, base_rules, namespaces, resolvers, ruleset_cache, uplink
+from sandbox.network.dns import gate as dns_gate
+from sandbox.network.gate import prefork
+from sandbox.network.tls import gate as tls_gate
 
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
 
@@ -35,7 +38,7 @@ class Gateway:
     """What the run's other parts need of it: where the agent lives, and, once it is made, what to listen to while it
     does and the run's place towards the world."""
 
-    spaces: netns.Spaces
+    spaces: namespaces.Spaces
     _make: Callable[[Gateway], None]
     place: addresses.Uplink = field(init=False)
     watches: dict[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class Gateway:
 
     def collect(self) -> None:
         """To be called every second: beyond what few connections leave, what is over is taken out of the tables."""
-        if self.remembered.count() > walls.MAX_CONNECTIONS // 2:
+        if self.remembered.count() > base_rules.MAX_CONNECTIONS // 2:
             self.remembered.collect()
 
 
@@ -93,10 +96,10 @@ def opened(
     binary = trusted_binary(config.nft)
     with contextlib.ExitStack() as stack:
         # They import for longer than the rest takes.
-        stack.callback(gate_begun.drop)
-        gate_begun.ahead(_kinds(artefacts), patience)
-        made = stack.enter_context(netns.made())  # (1)
-        netns.connect(made)
+        stack.callback(prefork.drop)
+        prefork.ahead(_kinds(artefacts), patience)
+        made = stack.enter_context(namespaces.made())  # (1)
+        namespaces.connect(made)
         about = {"agent": made.agent, "gateway": made.gateway, "device": addresses.host_device(run_id)}
         note(about)
         # What it makes at once is no way out of these namespaces yet.
@@ -104,10 +107,10 @@ def opened(
         plug = stack.enter_context(uplink.connecting(made, run_id, device=config.uplink, binary=binary, stays=stays))
 
         def make(gateway: Gateway) -> None:
-            rules = artefacts.files["firewall.nft"] + walls.GATEWAY
-            made.inside(lambda: rulesets.apply(binary, rules, state=config.state))  # (2)
-            spaces.within(made.agent, lambda: nft.apply(binary, walls.AGENT, checked=False))
-            netns.open_link(made)  # (3)
+            rules = artefacts.files["firewall.nft"] + base_rules.GATEWAY
+            made.inside(lambda: ruleset_cache.apply(binary, rules, state=config.state))  # (2)
+            spaces.within(made.agent, lambda: nft.apply(binary, base_rules.AGENT, checked=False))
+            namespaces.open_link(made)  # (3)
             given = {"inside": made.inside, "denied": denied, "join_files": join_files, "patience": patience}
             gateway.gates = _gates(artefacts, config, given, stack)  # (4)
             refused = stack.enter_context(contextlib.closing(made.inside(lambda: nflog.RefusedPackets(denied))))
@@ -127,7 +130,7 @@ def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -
         note({**about, "left": True})
 
 
-def _kinds(artefacts: Artefacts) -> list[gate_begun.Kind]:
+def _kinds(artefacts: Artefacts) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
     return [kind for name, kind in (("dns", dns_gate.KIND), ("tls", tls_gate.KIND)) if plan[name] is not None]
 

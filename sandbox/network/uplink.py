@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from policy import errors
-from sandbox import durable
 from sandbox.kernel.net import conntrack, netlink, nft
 from sandbox.kernel.net import netns as spaces
-from sandbox.network import addresses, netns, walls
+from sandbox.network import addresses, base_rules, namespaces
+from sandbox.storage import atomic_file
 
 TABLE: Final = "covenant_uplink"
 LOCK: Final = Path("/run/covenant-uplink.lock")
@@ -85,7 +85,7 @@ def look(device: str) -> Before:
         index = route.links().get(device, 0)
     ipv6: bool | None = True
     if not _read(_EVERYWHERE[_FORWARD6]):
-        there = netns.setting(_FORWARD6.format(device)).exists()
+        there = namespaces.setting(_FORWARD6.format(device)).exists()
         ipv6 = _read(_FORWARD6.format(device)) != 0 if there else None
     return Before(device, ipv4, ipv6, router, index)
 
@@ -103,7 +103,7 @@ def text(before: Before) -> bytes:
         f"delete table inet {TABLE}",
         f"table inet {TABLE} {{",
         f'\tcomment "{before.comment}"',
-        walls.SOON.rstrip("\n"),
+        base_rules.SOON.rstrip("\n"),
         "\tchain refuse {",
         "\t\tmeta l4proto tcp counter reject with tcp reset",
         "\t\tcounter reject with icmpx port-unreachable",
@@ -114,7 +114,7 @@ def text(before: Before) -> bytes:
         "\t}",
         "\tchain forward {",
         "\t\ttype filter hook forward priority -10; policy accept;",
-        *(f'\t\t{ours} {rule}' for rule in walls.SOON_RULES),
+        *(f'\t\t{ours} {rule}' for rule in base_rules.SOON_RULES),
         f'\t\t{ours} oifname "{before.device}" accept',
         f"\t\t{ours} goto refuse",
         f'\t\toifname "{addresses.HOST_PREFIX}*" iifname "{before.device}" ct state established,related accept',
@@ -137,7 +137,7 @@ def reserved() -> str:
 
 @contextlib.contextmanager
 def connecting(
-    run: netns.Spaces, run_id: str, *, device: str, binary: Path, stays: Callable[[], None] = lambda: None
+    run: namespaces.Spaces, run_id: str, *, device: str, binary: Path, stays: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[[], addresses.Uplink]]:
     """What is called connects the run's gateway to the world by ``device``, for as long as the block lasts; the last
     run takes all of it away. What all runs share is made meanwhile, in a thread. ``stays`` is told when a part cannot
@@ -205,7 +205,7 @@ def _shared(
 
 
 def noted(about: Mapping[str, Any]) -> addresses.Uplink | None:
-    """The place in what was noted of a run (sandbox.bundle); None if it had none yet."""
+    """The place in what was noted of a run (sandbox.rundir.directory); None if it had none yet."""
     return addresses.Uplink(about["ipv4"], about["ipv6"]) if "ipv4" in about else None
 
 
@@ -237,18 +237,18 @@ def held_table(binary: Path) -> Before | None:
     return Before(match[1], match[2] == "1", ipv6, match[4] == "1", int(match[5] or 0))
 
 
-def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
+def _plug(run: namespaces.Spaces, run_id: str, name: str, before: Before) -> addresses.Uplink:
     """Both ends of the run's uplink, at a place that no other run has."""
     own = spaces.current()
     try:
-        netns.connect_uplink(run, name, own)
+        namespaces.connect_uplink(run, name, own)
     finally:
         os.close(own)
     settings = {**_DEVICE, _FORWARD4: 1}
-    if before.ipv6 is not None and netns.setting(_FORWARD6.format(name)).exists():
+    if before.ipv6 is not None and namespaces.setting(_FORWARD6.format(name)).exists():
         settings[_FORWARD6] = 1
     for setting, value in settings.items():
-        netns.setting(setting.format(name)).write_text(str(value))
+        namespaces.setting(setting.format(name)).write_text(str(value))
     with netlink.Route() as route:
         index = route.links()[name]
         route.do([netlink.address(index, addresses.HOST4, 32), netlink.address(index, addresses.HOST6, 64)])
@@ -256,7 +256,7 @@ def _plug(run: netns.Spaces, run_id: str, name: str, before: Before) -> addresse
         place = _place(route, index, zlib.crc32(run_id.encode()))
         own_ends = [netlink.neighbour(index, ip, addresses.UPLINK_MAC) for ip in (place.ipv4, place.ipv6)]
         route.do([netlink.route(index, place.ipv6), *own_ends])
-    netns.open_uplink(run, place, ipv6=before.ipv6 is not None)
+    namespaces.open_uplink(run, place, ipv6=before.ipv6 is not None)
     return place
 
 
@@ -339,7 +339,7 @@ def _forward(before: Before, *, on: bool) -> None:
         if was is not False or (not on and (_read(_EVERYWHERE[setting]) != 0) is not router):
             continue
         try:
-            netns.setting(setting.format(device)).write_text(str(int(on)))
+            namespaces.setting(setting.format(device)).write_text(str(int(on)))
         except FileNotFoundError as e:
             if on:
                 raise _absent(before.device) from e
@@ -362,7 +362,7 @@ def _absent(device: str) -> errors.NotEnforceableError:
 
 
 def _read(name: str) -> int:
-    return int(netns.setting(name).read_text())
+    return int(namespaces.setting(name).read_text())
 
 
 @contextlib.contextmanager
@@ -374,10 +374,10 @@ def _lock() -> Iterator[None]:
     """
     fd = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        if not durable.take(fd, _LOCK_SECONDS):
+        if not atomic_file.take(fd, _LOCK_SECONDS):
             raise errors.KernelError(f"`{LOCK}` is held by another supervisor")
         yield
     finally:
         # INVARIANT: not by the last close. A child that was forked beside a thread which has the lock has it as well,
         # and may stand on its way into a cgroup; the others would wait for that.
-        durable.let_go(fd)
+        atomic_file.let_go(fd)

@@ -8,9 +8,10 @@ import socket
 from dataclasses import dataclass
 
 from policy import errors
-from sandbox.kernel import hanging, libc
-from sandbox.serve import bounds, frames, handlers, protocol
-from sandbox.serve.conversation import Caller, Conversation
+from sandbox.kernel import libc
+from sandbox.kernel.fs import hanging
+from sandbox.serve.api import frames, protocol, rlimits, routes
+from sandbox.serve.api.session import Caller, Conversation
 from sandbox.supervisor import Supervisor
 
 
@@ -44,7 +45,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> bool:
         asked = _request(talk, opening.until)
         if asked is not None:
             talk.caller = talk.caller.with_groups(opening.sock)
-            handlers.HANDLERS[asked.kind](talk, asked)
+            routes.HANDLERS[asked.kind](talk, asked)
             return talk.again and talk.told
     except errors.CovenantError as e:
         # What a request would have taken of memory is its author's matter, and not the machine's.
@@ -97,7 +98,7 @@ def _request(talk: Conversation, until: float) -> protocol.Request | None:
     if raw is None:
         return None
     # Fields that nobody knows cost memory before they are refused.
-    with bounds.memory(bounds.REQUEST_MEMORY):
+    with rlimits.memory(rlimits.REQUEST_MEMORY):
         asked = protocol.parse(raw)
     if len(talk.fds) != asked.descriptors:
         raise errors.RequestError(

@@ -17,7 +17,8 @@ from policy import errors
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.net import unix_address
 from sandbox.kernel.proc import hugepages
-from sandbox.serve import hardening, notify, places, reader, warm, watcher
+from sandbox.serve import filter_reader, hardening, metrics_worker, preload, systemd
+from sandbox.serve.api import paths
 from sandbox.serve.server import Server, check_callers
 from sandbox.supervisor import Supervisor
 
@@ -33,7 +34,7 @@ def entry() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal; the exit status."""
     parser = argparse.ArgumentParser(prog="covenant-supervisor", description="Run signed agents for those who may ask.")
-    parser.add_argument("--state", default=places.SYSTEM_STATE, metavar="DIRECTORY", help="COVENANT_STATE")
+    parser.add_argument("--state", default=paths.SYSTEM_STATE, metavar="DIRECTORY", help="COVENANT_STATE")
     given = parser.parse_args(arguments)
     try:
         serve(Path(given.state))
@@ -60,9 +61,9 @@ def serve(state: Path) -> None:
         # A unit's cgroup is found, or asked of systemd, once, and every process of ours is below it.
         cgroup.Hierarchies.read()
         # INVARIANT: before anything is opened: it has no lock, no key and no listening socket of ours, and no filter.
-        reads = stack.enter_context(reader.forked())
-        if reader.sees_nothing():
-            notify.tell("it was started under a filter: those of gVisor can be counted, and not compared")
+        reads = stack.enter_context(filter_reader.forked())
+        if filter_reader.sees_nothing():
+            systemd.tell("it was started under a filter: those of gVisor can be counted, and not compared")
         # A home that holds the state decides as well (covenant.cli.common).
         hidden = (str(state.parent),) if state.name == "supervisor" else ()
         supervisor = stack.enter_context(Supervisor(state, never_granted=hidden))
@@ -70,8 +71,8 @@ def serve(state: Path) -> None:
         check_callers(supervisor.config)
         stack.enter_context(only_one(state))
         listener, given = stack.enter_context(listening(supervisor))
-        numbers = stack.enter_context(watcher.listening(supervisor.config))
-        warm.up(supervisor)
+        numbers = stack.enter_context(metrics_worker.listening(supervisor.config))
+        preload.up(supervisor)
         network = hardening.apply()
         # What is there now is shared with every keeper, and no collection writes to it.
         gc.collect()
@@ -110,16 +111,16 @@ def listening(supervisor: Supervisor) -> Iterator[tuple[socket.socket, bool]]:
         errors.ConfigError: the place is not one where only root could have put it.
     """
     try:
-        given = notify.listener()
+        given = systemd.listener()
     except ValueError as e:
         raise errors.ConfigError(f"the socket of the unit cannot be used: {e}") from e
     if given is not None:
         with given:
             yield given, True
         return
-    place = supervisor.config.socket or Path(places.socket_of(str(supervisor.path)))
+    place = supervisor.config.socket or Path(paths.socket_of(str(supervisor.path)))
     # Below /run the directory goes with each boot.
-    if place == Path(places.SYSTEM_SOCKET):
+    if place == Path(paths.SYSTEM_SOCKET):
         place.parent.mkdir(mode=0o755, exist_ok=True)
     directory = _roots_own(place.parent)
     try:

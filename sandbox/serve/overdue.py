@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from policy import errors
-from sandbox import bundle, keeper
-from sandbox.keeper import Keeper
-from sandbox.kernel import hanging
 from sandbox.kernel.cgroup import cgroup
-from sandbox.kernel.hanging import Page
-from sandbox.serve import bounds, frames, notify
+from sandbox.kernel.fs import hanging
+from sandbox.kernel.fs.hanging import Page
+from sandbox.rundir import directory
+from sandbox.serve import systemd
+from sandbox.serve.api import frames, rlimits
+from sandbox.shim import process
+from sandbox.shim.process import Keeper
 
-# A keeper's own clock comes first (bounds.seconds): it says more, and leaves nothing behind.
+# A keeper's own clock comes first (rlimits.seconds): it says more, and leaves nothing behind.
 GRACE_SECONDS: Final = 1.0
 # How long a killed keeper may take to die before it is reported.
 DEATH_SECONDS: Final = 1.0
@@ -55,11 +57,11 @@ def fork(work: Callable[[], object], keep: Collection[int], seconds: float) -> t
     """Fork a keeper, and the page on which it announces its accesses, each of at most so long.
 
     Raises:
-        errors.KernelError: as ``keeper.fork``.
+        errors.KernelError: as ``process.fork``.
     """
     page = Page()
     try:
-        return keeper.fork(functools.partial(_announced, page, seconds, work), keep=keep), page
+        return process.fork(functools.partial(_announced, page, seconds, work), keep=keep), page
     except errors.CovenantError:
         page.close()
         raise
@@ -97,7 +99,7 @@ class Overdue:
         one = self._watched.pop(pidfd)
         one.page.close()
         if one.hangs:
-            notify.tell(f"process {one.child.pid}, which hung, has ended")
+            systemd.tell(f"process {one.child.pid}, which hung, has ended")
 
     def hangs(self, pidfd: int) -> bool:
         """Whether it was reported as one that SIGKILL does not end."""
@@ -135,18 +137,18 @@ class Overdue:
             now = time.monotonic()
             if now >= begin + seconds:
                 break
-            notify.alive()
+            systemd.alive()
             self.tick(now, at_once=now >= begin + GRACE_SECONDS)
-            keeper.wait(waited[0].child.pidfd, _STEP_SECONDS)
+            process.wait(waited[0].child.pidfd, _STEP_SECONDS)
         for one in self._unended(exited):
             one.child.signal(signal.SIGKILL)
         until = time.monotonic() + DEATH_SECONDS
         for one in self._watched.values():
-            if not keeper.wait(one.child.pidfd, max(0.0, until - time.monotonic())):
+            if not process.wait(one.child.pidfd, max(0.0, until - time.monotonic())):
                 self.report(one.child)
 
     def _unended(self, exited: Callable[[int], None]) -> list[_Watched]:
-        for pidfd in [pidfd for pidfd in self._watched if keeper.wait(pidfd, 0)]:
+        for pidfd in [pidfd for pidfd in self._watched if process.wait(pidfd, 0)]:
             exited(pidfd)
         return [one for one in self._watched.values() if not one.hangs]
 
@@ -154,7 +156,7 @@ class Overdue:
         """Say on stderr that SIGKILL did not end it, and where it waits."""
         _, what = self._watched[child.pidfd].page.read()
         what = f"{what} does not answer" if what else "it waits"
-        notify.tell(f"process {child.pid} survives SIGKILL: {what} ({hanging.place(child.pid)}); {HINT}")
+        systemd.tell(f"process {child.pid} survives SIGKILL: {what} ({hanging.place(child.pid)}); {HINT}")
 
     def _end(self, one: _Watched, what: str) -> None:
         one.uid, inode = one.page.client()
@@ -170,7 +172,7 @@ class Overdue:
             return
         if status:
             one.ending = False  # that process failed: the next look tries again
-        elif not keeper.wait(pidfd, 0):
+        elif not process.wait(pidfd, 0):
             one.hangs = True
             self.report(one.child)
             self.loop.give_up(pidfd)
@@ -183,8 +185,8 @@ def _end(state: Path, child: Keeper, uid: int, inode: int, what: str) -> None:
     where = hanging.place(child.pid)
     child.signal(signal.SIGKILL)
     try:
-        if not keeper.wait(child.pidfd, DEATH_SECONDS):
-            bounds.forget_turn(state, uid)
+        if not process.wait(child.pidfd, DEATH_SECONDS):
+            rlimits.forget_turn(state, uid)
             _kill_runs(state / "runs", child.pid)
     finally:
         # After all that the client's next request needs.
@@ -205,7 +207,7 @@ def _kill_runs(runs: Path, pid: int) -> None:
     """Kill what runs of a keeper that cannot: its directory is locked until it ends, so recovery leaves them."""
     with contextlib.suppress(FileNotFoundError):
         for path in runs.iterdir():
-            if path.is_dir() and bundle.owner_of(path) == pid:
+            if path.is_dir() and directory.owner_of(path) == pid:
                 leaf = cgroup.Leaf(cgroup.Hierarchies.read(), path.name)
-                leaf.adopt(bundle.cgroups_of(path))
+                leaf.adopt(directory.cgroups_of(path))
                 leaf.kill()

@@ -4,7 +4,7 @@
     (2) so does whoever has too many requests open, or asks too often
     (3) the rest wait without a process of their own until their first byte is there, or until their time is over
     (4) then a keeper has the connection alone (sandbox.serve.connection), one that was forked ahead of it
-        (sandbox.serve.ahead), or where there is none, one that is forked now
+        (sandbox.serve.worker_pool), or where there is none, one that is forked now
 
 What is refused is closed by a process of its own: a descriptor that was sent and that nobody took is closed with its
 connection, and its author decides how long that takes (SO_LINGER, a file system of theirs).
@@ -29,16 +29,18 @@ from typing import Final
 
 from policy import errors
 from sandbox import config as configuration
-from sandbox import registry, standby_retries
-from sandbox.keeper import Keeper
 from sandbox.kernel.proc import signals
 from sandbox.kernel.seccomp import reader as seccomp_reader
-from sandbox.network.tokens import Tokens
-from sandbox.serve import connection, frames, notify, overdue, watcher
-from sandbox.serve.ahead import Ahead
-from sandbox.serve.conversation import Caller
+from sandbox.rate_limit import Tokens
+from sandbox.rundir import registry
+from sandbox.serve import connection, metrics_worker, overdue, systemd
+from sandbox.serve.api import frames
+from sandbox.serve.api.session import Caller
 from sandbox.serve.overdue import Overdue
-from sandbox.serve.pool import Pool
+from sandbox.serve.standby_pool import Pool
+from sandbox.serve.worker_pool import Ahead
+from sandbox.shim.process import Keeper
+from sandbox.standby import backoff
 from sandbox.supervisor import Supervisor
 
 # Requests of one user a second, and at once; root asks as often as it likes.
@@ -94,7 +96,7 @@ class Server:
     """Serves one listening socket. ``host_network`` is a descriptor of the network namespace that a keeper returns to
     when the operator named an uplink, -1 where it is in it already. ``goes_on`` says that somebody else holds the
     socket and has it served again (systemd): whoever waits in its queue is the next one's. ``reader`` is the pidfd of
-    the process that reads filters (sandbox.serve.reader), without which no run can be attested."""
+    the process that reads filters (sandbox.serve.filter_reader), without which no run can be attested."""
 
     supervisor: Supervisor
     listener: socket.socket
@@ -143,14 +145,14 @@ class Server:
             self._selector.register(wake, selectors.EVENT_READ, functools.partial(self._on_signal, wake))
             if self.reader >= 0:
                 self._selector.register(self.reader, selectors.EVENT_READ, self._cannot_read)
-            watchdog = notify.watchdog_seconds()
-            standby_retries.forget(self.supervisor.path)
+            watchdog = systemd.watchdog_seconds()
+            backoff.forget(self.supervisor.path)
             self._pool.look()
             self._watch()
-            notify.say("READY=1")
+            systemd.say("READY=1")
             while not self._stopping:
                 self._turn(watchdog)
-            notify.say("STOPPING=1")
+            systemd.say("STOPPING=1")
             self._ahead.drop()
             self._pool.close()
             self._dismiss()
@@ -167,7 +169,7 @@ class Server:
             )
 
     def _turn(self, watchdog: float) -> None:
-        notify.alive()
+        systemd.alive()
         now = time.monotonic()
         for fd in [fd for fd, one in self._waiting.items() if now >= one.until]:
             self._drop(fd, _SLOW)
@@ -361,12 +363,12 @@ class Server:
             self.recover()
 
     def _watch(self) -> None:
-        """Have a keeper follow the log and serve the numbers (sandbox.serve.watcher)."""
+        """Have a keeper follow the log and serve the numbers (sandbox.serve.metrics_worker)."""
         config = self.supervisor.config
         listener = -1 if self.numbers is None else self.numbers.fileno()
         if not config.journal and listener < 0:
             return
-        work = functools.partial(watcher.keep, self.supervisor.path, config, listener, self._alive)
+        work = functools.partial(metrics_worker.keep, self.supervisor.path, config, listener, self._alive)
         self._watched_since, self._unwatched = time.monotonic(), False
         try:
             self._fork(work, (2, self._alive, *((listener,) if listener >= 0 else ())), self._watched)
@@ -379,7 +381,7 @@ class Server:
         if not self._stopping and self._watchers < _WATCHERS:
             self._watch()
         elif not self._stopping:
-            notify.tell("the log is not followed any more, and no numbers are served")
+            systemd.tell("the log is not followed any more, and no numbers are served")
 
     # --- as the pool sees it ----------------------------------------------------------------------
 
@@ -455,7 +457,7 @@ class Server:
             self._ahead.soon()
             self._pool.soon()
         except errors.CovenantError as e:
-            notify.tell(f"the configuration stays as it was: {e}")
+            systemd.tell(f"the configuration stays as it was: {e}")
 
     def _reap_orphans(self) -> None:
         """What a keeper left when it died is ours now (PR_SET_CHILD_SUBREAPER); our own keepers are reaped by name."""

@@ -16,9 +16,9 @@ from typing import Literal
 
 from policy import errors
 from policy.signing.keyfile import MAX_PASSPHRASE_BYTES
-from sandbox import durable
 from sandbox.kernel import libc
 from sandbox.kernel.proc.secret_memory import Locked, guard_process
+from sandbox.storage import atomic_file
 from sandbox.vault.settings import CREDENTIAL
 
 KEY_FILE_BYTES = 32
@@ -105,7 +105,7 @@ def make_file(path: Path) -> None:
     Raises:
         errors.VaultKeyError: there is one already, or it cannot be written.
     """
-    making = path.with_name(durable.temporary_name(path.name))
+    making = path.with_name(atomic_file.temporary_name(path.name))
     with Locked(KEY_FILE_BYTES) as key:
         key.fill_random()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -122,7 +122,7 @@ def make_file(path: Path) -> None:
             except OSError:
                 making.unlink()
                 raise
-            durable.sync_directory(path.parent)
+            atomic_file.sync_directory(path.parent)
         except FileExistsError:
             raise errors.VaultKeyError(f"`{path}` is there already", where=str(path)) from None
         except OSError as e:

@@ -48,7 +48,7 @@ def fork(subject: Any, tell: Tell, failed: Callable[[BaseException], None]) -> N
 
 def _ask(subject: Any, text: str, goes_on: Callable[[], bool], tell: Tell) -> None:
     """One intent, once: whatever goes wrong after it was sent, nobody sends it again."""
-    from sandbox.serve import client
+    from sandbox.serve.api import client
 
     directory = os.open(subject.package, os.O_RDONLY | os.O_DIRECTORY)
     for sock in _connections(subject.state, goes_on):
@@ -64,10 +64,10 @@ def _ask(subject: Any, text: str, goes_on: Callable[[], bool], tell: Tell) -> No
 
 def _connections(state: str, goes_on: Callable[[], bool]) -> Iterator[socket.socket]:
     """The connection, once there is somebody."""
-    from sandbox.serve import client, places
+    from sandbox.serve.api import client, paths
 
     while goes_on():
-        with client.connected(places.socket_of(state)) as sock:
+        with client.connected(paths.socket_of(state)) as sock:
             if sock is not None:
                 yield sock
                 return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.vault import keys
-from sandbox.vault.file import FileVault
+from sandbox.vault.embedded import FileVault
 from tests.crash.server import Server
 from tests.kernel import families, internet
 from tests.kernel.internet import Internet, NetworkedWorld

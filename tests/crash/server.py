@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _OVER_SECONDS = 30.0
 # What a run imports, here once for all subjects.
 _PARTS = (
-    "covenant.keys.identity", "sandbox.canary_run", "sandbox.kernel.net.conntrack", "sandbox.kernel.net.nft", "sandbox.package",
-    "sandbox.kernel.seccomp.load", "sandbox.runsc_probe", "sandbox.serve.client", "sandbox.serve.main",
-    "sandbox.supervisor", "sandbox.trusted_local", "shutil", "covenant.cli.operator.vault", "covenant.cli.operator.vault_log",
-    "sandbox.vault.giving", "tests.crash.clients", "tests.crash.steps", "tests.crash.vault_work",
+    "covenant.keys.identity", "sandbox.lifecycle.probe_run", "sandbox.kernel.net.conntrack", "sandbox.kernel.net.nft", "sandbox.storage.package_reader",
+    "sandbox.kernel.seccomp.load", "sandbox.host.runsc_probe", "sandbox.serve.api.client", "sandbox.serve.main",
+    "sandbox.supervisor", "sandbox.runner.trusted_local", "shutil", "covenant.cli.operator.vault", "covenant.cli.operator.vault_log",
+    "sandbox.vault.secret_input", "tests.crash.clients", "tests.crash.steps", "tests.crash.vault_work",
 )  # fmt: skip
 
 
@@ -250,10 +250,10 @@ def _await(pid: int, began: float, subject: Subject) -> int | None:
 
 def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
     """In the subject."""
-    from sandbox import package
+    from sandbox.audit.log import Ledger, Record
     from sandbox.kernel import libc
-    from sandbox.ledger import Ledger, Record
     from sandbox.serve import main as service
+    from sandbox.storage import package_reader
     from sandbox.supervisor import Request, Supervisor
     from tests.crash import clients, vault_work
 
@@ -289,9 +289,9 @@ def _work(subject: Subject, trigger: Any, counter: Any, told: str) -> None:
     trigger.install()
     with Supervisor(Path(subject.state), never_granted=(subject.home,)) as supervisor:
         if subject.work == "run":
-            with package.beside(Path(subject.package)) as children:
+            with package_reader.beside(Path(subject.package)) as children:
                 request = Request(
-                    package.read(Path(subject.package)),
+                    package_reader.read(Path(subject.package)),
                     "hi",
                     subject.issuer,
                     user=subject.user,

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from policy.compile.mounts import CREDENTIALS
-from sandbox import bundle
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup.delegation import BASE
 from sandbox.kernel.fs import secret_files
+from sandbox.rundir import directory
 
 # What may lie in a state after a kill that did not before: evidence, locks, the one place of a half-made file, which
-# the next writer overwrites, and whole parts of runs' directories for the next run (sandbox.spare).
+# the next writer overwrites, and whole parts of runs' directories for the next run (sandbox.rundir.reuse).
 _ALLOWED = re.compile(
     r"supervisor/(audit/events(\.chain)?\.jsonl\.aside-[0-9]+-[0-9a-f]{16}|uids/[0-9]+|archive/(\.[0-9a-f-]{36}\.json\.new|[0-9a-f-]{36}\.json)|"
     r"((serials|audit|audit-head|closures|network|unended|standby-retries)/)?\.[A-Za-z0-9_.-]+\.new|unended/\.settled|standby-retries(/[0-9a-f]{64}\.json)?|supervisor\.(lock|sock)|"
@@ -44,7 +44,7 @@ def run_ids(home: Path) -> set[str]:
     """The names of the runs whose directory is there, and of the cgroups that they were to have."""
     runs = home / "supervisor" / "runs"
     paths = [path for path in runs.iterdir() if path.is_dir()] if runs.exists() else []
-    return {path.name for path in paths} | {one.name for path in paths for one in bundle.cgroups_of(path).values()}
+    return {path.name for path in paths} | {one.name for path in paths for one in directory.cgroups_of(path).values()}
 
 
 def cgroups(ids: Collection[str]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from policy import errors
 from sandbox.vault import keys
-from sandbox.vault.file import FOLDER, HEAD, FileVault
+from sandbox.vault.embedded import FOLDER, HEAD, FileVault
 from tests.crash import traces
 from tests.crash.campaign import Tally, verified
 from tests.crash.server import Outcome, Server, Subject

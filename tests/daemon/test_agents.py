@@ -18,7 +18,7 @@ from covenant.keys import signing
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, Runners, RunResult
 from policy import decide, errors
-from sandbox import package as reader
+from sandbox.storage import package_reader as reader
 from tests import daemon_kit, hermes_double, runtime_kit
 from tests.daemon_kit import Daemon
 from tests.doubles import async_client

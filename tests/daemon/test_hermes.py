@@ -22,7 +22,7 @@ from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult, spent
 from covenant.wire.types import AgentId
 from policy import decide, errors
-from sandbox import package as reader
+from sandbox.storage import package_reader as reader
 from tests import hermes_double, runtime_kit
 from tests.hermes_double import KEY, HermesDouble, Run, Script
 

@@ -29,7 +29,7 @@ from covenant.stores.mailbox.durable import DurableMailbox
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.peers.durable import DurablePeers
 from covenant.stores.settlement.durable import DurableReceipts
-from sandbox.serve import notify
+from sandbox.serve import systemd
 from tests import daemon_kit
 
 pytestmark = pytest.mark.anyio
@@ -112,7 +112,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         one.call(owner, name, lambda *args, step=step: step)
     told = {"daemon_started", "daemon_stopped"}
     one.call(DurableAudit, "append", lambda log, kind, *more: kind if kind in told else None)
-    one.call(notify, "say", lambda text: text if text in {"READY=1", "STOPPING=1"} else None)
+    one.call(systemd, "say", lambda text: text if text in {"READY=1", "STOPPING=1"} else None)
     one.call(daemon_stores, "_closed", lambda what, close: f"no {what}")
     return one
 

@@ -11,7 +11,7 @@ import dns.message
 import dns.rdatatype
 import dns.rrset
 
-from sandbox.network import broker_wire, dns_wire
+from sandbox.network.dns import broker_wire, wire
 from tests.fuzz.drive import Target
 
 _NAME = "api.example.com"
@@ -24,7 +24,7 @@ _WORDS = (
 
 def query(raw: bytes) -> str:
     """A question: dnspython reads the same, and every answer to it is one that dnspython takes for one."""
-    read = dns_wire.parse_query(raw)
+    read = wire.parse_query(raw)
     whole = dns.message.from_wire(raw, question_only=True)
     asked = whole.question[0]
     assert (read.id, asked.name, asked.rdtype, asked.rdclass) == (whole.id, read.name, read.type, read.klass)
@@ -32,41 +32,38 @@ def query(raw: bytes) -> str:
     assert len(read.shown) <= 1024
     assert read.shown.isascii()
     assert read.shown.isprintable()
-    for rcode in (dns_wire.NOERROR, dns_wire.NXDOMAIN, dns_wire.SERVFAIL):
-        answer = dns.message.from_wire(dns_wire.reply(read, rcode, room=read.payload))
+    for rcode in (wire.NOERROR, wire.NXDOMAIN, wire.SERVFAIL):
+        answer = dns.message.from_wire(wire.reply(read, rcode, room=read.payload))
         assert whole.is_response(answer), answer
         assert answer.rcode() == rcode
-    if read.host is not None and read.type in (dns_wire.A, dns_wire.AAAA):
-        data = [bytes(range(4 if read.type == dns_wire.A else 16))] * 40
-        cut = dns_wire.reply(read, 0, data=data, ttl=30, room=read.payload)
+    if read.host is not None and read.type in (wire.A, wire.AAAA):
+        data = [bytes(range(4 if read.type == wire.A else 16))] * 40
+        cut = wire.reply(read, 0, data=data, ttl=30, room=read.payload)
         assert len(cut) <= read.payload
         dns.message.from_wire(cut)
-    return f"{read.host is not None} {read.type in dns_wire.TYPES.values()} {read.klass == 1} {read.edns}"
+    return f"{read.host is not None} {read.type in wire.TYPES.values()} {read.klass == 1} {read.edns}"
 
 
-_ASKED = {
-    kind: dns_wire.question(_NAME, kind, cased=b"aPi.exAMple.com")
-    for kind in (dns_wire.A, dns_wire.AAAA, dns_wire.HTTPS)
-}
+_ASKED = {kind: wire.question(_NAME, kind, cased=b"aPi.exAMple.com") for kind in (wire.A, wire.AAAA, wire.HTTPS)}
 
 
 def answer(raw: bytes) -> str:
     """A resolver's answer: what is taken from it, the agent's side can be told in a message that dnspython reads."""
     said = []
     for kind, asked in _ASKED.items():
-        read = dns_wire.parse_answer(raw, 0x0101, asked, _NAME, kind)
+        read = wire.parse_answer(raw, 0x0101, asked, _NAME, kind)
         said.append("other" if read is None else _told(read, kind))
     return " ".join(said)
 
 
-def _told(read: dns_wire.Answer, kind: int) -> str:
-    assert len(read.addresses) + len(read.services) <= dns_wire.RECORDS
-    size = {dns_wire.A: 4, dns_wire.AAAA: 16}.get(kind)
+def _told(read: wire.Answer, kind: int) -> str:
+    assert len(read.addresses) + len(read.services) <= wire.RECORDS
+    size = {wire.A: 4, wire.AAAA: 16}.get(kind)
     assert all(len(one) == size for one in read.addresses)
     assert read.ttl is None or 0 <= read.ttl < 1 << 31
     data = [*read.addresses, *(one.data(one.hints[:1]) for one in read.services)]
-    made = dns_wire.parse_query(dns_wire.upstream_query(7, dns_wire.question(_NAME, kind)))
-    told = dns.message.from_wire(dns_wire.reply(made, 0, data=data, ttl=30))
+    made = wire.parse_query(wire.upstream_query(7, wire.question(_NAME, kind)))
+    told = dns.message.from_wire(wire.reply(made, 0, data=data, ttl=30))
     for rrset in told.answer:
         for rdata in rrset:
             # No ECH, whatever the record was.
@@ -108,7 +105,7 @@ def _answers() -> Sequence[bytes]:
     found = []
     for kind, cases in _RECORDS.items():
         for records in cases:
-            made = dns.message.from_wire(dns_wire.upstream_query(0x0101, _ASKED[dns_wire.TYPES[kind]]))
+            made = dns.message.from_wire(wire.upstream_query(0x0101, _ASKED[wire.TYPES[kind]]))
             response = dns.message.make_response(made)
             owner = _NAME + "."
             for type_, texts in records:
@@ -124,7 +121,7 @@ def _requests() -> Sequence[bytes]:
     return [*made, broker_wire.tcp_request(3, 1)]
 
 
-_UNREADABLE = (dns_wire.MalformedError,)
+_UNREADABLE = (wire.MalformedError,)
 TARGETS: tuple[Target, ...] = (
     Target("dns query", query, _queries, _WORDS, _UNREADABLE),
     Target("dns answer", answer, _answers, _WORDS, _UNREADABLE),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from policy import base58, errors
-from sandbox.serve import frames, protocol
+from sandbox.serve.api import frames, protocol
 from tests.fuzz.drive import Target
 
 _BODY_BYTES = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandbox.network.client_hello import HELLO_BYTES, SKIPPED_BYTES, AnswerReader, HelloReader, Refused
+from sandbox.network.tls.client_hello import HELLO_BYTES, SKIPPED_BYTES, AnswerReader, HelloReader, Refused
 from tests import hello_kit as kit
 from tests.fuzz.drive import Target
 

@@ -14,8 +14,9 @@ from covenant.cli import times
 from policy import base58, contract, errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import verify
-from sandbox import config, elf, ldso
+from sandbox import config
 from sandbox.kernel.runsc import start_trace
+from sandbox.rootfs import elf, loader_patch
 from tests.fuzz.drive import Target
 from tests.unit.sandbox import tiny_elf
 
@@ -126,13 +127,13 @@ def program(raw: bytes) -> str:
 
 def loader(raw: bytes) -> str:
     """A patched loader: as long, an ELF file still, and entered elsewhere, inside its code."""
-    out = ldso.patch(raw)
+    out = loader_patch.patch(raw)
     assert len(out) == len(raw)
     before, after = elf.parse(raw, name="x"), elf.parse(out, name="x")
     assert after.entry != before.entry
     assert any(s.vaddr <= after.entry < s.vaddr + s.file_size and s.flags & elf.PF_X for s in after.segments)
     changed = [i for i in range(len(raw)) if raw[i] != out[i]]
-    assert len(changed) <= ldso.TRAMPOLINE_SIZE + 24
+    assert len(changed) <= loader_patch.TRAMPOLINE_SIZE + 24
     return "patched"
 
 

@@ -95,13 +95,13 @@ def test_the_purity_check_sees(source: str) -> None:
 
 
 # Each with what keeps it from going on with another thread's locks: it executes at once, it is no Python at all, it
-# lives for a millisecond in system calls, it is in a child that has one thread, its caller has (keeper.has_threads).
+# lives for a millisecond in system calls, it is in a child that has one thread, its caller has (process.has_threads).
 FORKS = {
     "sandbox/kernel/proc/spawn.py",
     "sandbox/kernel/proc/launcher.py",
     "sandbox/kernel/fs/idmap.py",
     "sandbox/kernel/proc/confine.py",
-    "sandbox/keeper.py",
+    "sandbox/shim/process.py",
 }
 
 

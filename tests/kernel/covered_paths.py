@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from policy import errors
-from sandbox import covered, mounting
+from sandbox.rootfs import covered
+from sandbox.runner import mounts
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live
 from tests.kernel.world import World
@@ -118,7 +119,7 @@ def racing(asking: Asking) -> dict[str, Any]:
     """A mount comes between the look at a path and the copy of it, or between the copy and the next look."""
     found: dict[str, Any] = {}
     for name, module, call in (
-        ("before the copy", mounting, "attached"),
+        ("before the copy", mounts, "attached"),
         ("after the copy", covered, "check_all"),
     ):
         real, stack = getattr(module, call), contextlib.ExitStack()

@@ -26,7 +26,8 @@ import dns.rcode
 
 from policy import denials
 from policy.compile.artefacts import Artefacts
-from sandbox.network import addresses, dns_gate
+from sandbox.network import addresses
+from sandbox.network.dns import gate as dns_gate
 from tests.kernel.scripted_resolver import Resolver, serving
 from tests.kernel.three_namespaces import Namespaces
 

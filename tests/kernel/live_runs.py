@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import artefact_files, attest, attest_processes, attest_runs, bundle
-from sandbox.attest_processes import Family
+from sandbox.attest import live_runs, processes, verifier
+from sandbox.attest.processes import Family
+from sandbox.rundir import directory as rundir_directory
+from sandbox.storage import artefact_reader
 from sandbox.supervisor import Answer
 from tests.kernel.world import SLOWNESS, World
 
@@ -35,20 +37,20 @@ class Live:
     """One run under way. ``answer`` is there once ``end`` or ``wait`` has been called."""
 
     world: World
-    made: attest.Made
+    made: verifier.Made
     directory: Path
     thread: threading.Thread
     answers: list[Answer] = field(default_factory=list)
 
     def family(self) -> Family:
         """Its processes."""
-        found: Family = until(lambda: attest_processes.family(self.made.runner))
+        found: Family = until(lambda: processes.family(self.made.runner))
         return found
 
-    def report(self) -> attest.Report:
+    def report(self) -> verifier.Report:
         """What a look from another process comes to."""
-        policy = artefact_files.read(self.directory / bundle.POLICY)
-        return attest.examine(self.made, policy, attest.Known(), state=self.world.state)
+        policy = artefact_reader.read(self.directory / rundir_directory.POLICY)
+        return verifier.examine(self.made, policy, verifier.Known(), state=self.world.state)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """This run's rows of a kind."""
@@ -88,19 +90,19 @@ def live(world: World, code: str = SLEEPS, *, files: Mapping[str, str] | None = 
 
     def begun() -> Path | None:
         for path in set(_directories(world)) - before:
-            if path.name in attest_runs.live(path.parent):
+            if path.name in live_runs.live(path.parent):
                 return path
         assert thread.is_alive() or answers, "the run failed"
         assert not answers, (answers[0].error, answers[0].stderr)
         return None
 
     directory = until(begun)
-    made = attest.Made.read(directory)
+    made = verifier.Made.read(directory)
     assert made is not None
     one = Live(world, made, directory, thread, answers)
     try:
         # The sandbox confines itself before it starts its container: it has a filter more than it was started under.
-        until(lambda: (found := attest_processes.family(made.runner)) and found.sandbox.filters > found.runner.filters)
+        until(lambda: (found := processes.family(made.runner)) and found.sandbox.filters > found.runner.filters)
         yield one
     finally:
         one.end()

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from covenant.keys import trust_root
 from policy.signing import change, envelope
 from policy.signing import root as roots
-from sandbox import registry, revocation
-from sandbox.state import State
+from sandbox.control import revocation
+from sandbox.rundir import registry
+from sandbox.storage.trust_state import State
 from tests.kernel import internet
 from tests.kernel.internet import Internet
 from tests.kernel.live_runs import until

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox.serve import ahead, client, frames, reader
+from sandbox.serve import filter_reader, worker_pool
+from sandbox.serve.api import client, frames
 from tests.kernel.world import ROOT, SLOWNESS, World
 
 # A user of this machine's that no file belongs to, and who may ask.
@@ -188,12 +189,12 @@ def asked(path: Path, package: Path, text: str = "hi", **fields: Any) -> socket.
 
 def children_of(pid: int) -> list[int]:
     """The processes that this one has to reap, but for the one that reads filters."""
-    return [child for child in _children(pid) if _comm(child) != reader.NAME]
+    return [child for child in _children(pid) if _comm(child) != filter_reader.NAME]
 
 
 def reader_of(pid: int) -> int:
     """The process of a supervisor that reads filters."""
-    (found,) = (child for child in _children(pid) if _comm(child) == reader.NAME)
+    (found,) = (child for child in _children(pid) if _comm(child) == filter_reader.NAME)
     return found
 
 
@@ -206,7 +207,7 @@ def ends_and_waits_no_more(keeper: int) -> None:
     would end as well, only later."""
     until = time.monotonic() + 60 * SLOWNESS
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while Path(f"/proc/{keeper}/comm").read_text().strip() != ahead.WAITS:
+        while Path(f"/proc/{keeper}/comm").read_text().strip() != worker_pool.WAITS:
             assert time.monotonic() < until
             time.sleep(0.02)
         raise AssertionError("it waits for another connection")
@@ -252,7 +253,7 @@ def _packages() -> str:
 
 
 def _waits(pid: int) -> bool:
-    return _comm(pid) == ahead.WAITS
+    return _comm(pid) == worker_pool.WAITS
 
 
 def _comm(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Run one command under real runsc in a root that sandbox.rootfs made: only that root, /proc, /dev and a tmpfs."""
+"""Run one command under real runsc in a root that sandbox.rootfs.skeleton made: only that root, /proc, /dev and a tmpfs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from policy.host import Closure
-from sandbox import rootfs
+from sandbox.rootfs import skeleton as rootfs_skeleton
 
-MOUNT_POINTS: tuple[rootfs.MountPoint, ...] = (
+MOUNT_POINTS: tuple[rootfs_skeleton.MountPoint, ...] = (
     ("/proc", "dir"),
     ("/dev", "dir"),
     ("/sys", "dir"),
@@ -79,5 +79,7 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def skeleton(store: rootfs.Skeletons, *closures: Closure, also: Sequence[rootfs.MountPoint] = ()) -> Path:
+def skeleton(
+    store: rootfs_skeleton.Skeletons, *closures: Closure, also: Sequence[rootfs_skeleton.MountPoint] = ()
+) -> Path:
     return store.get(closures, [*MOUNT_POINTS, *also])

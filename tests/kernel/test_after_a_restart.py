@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from sandbox import attest, attest_processes
-from sandbox import package as packages
+from sandbox.attest import processes, verifier
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
-from sandbox.registry import Entry
-from sandbox.request import Request
-from sandbox.serve import client
+from sandbox.lifecycle.types import Request
+from sandbox.rundir.registry import Entry
+from sandbox.serve.api import client
+from sandbox.storage import package_reader as packages
 from sandbox.supervisor import Supervisor
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
@@ -103,7 +103,7 @@ STAYS = HEAD + "import time\nif intent['text'] == 'stay':\n    time.sleep(60)\na
 def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(world: World, first: str) -> None:
     """A supervisor's own filter lies beneath the one that runsc is started under, and is remembered as none of its."""
     package = world.sign(world.package({"main.py": STAYS}, id="long", cpu_ms=60_000 * SLOWNESS))
-    (world.state / "closures" / attest.FILTERS).unlink(missing_ok=True)
+    (world.state / "closures" / verifier.FILTERS).unlink(missing_ok=True)
     looked: list[int] = []
 
     def alone() -> None:
@@ -116,16 +116,16 @@ def test_a_runsc_is_held_to_the_same_filters_under_a_supervisor_and_without_one(
             eventually(lambda: _leaf(entry).pids())
             found = eventually(lambda: (shown := _attested(one, entry)).get("runs") and shown)
             assert found["holds"], found
-            made = attest.Made.read(entry.path)
+            made = verifier.Made.read(entry.path)
             assert made is not None
-            family = attest_processes.family(made.runner)
+            family = processes.family(made.runner)
             assert family is not None
             looked.append(family.runner.filters)
             _killed(one, entry, sock)
 
     for one in (served, alone) if first == "served" else (alone, served):
         one()
-        assert (world.state / "closures" / attest.FILTERS).exists()
+        assert (world.state / "closures" / verifier.FILTERS).exists()
     assert looked == [2], "the control: there is one more beneath"
     assert leftovers(world) == []
 

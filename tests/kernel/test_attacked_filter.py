@@ -21,11 +21,11 @@ import pytest
 from policy import data
 from policy.lifecycle import State
 from policy.prove.live import Standing
-from sandbox import registry
 from sandbox.kernel import libc, procfs
 from sandbox.kernel.net import netns
 from sandbox.kernel.runsc import command as runsc_command
 from sandbox.kernel.seccomp import dump
+from sandbox.rundir import registry
 from tests.kernel import live_runs
 from tests.kernel.world import World
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import keeper
 from sandbox.kernel.proc.capabilities import CAPABILITIES
 from sandbox.kernel.seccomp import dump
 from sandbox.kernel.seccomp import reader as seccomp_reader
-from sandbox.serve import reader, server, watcher
+from sandbox.serve import filter_reader, metrics_worker, server
+from sandbox.shim import process
 from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
 from tests.kernel.test_filter_reader import DIGESTS, filtered, reads, sleeping  # noqa: F401 - two are fixtures
@@ -49,7 +49,7 @@ def below(pid: int) -> Iterator[int]:
 
 def exited(pidfd: int) -> bool:
     """Whether it has ended, or does."""
-    return keeper.wait(pidfd, live_runs.WAIT_SECONDS)
+    return process.wait(pidfd, live_runs.WAIT_SECONDS)
 
 
 # --- where it cannot read --------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_without_a_thread_it_says_what_whoever_reads_by_themselves_is_told(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none_left)
         assert dump.digests(filtered) is None, "the control"
-        with reader.forked() as child:
+        with filter_reader.forked() as child:
             try:
                 assert seccomp_reader.digests(filtered) is None
             finally:
@@ -89,7 +89,7 @@ def test_without_a_thread_it_says_what_whoever_reads_by_themselves_is_told(
 
 def test_with_few_descriptors_it_answers_what_it_can_and_goes_on(
     filtered: int,  # noqa: F811
-    reads: keeper.Keeper,  # noqa: F811
+    reads: process.Keeper,  # noqa: F811
 ) -> None:
     """What does not fit is dropped with its packet by the kernel, and whoever asked sees the end of their socket."""
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
@@ -134,14 +134,14 @@ def test_who_is_told_to_end_with_its_reader_has_not_failed(world: World) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGINT])
-def test_a_terminal_tells_it_nothing(number: int, reads: keeper.Keeper) -> None:  # noqa: F811
+def test_a_terminal_tells_it_nothing(number: int, reads: process.Keeper) -> None:  # noqa: F811
     """Signals of a terminal go to a group: it has one of its own, and a session."""
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
     assert os.getsid(reads.pid) == os.getpgid(reads.pid) == reads.pid
     assert os.getpgid(0) != reads.pid
     if number in (signal.SIGTSTP, signal.SIGTTIN):
         reads.signal(number)
-        assert not keeper.wait(reads.pidfd, 0.1)
+        assert not process.wait(reads.pidfd, 0.1)
         assert serving.status(reads.pid)["State"][0] == "S"
 
 
@@ -187,7 +187,10 @@ def _readers(world: World) -> list[int]:
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if os.fsencode(world.state) in words and Path(f"/proc/{pid}/comm").read_text().strip() == reader.NAME:
+            if (
+                os.fsencode(world.state) in words
+                and Path(f"/proc/{pid}/comm").read_text().strip() == filter_reader.NAME
+            ):
                 found.append(pid)
     return found
 
@@ -202,7 +205,7 @@ def test_nothing_that_is_executed_has_the_way_to_it(world: World) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with Served(world, metrics=f"127.0.0.1:{port}") as served:
-        live_runs.until(lambda: served.waiting() and _of_user(served.pid, watcher.UID))
+        live_runs.until(lambda: served.waiting() and _of_user(served.pid, metrics_worker.UID))
         (end,) = (one for one in opened(serving.reader_of(served.pid)) if one.startswith("socket:"))
         # The one socket that all have in common which are forked with nothing else than what a keeper is given.
         ours = set.intersection(*(opened(pid) for pid in serving.children_of(served.pid)), opened(served.pid))
@@ -221,7 +224,7 @@ def test_nothing_that_is_executed_has_the_way_to_it(world: World) -> None:
                 return found
 
             assert live_runs.until(lambda: len(executed()) >= 2), "the control: the sandbox and its stubs"
-            serves = _of_user(served.pid, watcher.UID)
+            serves = _of_user(served.pid, metrics_worker.UID)
             assert serves, "the control: who serves the numbers, which is an executed Python"
             for pid in (*executed(), *serves):
                 assert not {asking, end} & opened(pid), serving._command(pid)
@@ -239,20 +242,20 @@ def _of_user(pid: int, uid: int) -> list[int]:
 
 
 def test_who_only_closes_what_was_refused_does_not_keep_it(
-    reads: keeper.Keeper,  # noqa: F811
+    reads: process.Keeper,  # noqa: F811
 ) -> None:
     """Whoever was refused decides how long that takes (a file system of theirs): for so long a reader whose supervisor
     has ended would be there for nobody, and one more with each that ends."""
     (fd,) = seccomp_reader.descriptors()
     asking = os.readlink(f"/proc/self/fd/{fd}")
-    caught: list[tuple[keeper.Keeper, int]] = []
+    caught: list[tuple[process.Keeper, int]] = []
 
     class Held(server.Server):
         def _fork(
             self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None], **more: Any
         ) -> None:
             holds = os.open(f"/proc/self/fd/{keep[0]}", os.O_WRONLY | os.O_CLOEXEC)
-            caught.append((keeper.fork(work, keep=keep, **more), holds))
+            caught.append((process.fork(work, keep=keep, **more), holds))
 
     supervisor: Any = None
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -302,7 +305,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_but_who_asks_it(world: World
 
 def test_a_reader_that_traces_as_it_is_killed_lets_go() -> None:
     """The kernel lets go of whom a tracer that ended had stopped: no agent stands still for good."""
-    with sleeping() as pid, reader.forked() as child:
+    with sleeping() as pid, filter_reader.forked() as child:
         live_runs.until(lambda: serving.status(child.pid)["NoNewPrivs"] == "1")
         over = threading.Event()
 
@@ -326,4 +329,4 @@ def test_the_bounding_set_of_the_unit_has_what_it_keeps() -> None:
     unit = (Path(__file__).parents[2] / "packaging/systemd/covenant-supervisor.service").read_text()
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
     given = {name.removeprefix("CAP_").lower() for line in lines for name in line.split()}
-    assert {CAPABILITIES[name] for name in given} >= reader._KEPT
+    assert {CAPABILITIES[name] for name in given} >= filter_reader._KEPT

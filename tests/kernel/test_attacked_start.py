@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import attest, attest_processes, attest_runs, bundle, control, gvisor
+from sandbox.attest import live_runs as attest_live_runs
+from sandbox.attest import processes, verifier
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.runsc.log_level import Raising
-from sandbox.runner import Exchange
+from sandbox.rundir import directory
+from sandbox.runner import gvisor
+from sandbox.shim import control_socket
+from sandbox.shim.stdio import Exchange
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs
 from tests.kernel.live_runs import Live
@@ -100,7 +104,7 @@ def test_who_attests_from_the_first_moment_on_sees_no_drift(
     world: World, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever of it is made when they come, until it stands; and then although nobody has let its agent go."""
-    monkeypatch.setattr(attest_runs, "_PATIENCE_SECONDS", live_runs.WAIT_SECONDS)
+    monkeypatch.setattr(attest_live_runs, "_PATIENCE_SECONDS", live_runs.WAIT_SECONDS)
     world.configure(self_test=True)
     package = world.sign(world.package({"main.py": FIRST + HEAD + "answer = 1" + TAIL}))
     answers: list[Answer] = []
@@ -108,10 +112,10 @@ def test_who_attests_from_the_first_moment_on_sees_no_drift(
     thread.start()
     try:
         runs = world.state / "runs"
-        (run_id,) = live_runs.until(lambda: attest_runs.live(runs))
-        made = attest.Made.read(runs / run_id)
+        (run_id,) = live_runs.until(lambda: attest_live_runs.live(runs))
+        made = verifier.Made.read(runs / run_id)
         assert made is not None
-        found = attest_runs.answer(world.state, run_id, {run_id: made.policy_digest})
+        found = attest_live_runs.answer(world.state, run_id, {run_id: made.policy_digest})
         assert found is not None
         assert found.holds, found.layers
     finally:
@@ -124,10 +128,10 @@ def test_who_attests_from_the_first_moment_on_sees_no_drift(
 def _killed(one: Live) -> None:
     # It cannot be asked to stand: it has not begun.
     with pytest.raises(errors.WrongStateError):
-        control.ask(one.directory, "suspend")
+        control_socket.ask(one.directory, "suspend")
     report = one.report()
     assert report.holds, report
-    control.ask(one.directory, "kill", by="tester", reason="test")
+    control_socket.ask(one.directory, "kill", by="tester", reason="test")
 
 
 def _crashed(one: Live) -> None:
@@ -159,9 +163,9 @@ def test_a_sandbox_that_somebody_stops_as_it_is_asked_is_waited_for(
     goes_on: list[Callable[[], Any]] = []
 
     def stops(raising: Raising) -> None:
-        made = attest.Made.read(raising._root.parent)
+        made = verifier.Made.read(raising._root.parent)
         assert made is not None
-        found = attest_processes.family(made.runner)
+        found = processes.family(made.runner)
         assert found is not None
         if by == "signal":
             pid = found.sandbox.name.pid
@@ -169,7 +173,7 @@ def test_a_sandbox_that_somebody_stops_as_it_is_asked_is_waited_for(
             goes_on.append(lambda: os.kill(pid, signal.SIGCONT))
         else:
             leaf = cgroup.Leaf(cgroup.Hierarchies.read(), made.run_id)
-            leaf.adopt(bundle.cgroups_of(raising._root.parent))
+            leaf.adopt(directory.cgroups_of(raising._root.parent))
             leaf.freeze(live_runs.WAIT_SECONDS)
             goes_on.append(lambda: leaf.thaw(live_runs.WAIT_SECONDS))
         ask(raising)

@@ -15,7 +15,8 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
-from sandbox import attest, attest_tracers
+from sandbox.attest import tracers as attest_tracers
+from sandbox.attest import verifier
 from sandbox.kernel import procfs
 from tests.kernel import internet, live_runs
 from tests.kernel.world import World
@@ -81,7 +82,7 @@ def kinds(one: live_runs.Live) -> list[tuple[str, int]]:
     ]
 
 
-def layers(report: attest.Report) -> list[tuple[str, Standing, str, str]]:
+def layers(report: verifier.Report) -> list[tuple[str, Standing, str, str]]:
     """The layers that do not hold."""
     return [(one.name, one.standing, one.expected, one.found) for one in report.layers if not one.holds]
 
@@ -124,9 +125,9 @@ def test_a_traced_thread_ends_the_run(world: World) -> None:
 def test_a_run_traced_at_its_start_gets_no_intent(
     world: World, monkeypatch: pytest.MonkeyPatch, *, tracing: bool
 ) -> None:
-    examine = attest.examine
+    examine = verifier.examine
 
-    def look(made: attest.Made, *rest: Any, **more: Any) -> attest.Report:
+    def look(made: verifier.Made, *rest: Any, **more: Any) -> verifier.Report:
         shim = attest_tracers.shim(made.runner)
         assert shim is not None
         gofer = live_runs.until(
@@ -142,7 +143,7 @@ def test_a_run_traced_at_its_start_gets_no_intent(
         with traced(last(gofer)) if tracing else contextlib.nullcontext():
             return examine(made, *rest, **more)
 
-    monkeypatch.setattr(attest, "examine", look)
+    monkeypatch.setattr(verifier, "examine", look)
     answer = world.run(world.sign(world.copy("hello")))
     states = [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"]
     assert (answer.error is None, "Running" in states) == (not tracing,) * 2

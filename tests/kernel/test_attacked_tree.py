@@ -22,10 +22,14 @@ import pytest
 
 from policy import errors
 from policy.signing import change
-from sandbox import archive, bundle, control, oversight, registry, revocation, trusted_local
+from sandbox.audit import run_archive
+from sandbox.control import manager, revocation
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import spawn as proc_spawn
-from sandbox.state import State
+from sandbox.rundir import directory, registry
+from sandbox.runner import trusted_local
+from sandbox.shim import control_socket
+from sandbox.storage.trust_state import State
 from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import SMALL, member, spawn
@@ -35,14 +39,14 @@ from tests.kernel.world import HEAD, ROOT, TAIL, World, refused
 
 pytestmark = pytest.mark.kernel
 
-ASKER = oversight.Asker("operator@local", root=True)
-OTHER = oversight.Asker("other@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
+OTHER = manager.Asker("other@local", root=True)
 SLOW = "import time\ntime.sleep(600)\nanswer = 1"
 ELDER: dict[str, Any] = {"memory_mb": 512, "resources": "pids_max = 128\ncpu_millis = 500\n"}
 
 
-def _kill(world: World, run_id: str, reason: str = "enough", *, asker: oversight.Asker = ASKER) -> list[str]:
-    return oversight.act(world.state, asker, "kill", run_id, reason=reason, tree=True)
+def _kill(world: World, run_id: str, reason: str = "enough", *, asker: manager.Asker = ASKER) -> list[str]:
+    return manager.act(world.state, asker, "kill", run_id, reason=reason, tree=True)
 
 
 def _live(world: World) -> list[registry.Entry]:
@@ -85,7 +89,7 @@ def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: 
     mark, said = revocation.mark_stopped, list[Any]()
 
     def resume(entry: registry.Entry) -> str:
-        return str(control.ask(entry.path, "resume", by=ASKER.display, reason="")["state"])
+        return str(control_socket.ask(entry.path, "resume", by=ASKER.display, reason="")["state"])
 
     def resume_then_mark(entries: Sequence[registry.Entry], *words: str) -> None:
         for entry in entries:
@@ -96,9 +100,9 @@ def test_nobody_lets_go_on_what_is_just_being_marked(world: World, monkeypatch: 
 
     with live(world, SLEEPS) as one:
         (entry,) = until(lambda: [run for run in _live(world) if run.state == "Running"])
-        oversight.act(world.state, ASKER, "suspend", entry.run_id)
+        manager.act(world.state, ASKER, "suspend", entry.run_id)
         assert resume(entry) == "Running"  # the control: at any other moment they may
-        oversight.act(world.state, ASKER, "suspend", entry.run_id)
+        manager.act(world.state, ASKER, "suspend", entry.run_id)
         monkeypatch.setattr(revocation, "mark_stopped", resume_then_mark)
         assert _kill(world, entry.run_id) == [entry.run_id]
         refused(errors.KilledError, one.wait().error)
@@ -117,7 +121,7 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
         monkeypatch.setattr(trusted_local, "identify", lambda name, config: somebody)
         monkeypatch.setattr(trusted_local, "_leaf", lambda *arguments: None)
         fields |= {"backend": backend, "required": "false"}
-    monkeypatch.setattr(oversight, "_GONE_SECONDS", 20.0)
+    monkeypatch.setattr(manager, "_GONE_SECONDS", 20.0)
     package, full = world.sign(world.package({"main.py": SLEEPS}, **fields)), list[Path]()
     killed, ended = threading.Event(), list[list[str]]()
     start, together = proc_spawn.spawn, revocation.end_together
@@ -136,7 +140,7 @@ def test_a_disk_that_takes_no_mark_keeps_nobody_alive_whom_no_cgroup_shows(
         assert killed.wait(30)
         return start(*arguments)
 
-    monkeypatch.setattr(bundle, "mark_stopped", no_room)
+    monkeypatch.setattr(directory, "mark_stopped", no_room)
     monkeypatch.setattr(revocation, "end_together", kill_what_is_seen)
     monkeypatch.setattr(revocation, "stop", lambda entries: {})
     monkeypatch.setattr(proc_spawn, "spawn", while_it_is_killed)
@@ -160,7 +164,7 @@ WORDS = {
 
 def _marks_one_and_dies(world: World, run_id: str, reason: str) -> None:
     """Whoever ends the tree, in a process of their own."""
-    mark, left = bundle.mark_stopped, iter([1])
+    mark, left = directory.mark_stopped, iter([1])
 
     def mark_or_die(*arguments: Any, **more: Any) -> None:
         if next(left, None) is None:
@@ -169,7 +173,7 @@ def _marks_one_and_dies(world: World, run_id: str, reason: str) -> None:
 
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            bundle.mark_stopped = mark_or_die
+            directory.mark_stopped = mark_or_die
             _kill(world, run_id, reason)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
@@ -188,7 +192,7 @@ def test_no_words_keep_what_is_below_from_ending_with_a_tree_that_is_half_ended(
     assert _ends(world) == dict.fromkeys(ids, "stopped")
     for run_id in ids:
         # It is written after the row of its end.
-        record = until(functools.partial(archive.read, world.state, run_id))
+        record = until(functools.partial(run_archive.read, world.state, run_id))
         assert record.message is not None
         assert record.message.startswith("ended by operator@local: ")
         assert len(record.message) < 300
@@ -254,7 +258,7 @@ def test_a_keeper_that_hangs_keeps_none_of_its_tree_alive(world: World, monkeypa
     with _family(world, _elder(world)) as (run, tree):
         os.kill(run.entry.keeper, signal.SIGSTOP)
         try:
-            monkeypatch.setattr(oversight, "_GONE_SECONDS", 2.0)
+            monkeypatch.setattr(manager, "_GONE_SECONDS", 2.0)
             with pytest.raises(errors.KeeperError, match=f"run `{run.entry.run_id}` was to end and is still there"):
                 _kill(world, run.entry.run_id)
             assert [_leaf(one).pids() for one in tree] == [[], []]
@@ -270,16 +274,16 @@ def test_of_two_who_end_a_tree_at_once_while_others_resume_it_each_is_right(worl
         begin, done = threading.Barrier(4), threading.Event()
         ended: dict[str, list[str]] = {}
 
-        def end(asker: oversight.Asker) -> None:
+        def end(asker: manager.Asker) -> None:
             begin.wait(30)
             with contextlib.suppress(errors.NoRunError):  # the other was so much earlier
                 ended[asker.display] = _kill(world, run.entry.run_id, asker=asker)
 
-        def disturb(operation: oversight.Operation) -> None:
+        def disturb(operation: manager.Operation) -> None:
             begin.wait(30)
             while not done.is_set():
                 with contextlib.suppress(errors.CovenantError):
-                    oversight.act(world.state, ASKER, operation, run.entry.run_id, tree=True)
+                    manager.act(world.state, ASKER, operation, run.entry.run_id, tree=True)
 
         acts: list[Callable[[], None]] = [lambda: end(ASKER), lambda: end(OTHER)]
         acts += [lambda: disturb("resume"), lambda: disturb("resume")]

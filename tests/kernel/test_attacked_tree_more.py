@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import bundle, gvisor, oversight, registry
+from sandbox.audit.log import Ledger
+from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup, kill
-from sandbox.ledger import Ledger
+from sandbox.rundir import directory, registry
+from sandbox.runner import gvisor
 from tests.kernel.live_runs import live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
 
 pytestmark = pytest.mark.kernel
 
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 
 
 def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
@@ -35,11 +37,11 @@ def test_a_run_that_has_answered_as_it_was_marked_is_ended_and_not_answered(
         (entry,) = registry.live(world.state / "runs")
 
         def end() -> None:
-            ended.append(oversight.act(world.state, ASKER, "kill", entry.run_id, reason="enough", tree=True))
+            ended.append(manager.act(world.state, ASKER, "kill", entry.run_id, reason="enough", tree=True))
 
         threads.append(threading.Thread(target=end))
         threads[0].start()
-        until(lambda: bundle.stopped_of(entry.path))
+        until(lambda: directory.stopped_of(entry.path))
         return finish(*arguments)
 
     package = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
@@ -59,7 +61,7 @@ def test_a_child_that_is_shown_late_is_ended_where_the_log_takes_no_row(
 ) -> None:
     """Its parent's keeper was just starting it: it is there when the parent is gone. That nothing could be written
     down of the parent's end is said after, and keeps nobody from looking once more."""
-    append, subtree, gone, shown = Ledger.append, registry.subtree, oversight._until_gone, set[str]()
+    append, subtree, gone, shown = Ledger.append, registry.subtree, manager._until_gone, set[str]()
 
     def full(self: Ledger, kind: str, *arguments: Any, **more: Any) -> str:
         if kind == "runs_stopped":
@@ -78,9 +80,9 @@ def test_a_child_that_is_shown_late_is_ended_where_the_log_takes_no_row(
 
         monkeypatch.setattr(Ledger, "append", full)
         monkeypatch.setattr(registry, "subtree", below)
-        monkeypatch.setattr(oversight, "_until_gone", wait_and_show)
+        monkeypatch.setattr(manager, "_until_gone", wait_and_show)
         with pytest.raises(errors.LedgerError, match="no space left"):
-            oversight.act(world.state, ASKER, "kill", parent.made.run_id, reason="enough", tree=True)
+            manager.act(world.state, ASKER, "kill", parent.made.run_id, reason="enough", tree=True)
         for one in (parent, child):
             assert refused(errors.KilledError, one.wait().error) == "ended by operator@local: enough"
 

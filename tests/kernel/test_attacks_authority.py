@@ -14,8 +14,8 @@ from policy import decide, errors
 from policy.audit_log import chain
 from policy.signing import change, envelope, root, strict_json, trust
 from sandbox import config
-from sandbox import package as packages
-from sandbox.state import State
+from sandbox.storage import package_reader as packages
+from sandbox.storage.trust_state import State
 from sandbox.supervisor import Answer, Request, Supervisor
 from tests import signing_kit as kit
 from tests.kernel.world import HEAD, TAIL, World

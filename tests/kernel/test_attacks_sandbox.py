@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import registry
+from sandbox.rundir import registry
 from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.world import HEAD, ROOT, TAIL, World, refused

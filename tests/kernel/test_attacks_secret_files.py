@@ -14,7 +14,7 @@ import pytest
 
 from policy import errors
 from policy.signing import envelope as envelopes
-from sandbox.fetcher import Fetcher
+from sandbox.broker.vault_process import Fetcher
 from sandbox.kernel.fs import secret_files
 from sandbox.kernel.proc import spawn as proc_spawn
 from sandbox.kernel.proc.secret_memory import Locked

@@ -15,8 +15,10 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Standing
-from sandbox import artefact_files, attest, bundle
+from sandbox.attest import verifier
 from sandbox.kernel import libc
+from sandbox.rundir import directory
+from sandbox.storage import artefact_reader
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live
 from tests.kernel.test_command_line import NOBODY, call, document
@@ -225,10 +227,10 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """What is not there is no reason to say that the run is gone, while its sandbox stands."""
-    examine, looks = attest.examine, []
+    examine, looks = verifier.examine, []
 
-    def look(made: attest.Made, *rest: Any, **more: Any) -> attest.Report:
-        monkeypatch.setattr(attest, "examine", examine)
+    def look(made: verifier.Made, *rest: Any, **more: Any) -> verifier.Report:
+        monkeypatch.setattr(verifier, "examine", examine)
         config = Path(made.directory, "bundle", "config.json")
         if what == "written":
             config.write_bytes(config.read_bytes() + b" {}")
@@ -237,7 +239,7 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
         looks.append(examine(made, *rest, **more))
         return looks[-1]
 
-    monkeypatch.setattr(attest, "examine", look)
+    monkeypatch.setattr(verifier, "examine", look)
     answer = world.run(world.sign(world.copy("hello")))
     states = [row["kind"]["state"] for row in world.rows() if row["kind"]["type"] == "run_state"]
     assert (answer.error is None, looks[0].holds, "Running" in states) == (what == "nothing",) * 3
@@ -246,23 +248,23 @@ def test_a_run_of_which_a_part_is_gone_is_given_no_intent(
 
 def test_a_look_at_a_run_that_is_being_ended_is_left_at_its_next_part(world: World) -> None:
     with live(world) as one:
-        policy, asked = artefact_files.read(one.directory / bundle.POLICY), [0]
+        policy, asked = artefact_reader.read(one.directory / directory.POLICY), [0]
 
-        def look(most: int) -> attest.Report:
+        def look(most: int) -> verifier.Report:
             asked[0] = 0
 
             def over() -> bool:
                 asked[0] += 1
                 return asked[0] > most
 
-            return attest.examine(one.made, policy, attest.Known(), state=world.state, over=over)
+            return verifier.examine(one.made, policy, verifier.Known(), state=world.state, over=over)
 
         whole = look(1000)
         assert whole.holds, "control"
         parts = asked[0]
         assert parts > 4
         for most in range(parts):
-            assert look(most) == attest.Report(one.made.run_id, (), gone=True)
+            assert look(most) == verifier.Report(one.made.run_id, (), gone=True)
             assert asked[0] == most + 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import attest_cgroups
+from sandbox.attest import cgroups
 from sandbox.kernel.fs import filesystems
 from tests.kernel import planted_bpf
 
@@ -27,11 +27,11 @@ def leaf() -> Iterator[Path]:
 def test_bpf_program_at_a_cgroup_is_told(leaf: Path) -> None:
     fd = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        assert list(attest_cgroups.judge([str(leaf)], "the run")) == [], "control"
+        assert list(cgroups.judge([str(leaf)], "the run")) == [], "control"
         with planted_bpf.attached(planted_bpf.CGROUP_SKB, planted_bpf.AT_CGROUP_EGRESS, fd):
-            (layer,) = attest_cgroups.judge([str(leaf)], "the run")
+            (layer,) = cgroups.judge([str(leaf)], "the run")
             assert (layer.name, layer.found) == ("cgroup", "1")
-        assert list(attest_cgroups.judge([str(leaf)], "the run")) == []
+        assert list(cgroups.judge([str(leaf)], "the run")) == []
     finally:
         os.close(fd)
 
@@ -39,12 +39,12 @@ def test_bpf_program_at_a_cgroup_is_told(leaf: Path) -> None:
 def test_thread_under_real_time_is_told() -> None:
     with subprocess.Popen(["/usr/bin/sleep", "60"]) as child:
         try:
-            assert list(attest_cgroups.scheduled([child.pid])) == [], "control"
+            assert list(cgroups.scheduled([child.pid])) == [], "control"
             os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(1))
-            (layer,) = attest_cgroups.scheduled([child.pid])
+            (layer,) = cgroups.scheduled([child.pid])
             assert (layer.name, layer.found) == ("cgroup", f"policy {os.SCHED_FIFO} for thread {child.pid}")
             os.sched_setscheduler(child.pid, os.SCHED_BATCH, os.sched_param(0))
-            assert list(attest_cgroups.scheduled([child.pid])) == []
+            assert list(cgroups.scheduled([child.pid])) == []
         finally:
             child.kill()
-    assert list(attest_cgroups.scheduled([child.pid])) == [], "a thread that is gone is not told"
+    assert list(cgroups.scheduled([child.pid])) == [], "a thread that is gone is not told"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policy.connections import Connection, Ends
-from sandbox import attest_network
+from sandbox.attest import network as attest_network
 from sandbox.kernel.net import conntrack, netns
 from tests.kernel import internet, planted
 from tests.kernel.hands import Tamper, chain, old_nat

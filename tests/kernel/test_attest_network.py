@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import attest_network
+from sandbox.attest import network as attest_network
 from sandbox.kernel.net import dump, netlink, netns
 from sandbox.network import addresses
-from sandbox.network import netns as run_netns
+from sandbox.network import namespaces as run_netns
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import Live, live

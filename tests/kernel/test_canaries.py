@@ -11,7 +11,8 @@ import pytest
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
-from sandbox import canary, gvisor
+from sandbox.probes import denial_probes
+from sandbox.runner import gvisor
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.world import HEAD, TAIL, World
@@ -73,8 +74,8 @@ def test_a_sandbox_that_is_wider_than_its_policy_runs_nothing(world: World, monk
 
     monkeypatch.setattr(gvisor, "run", noted)
     assert world.run_code(GOOD, filesystem="read-only-package").error is None
-    real = canary.plan
-    monkeypatch.setattr(canary, "plan", lambda artefacts: real(strict[0]))
+    real = denial_probes.plan
+    monkeypatch.setattr(denial_probes, "plan", lambda artefacts: real(strict[0]))
     world.configure(self_test=True)
     wider: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "a file made in /tmp: it gave"),
@@ -109,9 +110,9 @@ def test_with_a_network_a_connection_and_a_name_are_tried(
     assert world.run_code(GOOD, network="full", more=grants).error is None
     assert [passed for passed, _ in self_tests(world)] == [True]
     # What is granted and answers is not refused: a canary that is sent there says so.
-    monkeypatch.setattr(canary, "_FORBIDDEN_ADDRESSES", (("93.184.216.34", 80),))
-    monkeypatch.setattr(canary, "_FORBIDDEN_NAMES", ("api.example.com",))
-    monkeypatch.setattr(canary, "_forbidden", lambda *_: True)
+    monkeypatch.setattr(denial_probes, "_FORBIDDEN_ADDRESSES", (("93.184.216.34", 80),))
+    monkeypatch.setattr(denial_probes, "_FORBIDDEN_NAMES", ("api.example.com",))
+    monkeypatch.setattr(denial_probes, "_forbidden", lambda *_: True)
     (world.state / "closures" / "canaries.json").unlink()
     with pytest.raises(errors.SelfTestError) as caught:
         world.run_code(GOOD, network="full", more=grants)
@@ -119,8 +120,8 @@ def test_with_a_network_a_connection_and_a_name_are_tried(
     assert any("a connection to 93.184.216.34:80: it gave 0, and not refused by" in fault for fault in faults), faults
     assert any("name api.example.com" in fault and "not refused by the DNS gate" in fault for fault in faults), faults
     # A refusal of the world's own is none of ours: nobody listens there, and that fails as a refused one does.
-    monkeypatch.setattr(canary, "_FORBIDDEN_ADDRESSES", (("93.184.216.34", 81),))
-    monkeypatch.setattr(canary, "_FORBIDDEN_NAMES", ())
+    monkeypatch.setattr(denial_probes, "_FORBIDDEN_ADDRESSES", (("93.184.216.34", 81),))
+    monkeypatch.setattr(denial_probes, "_FORBIDDEN_NAMES", ())
     with pytest.raises(errors.SelfTestError) as caught:
         world.run_code(GOOD, network="full", more=grants)
     assert caught.value.details["faults"] == [

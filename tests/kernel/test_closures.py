@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import closure, rootfs
 from sandbox.config import Config
+from sandbox.rootfs import closure, skeleton
 from tests.kernel import skeleton_runsc
 
 LOADER = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
@@ -25,8 +25,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="module")
-def store(config: Config) -> rootfs.Skeletons:
-    return rootfs.Skeletons(config.state / "rootfs")
+def store(config: Config) -> skeleton.Skeletons:
+    return skeleton.Skeletons(config.state / "rootfs")
 
 
 def _programs(root: Path) -> set[str]:
@@ -66,7 +66,7 @@ print(json.dumps({
 """
 
 
-def test_python_starts_with_its_standard_library_and_nothing_else(config: Config, store: rootfs.Skeletons) -> None:
+def test_python_starts_with_its_standard_library_and_nothing_else(config: Config, store: skeleton.Skeletons) -> None:
     found = closure.of_runtime("python3", config)
     root = skeleton_runsc.skeleton(store, found)
     done = skeleton_runsc.run(root, [found.entry, "-c", PYTHON])
@@ -79,7 +79,7 @@ def test_python_starts_with_its_standard_library_and_nothing_else(config: Config
     _check_modes(root)
 
 
-def test_python_takes_the_byte_code_of_the_copy(config: Config, store: rootfs.Skeletons) -> None:
+def test_python_takes_the_byte_code_of_the_copy(config: Config, store: skeleton.Skeletons) -> None:
     """A copy with other mtimes would compile its standard library at every start."""
     found = closure.of_runtime("python3", config)
     done = skeleton_runsc.run(skeleton_runsc.skeleton(store, found), [found.entry, "-v", "-c", "import json"])
@@ -90,7 +90,7 @@ def test_python_takes_the_byte_code_of_the_copy(config: Config, store: rootfs.Sk
     assert (f"matches {source}" in log) == (f"matches {source}" in host)
 
 
-def test_python_s_root_holds_no_package_of_the_distribution(config: Config, store: rootfs.Skeletons) -> None:
+def test_python_s_root_holds_no_package_of_the_distribution(config: Config, store: skeleton.Skeletons) -> None:
     found = closure.of_runtime("python3", config)
     root = skeleton_runsc.skeleton(store, found)
     probe = "import os, sys; print(sorted(os.listdir('/')), sorted(os.listdir('/usr')), sorted(os.listdir('/usr/bin')))"
@@ -118,7 +118,7 @@ const crypto = require('crypto'), zlib = require('zlib');
 """
 
 
-def test_node_starts_and_nothing_else_can(config: Config, store: rootfs.Skeletons) -> None:
+def test_node_starts_and_nothing_else_can(config: Config, store: skeleton.Skeletons) -> None:
     found = closure.of_runtime("node", config)
     root = skeleton_runsc.skeleton(store, found)
     done = skeleton_runsc.run(root, [found.entry, "-e", NODE])
@@ -151,7 +151,7 @@ int main(int argc, char **argv) {
 
 @pytest.mark.parametrize("flags", [["-static"], ["-static-pie"], [], ["-no-pie"]], ids=" ".join)
 def test_a_compiled_program_starts_static_and_dynamic(
-    config: Config, store: rootfs.Skeletons, tmp_path: Path, flags: list[str]
+    config: Config, store: skeleton.Skeletons, tmp_path: Path, flags: list[str]
 ) -> None:
     (tmp_path / "main.c").write_text(C_SOURCE)
     package = tmp_path / "package"
@@ -169,7 +169,7 @@ def test_a_compiled_program_starts_static_and_dynamic(
     assert bool(found.files) != static
 
 
-def test_runsc_leaves_the_root_as_it_was(config: Config, store: rootfs.Skeletons) -> None:
+def test_runsc_leaves_the_root_as_it_was(config: Config, store: skeleton.Skeletons) -> None:
     """runsc makes mount points that are missing in the root and leaves them; none may be missing."""
     found = closure.of_runtime("node", config)
     root = skeleton_runsc.skeleton(store, found, also=[("/srv/docs", "dir"), ("/srv/page", "file")])
@@ -192,7 +192,7 @@ def test_runsc_leaves_the_root_as_it_was(config: Config, store: rootfs.Skeletons
     assert listing() == before
 
 
-def test_a_granted_executable_joins_the_runtime_s_root(config: Config, store: rootfs.Skeletons) -> None:
+def test_a_granted_executable_joins_the_runtime_s_root(config: Config, store: skeleton.Skeletons) -> None:
     python = closure.of_runtime("python3", config)
     granted = closure.of_elf(Path("/usr/bin/sort"), config)
     root = skeleton_runsc.skeleton(store, python, granted)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import control, credentials
+from sandbox.broker import credentials
 from sandbox.kernel.fs.secret_files import SecretFiles
+from sandbox.shim import control_socket
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import live, until
@@ -193,10 +194,10 @@ def test_a_vault_that_takes_its_time_keeps_nobody_from_ending_the_run(
         runs = keyed.state / "runs"
         (place,) = until(lambda: list(runs.glob("*/control")))
         until(lambda: _heard(place.parent) == {"state": "Isolated"})
-        assert control.ask(place.parent, "logs")["text"] == ""
+        assert control_socket.ask(place.parent, "logs")["text"] == ""
         with pytest.raises(errors.WrongStateError):
-            control.ask(place.parent, "suspend")
-        assert control.ask(place.parent, "kill", reason="enough")["state"] == "Terminated"
+            control_socket.ask(place.parent, "suspend")
+        assert control_socket.ask(place.parent, "kill", reason="enough")["state"] == "Terminated"
     finally:
         thread.join(300)
         config.write_text(before)
@@ -209,7 +210,7 @@ def test_a_vault_that_takes_its_time_keeps_nobody_from_ending_the_run(
 def _heard(directory: Path) -> dict[str, object] | None:
     """What it says of its state, once it listens."""
     try:
-        return control.ask(directory, "state")
+        return control_socket.ask(directory, "state")
     except errors.NoRunError:
         return None
 

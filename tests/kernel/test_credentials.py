@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import credentials, registry
+from sandbox.broker import credentials
+from sandbox.rundir import registry
 from sandbox.vault.openbao import OpenBao
 from tests.kernel import families, openbao_server, serving
 from tests.kernel.conftest import leftovers

@@ -19,7 +19,7 @@ import pytest
 from covenant.handlers import billing
 from covenant.settings import Projection
 from policy import errors
-from sandbox import registry
+from sandbox.rundir import registry
 from tests import daemon_kit
 from tests.daemon_kit import Daemon
 from tests.doubles import async_client

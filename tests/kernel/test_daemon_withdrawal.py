@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from policy import errors
-from sandbox import registry
+from sandbox.rundir import registry
 from tests import daemon_kit
 from tests.doubles import async_client
 from tests.kernel import serving

@@ -17,7 +17,7 @@ import pytest
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.grants.sets import addresses
-from sandbox.network import dns_names
+from sandbox.network.dns import names as dns_names
 from tests.kernel import gated_names, three_namespaces
 from tests.kernel.gated_zone import ENTRIES, MANY, PUBLIC, zone
 from tests.kernel.scripted_resolver import Resolver

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from sandbox import checks, runsc_probe
+from sandbox import doctor
 from sandbox.config import Config
+from sandbox.host import runsc_probe
 from sandbox.kernel.cgroup import cgroup
 
 _ENTRY = [sys.executable, "-c", "from covenant.cli.main import entry; entry()", "doctor"]
@@ -51,7 +52,7 @@ def nothing_is_left() -> Any:
     assert _traces() == before
 
 
-def _check(report: checks.Report, name: str) -> checks.Check:
+def _check(report: doctor.Report, name: str) -> doctor.Check:
     return next(c for c in report.checks if c.name == name)
 
 
@@ -74,7 +75,7 @@ def test_this_machine_can_enforce(tmp_path: Path) -> None:
 _AS_NOBODY = """
 import os, sys
 from covenant.cli import main; from covenant.cli.run import doctor
-import sandbox.checks, sandbox.config
+import sandbox.doctor, sandbox.config
 uid, gid, home = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 os.setgroups([]); os.setgid(gid); os.setuid(uid)
 os.environ["COVENANT_HOME"] = home
@@ -122,7 +123,7 @@ def test_a_broken_runsc_is_named_in_bounded_time(
     outcome = runsc_probe.alive(config, fake, deadline_seconds=2)
     assert fault in outcome.fault
     assert time.monotonic() - began < 60
-    report = checks.examine(config.model_copy(update={"runsc": fake}), deadline_seconds=2)
+    report = doctor.examine(config.model_copy(update={"runsc": fake}), deadline_seconds=2)
     assert _check(report, "runsc").status == "ok"
     assert _check(report, "runsc live").status == "missing"
     assert "bookworm-backports" in _check(report, "runsc live").mend
@@ -166,7 +167,7 @@ def test_an_old_or_strange_runsc_is_named(config: Config, tmp_path: Path, script
     fake = tmp_path / "runsc"
     fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] || exit 1\n{script}\n')
     fake.chmod(0o755)
-    found = _check(checks.examine(config.model_copy(update={"runsc": fake}), deadline_seconds=5), "runsc")
+    found = _check(doctor.examine(config.model_copy(update={"runsc": fake}), deadline_seconds=5), "runsc")
     assert (found.status, words in found.found) == (status, True)
     assert found.mend
 
@@ -175,7 +176,7 @@ def test_a_runsc_that_others_may_replace_is_not_started(config: Config, tmp_path
     fake = tmp_path / "runsc"
     fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     fake.chmod(0o777)
-    report = checks.examine(config.model_copy(update={"runsc": fake}), deadline_seconds=5)
+    report = doctor.examine(config.model_copy(update={"runsc": fake}), deadline_seconds=5)
     assert _check(report, "runsc").status == "missing"
     assert "written by others" in _check(report, "runsc").found
     assert not (tmp_path / "started").exists()
@@ -196,7 +197,7 @@ def test_a_host_that_lacks_something_required_cannot_enforce(
     config: Config, monkeypatch: pytest.MonkeyPatch, arrange: Callable[[pytest.MonkeyPatch], None], name: str
 ) -> None:
     arrange(monkeypatch)
-    report = checks.examine(config, deadline_seconds=60)
+    report = doctor.examine(config, deadline_seconds=60)
     assert _check(report, name).status == "missing"
     assert _check(report, name).mend
     assert not report.enforceable

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import control, host
 from sandbox.config import Config
+from sandbox.host import facts
+from sandbox.shim import control_socket
 from tests.crash import scenes, traces
 from tests.crash.campaign import Campaign, Point, Tally, verified
 from tests.crash.steps import FAULTS, Target
@@ -109,7 +110,7 @@ def test_a_runsc_that_hangs_is_an_error_within_its_deadline(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one that never answers what it is, then one that never starts the sandbox."""
-    monkeypatch.setattr(host, "_VERSION_SECONDS", 1)
+    monkeypatch.setattr(facts, "_VERSION_SECONDS", 1)
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
     real = Config().runsc
     assert world.run(path).error is None
@@ -162,7 +163,7 @@ time.sleep(300)
 
 
 def _said(one: Live, word: str) -> bool:
-    return word in control.ask(one.directory, "logs", offset=0)["text"].split()
+    return word in control_socket.ask(one.directory, "logs", offset=0)["text"].split()
 
 
 @pytest.mark.parametrize("days", [2, -2])

@@ -22,14 +22,15 @@ from typing import Any, Final
 
 import pytest
 
-from sandbox import attest, keeper
+from sandbox.attest import verifier
 from sandbox.kernel import libc
 from sandbox.kernel.net import netns
 from sandbox.kernel.proc.capabilities import CAPABILITIES
 from sandbox.kernel.runsc import command as runsc_command
 from sandbox.kernel.seccomp import dump
 from sandbox.kernel.seccomp import reader as seccomp_reader
-from sandbox.serve import hardening, reader
+from sandbox.serve import filter_reader, hardening
+from sandbox.shim import process
 from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
 from tests.kernel.test_after_a_restart import _killed, at_work
@@ -74,9 +75,9 @@ def sleeping() -> Iterator[int]:
 
 
 @pytest.fixture
-def reads() -> Iterator[keeper.Keeper]:
+def reads() -> Iterator[process.Keeper]:
     """A reader that this process and what it forks asks."""
-    with reader.forked() as child:
+    with filter_reader.forked() as child:
         yield child
         child.signal(signal.SIGKILL)
         child.reap()
@@ -94,7 +95,7 @@ def under_a_filter(look: Callable[[], object]) -> Any:
             said = [type(e).__name__, e.errno, e.strerror]
         os.write(write, json.dumps(said).encode())
 
-    child = keeper.fork(work, keep=(2, write))
+    child = process.fork(work, keep=(2, write))
     os.close(write)
     with os.fdopen(read, "rb") as out:
         raw = out.read()
@@ -103,9 +104,9 @@ def under_a_filter(look: Callable[[], object]) -> Any:
     return json.loads(raw)
 
 
-def ended(child: keeper.Keeper) -> bool:
+def ended(child: process.Keeper) -> bool:
     """Whether it has ended, or does."""
-    return keeper.wait(child.pidfd, live_runs.WAIT_SECONDS)
+    return process.wait(child.pidfd, live_runs.WAIT_SECONDS)
 
 
 def asking() -> socket.socket:
@@ -117,13 +118,13 @@ def asking() -> socket.socket:
 # --- the process -----------------------------------------------------------------------------------
 
 
-def test_who_is_under_a_filter_reads_none_and_is_answered(filtered: int, reads: keeper.Keeper) -> None:
+def test_who_is_under_a_filter_reads_none_and_is_answered(filtered: int, reads: process.Keeper) -> None:
     assert under_a_filter(lambda: dump.digests(filtered)) is None, "the control: the kernel shows none"
     assert under_a_filter(lambda: seccomp_reader.digests(filtered)) == list(DIGESTS)
     assert dump.digests(filtered) == DIGESTS, "and it is what is there"
 
 
-def test_a_process_without_filters_and_one_that_is_gone(reads: keeper.Keeper) -> None:
+def test_a_process_without_filters_and_one_that_is_gone(reads: process.Keeper) -> None:
     with sleeping() as pid:
         assert seccomp_reader.digests(pid) is dump.digests(pid) is None
     for digests in (dump.digests, seccomp_reader.digests):
@@ -131,7 +132,7 @@ def test_a_process_without_filters_and_one_that_is_gone(reads: keeper.Keeper) ->
             digests(pid)
 
 
-def test_it_has_what_it_needs_and_no_more(reads: keeper.Keeper) -> None:
+def test_it_has_what_it_needs_and_no_more(reads: process.Keeper) -> None:
     live_runs.until(lambda: serving.status(reads.pid)["NoNewPrivs"] == "1")
     status = serving.status(reads.pid)
     both = 1 << CAPABILITIES["sys_admin"] | 1 << CAPABILITIES["sys_ptrace"]
@@ -147,11 +148,11 @@ def test_it_has_what_it_needs_and_no_more(reads: keeper.Keeper) -> None:
 
 def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
     read, write = os.pipe2(os.O_CLOEXEC)
-    with reader.forked() as child:
-        kept = keeper.Keeper(child.pid, os.pidfd_open(child.pid))
-        heir = keeper.fork(lambda: os.read(read, 1), keep=(2, read))
+    with filter_reader.forked() as child:
+        kept = process.Keeper(child.pid, os.pidfd_open(child.pid))
+        heir = process.fork(lambda: os.read(read, 1), keep=(2, read))
     os.close(read)
-    assert not keeper.wait(kept.pidfd, 0.3), "a fork of ours may still ask"
+    assert not process.wait(kept.pidfd, 0.3), "a fork of ours may still ask"
     assert seccomp_reader.descriptors() == (), "we do not any more"
     os.close(write)
     assert heir.reap() == 0
@@ -161,7 +162,7 @@ def test_it_ends_with_the_last_that_could_ask(filtered: int) -> None:
     kept.close()
 
 
-def test_without_it_nothing_is_taken_for_read(filtered: int, reads: keeper.Keeper) -> None:
+def test_without_it_nothing_is_taken_for_read(filtered: int, reads: process.Keeper) -> None:
     assert seccomp_reader.digests(filtered) == DIGESTS
     reads.signal(signal.SIGKILL)
     assert ended(reads)
@@ -170,7 +171,7 @@ def test_without_it_nothing_is_taken_for_read(filtered: int, reads: keeper.Keepe
 
 
 def test_one_that_is_stopped_is_not_waited_for_without_end(
-    filtered: int, reads: keeper.Keeper, monkeypatch: pytest.MonkeyPatch
+    filtered: int, reads: process.Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seccomp_reader, "ANSWER_SECONDS", 0.3)
     reads.signal(signal.SIGSTOP)
@@ -199,7 +200,7 @@ def packet(raw: bytes, *fds: int) -> None:
             sock.send(raw)
 
 
-def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: keeper.Keeper) -> None:
+def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: process.Keeper) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     null = os.open("/dev/null", os.O_RDONLY)
     full, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -227,18 +228,18 @@ def test_nonsense_is_answered_by_nothing_and_harms_nobody(filtered: int, reads: 
 
 
 @pytest.mark.parametrize("pid", [0, 2**31, 2**32 - 1, 1 << 22])
-def test_a_number_that_is_no_process(pid: int, filtered: int, reads: keeper.Keeper) -> None:
+def test_a_number_that_is_no_process(pid: int, filtered: int, reads: process.Keeper) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's matter
         seccomp_reader.digests(pid)
     assert seccomp_reader.digests(filtered) == DIGESTS
 
 
-def test_it_does_not_read_itself(filtered: int, reads: keeper.Keeper) -> None:
+def test_it_does_not_read_itself(filtered: int, reads: process.Keeper) -> None:
     assert seccomp_reader.digests(reads.pid) is None
     assert seccomp_reader.digests(filtered) == DIGESTS
 
 
-def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, reads: keeper.Keeper) -> None:
+def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, reads: process.Keeper) -> None:
     found: list[int | None] = []
     begun, over = threading.Event(), threading.Event()
     with sleeping() as other:
@@ -268,7 +269,7 @@ def test_who_asks_of_somebody_that_is_traced_holds_up_nobody(filtered: int, read
     assert found == [errno.EBUSY] * 8
 
 
-def test_more_than_are_answered_at_once(filtered: int, reads: keeper.Keeper) -> None:
+def test_more_than_are_answered_at_once(filtered: int, reads: process.Keeper) -> None:
     found: list[object] = []
     askers = [
         threading.Thread(target=lambda: found.append(seccomp_reader.digests(filtered)))
@@ -281,7 +282,7 @@ def test_more_than_are_answered_at_once(filtered: int, reads: keeper.Keeper) -> 
     assert found == [DIGESTS] * len(askers)
 
 
-def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: keeper.Keeper) -> None:
+def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: process.Keeper) -> None:
     """And is not looked at again and again, for good."""
     with asking() as sock:
         sock.shutdown(socket.SHUT_WR)
@@ -295,7 +296,7 @@ def test_the_end_that_one_says_for_all_is_the_end(filtered: int, reads: keeper.K
 
 def test_the_filters_of_a_run_under_a_supervisor_are_held_to_those_before(world: World) -> None:
     package = world.sign(world.copy("hello"))
-    path = world.state / "closures" / attest.FILTERS
+    path = world.state / "closures" / verifier.FILTERS
     path.unlink(missing_ok=True)  # and not written over: its file is every test's
     with Served(world) as served:
         assert served.run(package).error is None
@@ -317,7 +318,7 @@ def test_the_filters_of_a_run_under_a_supervisor_are_held_to_those_before(world:
 def test_who_is_nice_is_held_to_what_the_nice_are_under(world: World) -> None:
     """runsc's filter names its niceness; what was seen at another says nothing of it."""
     package = world.sign(world.copy("hello"))
-    path = world.state / "closures" / attest.FILTERS
+    path = world.state / "closures" / verifier.FILTERS
     path.unlink(missing_ok=True)
     environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "covenant", "run", str(package), "hi", "--json"]
@@ -351,7 +352,7 @@ def test_a_supervisor_that_is_started_under_a_filter_says_that_it_compares_none(
     """As in a container: runs are what they were, and root is told what is missing."""
     program = OWN.hex()
     before = [sys.executable, "-c", _FILTERED, str(ROOT), program] if under else []
-    path = world.state / "closures" / attest.FILTERS
+    path = world.state / "closures" / verifier.FILTERS
     path.unlink(missing_ok=True)
     with Served(world, before=before) as served:
         assert served.run(world.sign(world.copy("hello"))).error is None
@@ -378,7 +379,7 @@ def test_no_reader_outlives_its_supervisor_for_nobody(world: World, number: int)
             served.kill()
         else:
             assert served.stop() == 0, served.log()
-        assert keeper.wait(fd, live_runs.WAIT_SECONDS)
+        assert process.wait(fd, live_runs.WAIT_SECONDS)
         os.close(fd)
 
 
@@ -389,11 +390,11 @@ def test_a_run_that_outlives_its_supervisor_is_still_attested(world: World) -> N
         fd = os.pidfd_open(reading)
         served.kill()
         time.sleep(3)  # of its looks
-        assert not keeper.wait(fd, 0)
+        assert not process.wait(fd, 0)
         assert not drift(world)
         # What was read once of a process need not be read again: nothing of it is in doubt.
         os.kill(reading, signal.SIGKILL)
-        assert keeper.wait(fd, live_runs.WAIT_SECONDS)
+        assert process.wait(fd, live_runs.WAIT_SECONDS)
         os.close(fd)
         time.sleep(3)
         assert not drift(world)

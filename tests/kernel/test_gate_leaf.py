@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import bundle, recovery
 from sandbox.kernel.cgroup import cgroup
-from sandbox.network import gate_leaf
+from sandbox.network.gate import cgroup as gate_cgroup
+from sandbox.rundir import directory as rundir_directory
+from sandbox.runner import recovery
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import SLEEPS, live
@@ -45,13 +46,13 @@ def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWo
 
 
 def _own() -> cgroup.Leaf:
-    return gate_leaf.of(cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}"))
+    return gate_cgroup.of(cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}"))
 
 
 def test_both_gates_of_a_run_are_in_it_and_the_agent_is_not(networked: NetworkedWorld) -> None:
     with live(networked, SLEEPS, network="full", more=GRANTS) as one:
-        noted = bundle.cgroups_of(one.directory)
-        gates = gate_leaf.of(cgroup.Leaf(cgroup.Hierarchies.read(), one.directory.name))
+        noted = rundir_directory.cgroups_of(one.directory)
+        gates = gate_cgroup.of(cgroup.Leaf(cgroup.Hierarchies.read(), one.directory.name))
         gates.adopt(gates.plan())
         assert set(gates.paths.values()) <= set(noted.values())
         serving = gates.pids()
@@ -59,7 +60,7 @@ def test_both_gates_of_a_run_are_in_it_and_the_agent_is_not(networked: Networked
         assert sorted(b"dns_serve" in one for one in commands) == [False, True]
         assert all(b"gate_main" in one for one in commands)
         assert not set(serving) & set(_family(one.directory))
-        for limit in gate_leaf.LIMITS[gates.hierarchies.version]:
+        for limit in gate_cgroup.LIMITS[gates.hierarchies.version]:
             assert (gates.paths[limit.controller] / limit.file).read_text().strip() == limit.value
         assert one.report().holds
     assert [str(path) for path in noted.values() if path.exists()] == []
@@ -74,9 +75,9 @@ def _family(directory: Path) -> list[int]:
 
 
 def test_what_takes_more_memory_in_it_is_killed() -> None:
-    for megabytes, good in ((64, True), (gate_leaf.MEMORY_BYTES // (1 << 20) + 64, False)):
+    for megabytes, good in ((64, True), (gate_cgroup.MEMORY_BYTES // (1 << 20) + 64, False)):
         with _own() as leaf:
-            leaf.apply(gate_leaf.LIMITS[leaf.hierarchies.version])
+            leaf.apply(gate_cgroup.LIMITS[leaf.hierarchies.version])
             command = [sys.executable, "-I", "-S", "-c", TAKES, str(megabytes), *leaf.join_files()]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert (done.returncode == 0) is good, done
@@ -87,10 +88,10 @@ def test_what_a_killed_keeper_left_of_it_is_emptied_and_removed(tmp_path: Path) 
     """Recovery knows it by what was noted with the run's own cgroup."""
     run_id = str(uuid.uuid4())
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run_id)
-    gates = gate_leaf.of(leaf)
-    directory = bundle.RunDirectory(tmp_path / run_id, {"agent_id": "a"})
+    gates = gate_cgroup.of(leaf)
+    directory = rundir_directory.RunDirectory(tmp_path / run_id, {"agent_id": "a"})
     directory.__enter__()
-    directory.note_cgroups({**leaf.plan(), **gate_leaf.noted(gates)})
+    directory.note_cgroups({**leaf.plan(), **gate_cgroup.noted(gates)})
     leaf.__enter__()
     gates.__enter__()
     left = subprocess.Popen([sys.executable, "-I", "-S", "-c", TAKES + "sys.stdin.read()", "1", *gates.join_files()],

@@ -15,21 +15,21 @@ import pytest
 
 from policy import denials, errors
 from policy.compile.network import firewall
-from sandbox.network import gate_begun, gate_process
+from sandbox.network.gate import prefork, process
 from tests.kernel.live_runs import until
 
 UID = firewall.GATE_UID
 PROBES = ("open", "socket", "fork", "exec", "kill", "memfd")
 
 
-def _gate(fd: int, module: str = "tests.kernel.echo_gate") -> gate_process.Gate:
-    return gate_process.Gate(module, "dns", {"refused"}, UID, {"word": "a word"}, {"agent": fd})
+def _gate(fd: int, module: str = "tests.kernel.echo_gate") -> process.Gate:
+    return process.Gate(module, "dns", {"refused"}, UID, {"word": "a word"}, {"agent": fd})
 
 
 class _Echo:
     """The started gate and a line to it."""
 
-    def __init__(self, started: gate_process.GateProcess, line: socket.socket) -> None:
+    def __init__(self, started: process.GateProcess, line: socket.socket) -> None:
         self.started, self.line = started, line
 
     def ask(self, word: str) -> str:
@@ -50,7 +50,7 @@ def _echo() -> Iterator[_Echo]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(30)
-        with gate_process.start(_gate(theirs.fileno())) as started:
+        with process.start(_gate(theirs.fileno())) as started:
             theirs.close()
             started.ready(60)
             yield _Echo(started, ours)
@@ -98,7 +98,7 @@ def test_what_it_refuses_is_told(echo: _Echo) -> None:
 def test_what_it_refuses_in_the_last_moment_is_told() -> None:
     told: list[denials.Denial] = []
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, gate_process.start(_gate(theirs.fileno())) as started:
+    with ours, theirs, process.start(_gate(theirs.fileno())) as started:
         started.ready(60)
         started.watches(told.append)
         _Echo(started, ours).ask("report")
@@ -116,13 +116,13 @@ def test_its_end_is_an_error(echo: _Echo) -> None:
 
 
 def test_a_gate_that_cannot_start_says_why() -> None:
-    gate = gate_process.start(_gate(0, "tests.kernel.there_is_none"))
+    gate = process.start(_gate(0, "tests.kernel.there_is_none"))
     with gate as started, pytest.raises(errors.KernelError, match=r"did not start: .*there_is_none"):
         started.ready(60)
 
 
 def test_it_ends_with_the_block(echo: _Echo) -> None:
-    with gate_process.start(_gate(echo.line.fileno())) as started:
+    with process.start(_gate(echo.line.fileno())) as started:
         started.ready(60)
         pid = started.pid
     assert not Path(f"/proc/{pid}").exists()
@@ -154,28 +154,28 @@ def test_a_gate_that_reports_nonsense_is_ended(echo: _Echo) -> None:
 
 
 @pytest.fixture
-def ahead() -> Iterator[gate_begun.Kind]:
+def ahead() -> Iterator[prefork.Kind]:
     """The kind of the echo gate, of which one waits."""
-    gate_begun.let_go()
+    prefork.let_go()
     before = sorted(os.listdir("/proc/self/fd"))
     kind = _gate(0).kind
-    gate_begun.ahead([kind])
+    prefork.ahead([kind])
     yield kind
-    gate_begun.let_go()
+    prefork.let_go()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def _waiting(kind: gate_begun.Kind) -> int:
-    return gate_begun._own.waiting[kind].child.pid
+def _waiting(kind: prefork.Kind) -> int:
+    return prefork._own.waiting[kind].child.pid
 
 
 def _is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_one_that_was_begun_ahead_serves_one_run_and_ends_with_it(ahead: gate_begun.Kind) -> None:
+def test_one_that_was_begun_ahead_serves_one_run_and_ends_with_it(ahead: prefork.Kind) -> None:
     first = _waiting(ahead)
-    gate_begun.ahead([ahead])  # one is enough
+    prefork.ahead([ahead])  # one is enough
     assert _waiting(ahead) == first
     with _echo() as echo:
         assert echo.started.pid == first
@@ -183,34 +183,34 @@ def test_one_that_was_begun_ahead_serves_one_run_and_ends_with_it(ahead: gate_be
     assert _is_gone(first)
     with _echo() as echo:
         assert echo.started.pid != first
-    assert gate_begun.let_go() == {ahead}
-    assert gate_begun.let_go() == set()
+    assert prefork.let_go() == {ahead}
+    assert prefork.let_go() == set()
 
 
-def test_one_that_was_begun_ahead_holds_nothing_and_is_nowhere(ahead: gate_begun.Kind) -> None:
+def test_one_that_was_begun_ahead_holds_nothing_and_is_nowhere(ahead: prefork.Kind) -> None:
     pid = _waiting(ahead)
     # Its three pipes and the socket that it listens on, and two of the test module's own: it waits then.
     until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 6)
     assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
 
 
-def test_one_that_was_killed_while_it_waited_is_not_taken(ahead: gate_begun.Kind) -> None:
+def test_one_that_was_killed_while_it_waited_is_not_taken(ahead: prefork.Kind) -> None:
     first = _waiting(ahead)
     os.kill(first, signal.SIGKILL)
-    until(lambda: not gate_begun._own.waiting[ahead].lives())
+    until(lambda: not prefork._own.waiting[ahead].lives())
     with _echo() as echo:
         assert echo.started.pid != first
         assert echo.ask("plan") == "a word"
     assert _is_gone(first)
 
 
-def test_one_that_nobody_needed_ends(ahead: gate_begun.Kind) -> None:
+def test_one_that_nobody_needed_ends(ahead: prefork.Kind) -> None:
     first = _waiting(ahead)
-    assert gate_begun.let_go() == set()
+    assert prefork.let_go() == set()
     assert _is_gone(first)
 
 
-def test_one_of_another_thread_is_not_taken(ahead: gate_begun.Kind) -> None:
+def test_one_of_another_thread_is_not_taken(ahead: prefork.Kind) -> None:
     """The kernel would end it with that thread, and the run with it."""
     pids: list[int] = []
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import closure, elf, ldso, rootfs
 from sandbox.config import Config
+from sandbox.rootfs import closure, elf, loader_patch, skeleton
 from tests.kernel import skeleton_runsc
 
 LOADER = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state.chmod(0o700)
     config = Config(state=state)
     closures = [closure.of_runtime("python3", config), closure.of_elf(Path("/usr/bin/env"), config)]
-    return skeleton_runsc.skeleton(rootfs.Skeletons(state / "rootfs"), *closures)
+    return skeleton_runsc.skeleton(skeleton.Skeletons(state / "rootfs"), *closures)
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +95,16 @@ def test_the_loader_starts_the_first_process_of_a_sandbox(root: Path) -> None:
     done = skeleton_runsc.run(root, ["/usr/bin/env"])
     assert b"HOME=/tmp" in done.stdout, done.stderr
     refused = skeleton_runsc.run(root, [LOADER, "/usr/bin/env"])
-    assert (refused.returncode, refused.stdout) == (ldso.REFUSED_STATUS, b"")
+    assert (refused.returncode, refused.stdout) == (loader_patch.REFUSED_STATUS, b"")
 
 
 def test_the_host_s_kernel_agrees(tmp_path: Path) -> None:
     """Bare, with a harmless program: the same on Linux itself as under gVisor."""
     patched = tmp_path / "ld.so"
-    patched.write_bytes(ldso.patch(Path(LOADER).read_bytes()))
+    patched.write_bytes(loader_patch.patch(Path(LOADER).read_bytes()))
     patched.chmod(0o755)
     assert elf.parse(patched.read_bytes(), name="ld.so").entry
-    assert subprocess.run([patched, "/bin/true"]).returncode == ldso.REFUSED_STATUS
+    assert subprocess.run([patched, "/bin/true"]).returncode == loader_patch.REFUSED_STATUS
     assert subprocess.run([LOADER, "/bin/true"]).returncode == 0
     (tmp_path / "a.c").write_text("int main(void) { return 42; }\n")
     command = ["gcc", str(tmp_path / "a.c"), "-o", str(tmp_path / "a"), f"-Wl,--dynamic-linker={patched}"]

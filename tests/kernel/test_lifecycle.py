@@ -18,16 +18,19 @@ import pytest
 
 from policy import errors, lifecycle
 from policy.lifecycle import State
-from sandbox import archive, bundle, control, oversight, registry, revocation
+from sandbox.audit import run_archive
+from sandbox.audit.log import Ledger
+from sandbox.control import manager, revocation
 from sandbox.kernel.cgroup import cgroup
-from sandbox.ledger import Ledger
-from sandbox.runner import Exchange
+from sandbox.rundir import directory, registry
+from sandbox.shim import control_socket
+from sandbox.shim.stdio import Exchange
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import Live, live, until
 from tests.kernel.world import HEAD, TAIL, World, refused
 
 ROOT = Path(__file__).resolve().parents[2]
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 # Counts on stderr, one number a line, so that whoever reads it sees whether it goes on.
 COUNTS = """\
 import sys, time
@@ -61,7 +64,7 @@ def states(one: Live) -> list[str]:
 def counted(one: Live) -> int:
     """How far the agent has counted, as its keeper tells it."""
     offset, text = 0, ""
-    while (piece := control.ask(one.directory, "logs", offset=offset))["next"] > offset:
+    while (piece := control_socket.ask(one.directory, "logs", offset=offset))["next"] > offset:
         offset, text = piece["next"], text + piece["text"]
     return int((text.split() or ["0"])[-1])
 
@@ -117,13 +120,13 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
         covenant(world, "resume", run_id)
         goes_on(one)
         with pytest.raises(errors.WrongStateError):
-            oversight.act(world.state, ASKER, "resume", run_id)
+            manager.act(world.state, ASKER, "resume", run_id)
         # stderr is read while it lives, from wherever it was left off.
         first = covenant(world, "logs", run_id)
         assert first["live"]
         assert [int(line) for line in first["text"].split()] == list(range(1, len(first["text"].split()) + 1))
         # Whoever waits has its own outcome; ended while it is suspended, thawed with its death pending.
-        oversight.act(world.state, ASKER, "suspend", run_id)
+        manager.act(world.state, ASKER, "suspend", run_id)
         last = counted(one)
         waiting = subprocess.Popen(
             [sys.executable, "-m", "covenant", "wait", run_id],
@@ -150,7 +153,7 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
         assert one.rows("run_ended")[0]["code"] == "stopped"
     # What is left of it.
     assert covenant(world, "ps")["runs"] == []
-    record = archive.read(world.state, run_id)
+    record = run_archive.read(world.state, run_id)
     assert record is not None
     assert (record.status, record.code, record.agent_id) == ("failed", "stopped", "probe")
     after = covenant(world, "logs", run_id)
@@ -164,7 +167,7 @@ def test_a_run_is_suspended_with_its_sentry_goes_on_after_and_is_ended(world: Wo
 def test_a_deadline_ends_a_run_that_is_suspended(world: World) -> None:
     with live(world, COUNTS, cpu_ms=4000) as one:
         goes_on(one)
-        oversight.act(world.state, ASKER, "suspend", one.made.run_id)
+        manager.act(world.state, ASKER, "suspend", one.made.run_id)
         assert "cpu_ms_per_task" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-3:] == ["Suspended", "Terminated", "Archived"]
         assert one.rows("run_state")[-2]["reason"].startswith("deadline: still running after 4 s")
@@ -185,7 +188,7 @@ def test_a_ttl_suspends_and_one_more_ends(world: World) -> None:
 def test_a_run_whose_ttl_is_over_goes_on_when_it_is_resumed_and_ends_at_twice_its_ttl(world: World) -> None:
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
         until(lambda: entry(one).state == State.SUSPENDED)
-        oversight.act(world.state, ASKER, "resume", one.made.run_id)
+        manager.act(world.state, ASKER, "resume", one.made.run_id)
         goes_on(one)
         assert "6 s (clock: ttl_seconds)" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-5:] == ["Running", "Suspended", "Running", "Terminated", "Archived"]
@@ -256,7 +259,7 @@ def test_nobody_but_root_is_listened_to(world: World) -> None:
         's.send(b\'{"op": "state"}\'); print(s.recv(1000))\n'
     )
     with live(world, COUNTS) as one:
-        os.chmod(one.directory / control.NAME, 0o666)
+        os.chmod(one.directory / control_socket.NAME, 0o666)
 
         def run(how: str, **more: Any) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -276,13 +279,13 @@ def test_self_tests_are_not_listed_and_leave_no_record(world: World) -> None:
     world.configure(self_test=True)
     seen: list[str] = []
     with live(world, COUNTS) as one:
-        seen += [run["run_id"] for run in oversight.listed(world.state, ASKER)]
+        seen += [run["run_id"] for run in manager.listed(world.state, ASKER)]
         assert seen == [one.made.run_id]
         # Ended before, it would be ended for what was not told of its tries.
         until(lambda: entry(one).state == State.RUNNING)
         assert one.rows("self_test") == [] or one.rows("self_test")[0]["passed"]
         one.end()
-    assert archive.ids(world.state) == seen
+    assert run_archive.ids(world.state) == seen
     assert leftovers(world) == []
 
 
@@ -291,11 +294,11 @@ def test_a_run_without_a_cgroup_is_ended_and_not_suspended(world: World) -> None
     fields: dict[str, Any] = {"backend": "trusted-local", "required": "false", "cpu_ms": 250_000}
     thread = threading.Thread(target=lambda: answers.append(world.run_code(COUNTS, **fields)))
     thread.start()
-    runs = until(lambda: [run for run in oversight.listed(world.state, ASKER) if run["state"] == "Running"])
+    runs = until(lambda: [run for run in manager.listed(world.state, ASKER) if run["state"] == "Running"])
     with pytest.raises(errors.NotEnforceableError, match="cannot be suspended"):
-        oversight.act(world.state, ASKER, "suspend", runs[0]["run_id"])
-    until(lambda: oversight.logs(world.state, ASKER, runs[0]["run_id"])["text"].startswith("1\n2\n"))
-    assert oversight.act(world.state, ASKER, "kill", runs[0]["run_id"], tree=True) == [runs[0]["run_id"]]
+        manager.act(world.state, ASKER, "suspend", runs[0]["run_id"])
+    until(lambda: manager.logs(world.state, ASKER, runs[0]["run_id"])["text"].startswith("1\n2\n"))
+    assert manager.act(world.state, ASKER, "kill", runs[0]["run_id"], tree=True) == [runs[0]["run_id"]]
     thread.join(60)
     refused(errors.KilledError, answers[0].error)
 
@@ -314,7 +317,7 @@ def test_who_waits_for_a_run_whose_keeper_is_killed_is_told_and_later_what_becam
     environment = {**os.environ, "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "covenant"]
     keeper = subprocess.Popen([*command, "run", str(package), "hi"], env=environment, stderr=subprocess.DEVNULL)
-    runs = until(lambda: [run for run in oversight.listed(world.state, ASKER) if run["state"] == "Running"])
+    runs = until(lambda: [run for run in manager.listed(world.state, ASKER) if run["state"] == "Running"])
     assert runs[0]["keeper"] == keeper.pid
     waiting = subprocess.Popen(
         [*command, "wait", runs[0]["run_id"]], env=environment, stderr=subprocess.PIPE, text=True
@@ -326,7 +329,7 @@ def test_who_waits_for_a_run_whose_keeper_is_killed_is_told_and_later_what_becam
     assert waiting.returncode == 1
     assert "[cut_off]" in said
     assert world.run_code(HEAD + "answer = 1" + TAIL, name="next").error is None  # the next start writes it down
-    record = oversight.ended(world.state, ASKER, runs[0]["run_id"])
+    record = manager.ended(world.state, ASKER, runs[0]["run_id"])
     assert record is not None
     assert (record.status, record.code, record.agent_id) == ("failed", "cut_off", "probe")
     kinds = [row["kind"] for row in world.rows() if row["kind"].get("run_id") == runs[0]["run_id"]]
@@ -350,7 +353,7 @@ def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broke
     with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
         goes_on(one)
         with pytest.raises(errors.KernelError, match="still runs"):
-            oversight.act(world.state, ASKER, "suspend", one.made.run_id)
+            manager.act(world.state, ASKER, "suspend", one.made.run_id)
         goes_on(one)
         assert "cannot be suspended" in refused(errors.DeadlineError, one.wait().error)
         assert states(one)[-6:] == ["Suspended", "Running", "Suspended", "Running", "Terminated", "Archived"]
@@ -361,11 +364,11 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[Any] = []
-    mark, kill = bundle.mark_stopped, revocation.end_together
+    mark, kill = directory.mark_stopped, revocation.end_together
 
     def marked(path: Path, *said: str, **more: Any) -> None:
         leaf = cgroup.Leaf(cgroup.Hierarchies.read(), path.name)
-        leaf.adopt(bundle.cgroups_of(path))
+        leaf.adopt(directory.cgroups_of(path))
         steps.append(("marked", until(leaf.frozen), *said))
         mark(path, *said, **more)
 
@@ -374,12 +377,12 @@ def test_a_tree_is_stopped_marked_and_named_before_any_of_it_is_killed(
         steps.append(("killed", [(row["reason"], row["runs"]) for row in rows]))
         kill(*arguments)
 
-    monkeypatch.setattr(bundle, "mark_stopped", marked)
+    monkeypatch.setattr(directory, "mark_stopped", marked)
     monkeypatch.setattr(revocation, "end_together", killed)
     with live(world, COUNTS) as one:
         goes_on(one)
         run_id = one.made.run_id
-        assert oversight.act(world.state, ASKER, "kill", run_id, reason="it leaks", tree=True) == [run_id]
+        assert manager.act(world.state, ASKER, "kill", run_id, reason="it leaks", tree=True) == [run_id]
         assert refused(errors.KilledError, one.wait().error) == "ended by operator@local: it leaks"
     assert steps == [
         ("marked", True, "operator@local", "it leaks"),
@@ -407,7 +410,7 @@ def test_a_sandbox_that_is_just_starting_ends_with_its_tree(
     with live(world, COUNTS) as one:
         assert [entry.state for entry in registry.live(world.state / "runs")] == [State.ISOLATED]
         (one.directory / registry.STATE).write_text(f"{seen}\n")
-        assert oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
+        assert manager.act(world.state, ASKER, "kill", one.made.run_id, tree=True) == [one.made.run_id]
         refused(errors.KilledError, one.wait().error)
     assert one.made.run_id in names
     assert states(one) == ["Provisioned", "Validated", "Isolated", "Terminated", "Archived"]
@@ -427,6 +430,6 @@ def test_a_log_that_takes_no_row_keeps_no_tree_alive(world: World, monkeypatch: 
     with live(world, COUNTS) as one:
         goes_on(one)
         with pytest.raises(errors.LedgerError, match="no space left"):
-            oversight.act(world.state, ASKER, "kill", one.made.run_id, tree=True)
+            manager.act(world.state, ASKER, "kill", one.made.run_id, tree=True)
         assert refused(errors.KilledError, one.wait().error) == "ended by operator@local"
     assert leftovers(world) == []

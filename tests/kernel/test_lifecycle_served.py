@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from sandbox import registry
 from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import registry
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import member, spawn

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import bundle
 from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import directory as rundir_directory
 from tests.kernel.world import HEAD, TAIL, World, refused
 
 FILL = "block = bytearray({mb} << 20)\nfor i in range(0, len(block), 4096): block[i] = 1\nanswer = len(block)\n"
@@ -185,7 +185,7 @@ def test_cpu_millis_is_a_quota(world: World) -> None:
 
 def _throttled_ms(directory: Path) -> int:
     """For how long the kernel held back what is in the run's cgroup; 0 where there is none, or any more."""
-    place = bundle.cgroups_of(directory).get("cpu")
+    place = rundir_directory.cgroups_of(directory).get("cpu")
     with contextlib.suppress(OSError):
         found = dict(line.split() for line in (place / "cpu.stat").read_text().splitlines()) if place else {}
         return int(found.get("throttled_time", 0)) // 1_000_000 + int(found.get("throttled_usec", 0)) // 1000
@@ -240,7 +240,7 @@ def _held(world: World) -> dict[str, Any]:
         live = [p.name for p in (world.state / "runs").glob("*-*") if p.is_dir()]
         if live:
             leaf = cgroup.Leaf(hierarchies, live[0])
-            leaf.adopt(bundle.cgroups_of(world.state / "runs" / live[0]))
+            leaf.adopt(rundir_directory.cgroups_of(world.state / "runs" / live[0]))
             if len(leaf.pids()) > 2:
                 files = ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max", "cpu.shares")
                 found: dict[str, Any] = {"version": hierarchies.version, "processes": len(leaf.pids())}

@@ -149,7 +149,7 @@ def test_the_process_that_answers_has_no_rights(served: Served) -> None:
     found = [
         entry
         for entry in filter(str.isdigit, os.listdir("/proc"))
-        if b"sandbox.serve.exposition" in _bytes(f"/proc/{entry}/cmdline") and _below(int(entry), served.pid)
+        if b"sandbox.serve.metrics_http" in _bytes(f"/proc/{entry}/cmdline") and _below(int(entry), served.pid)
     ]
     assert len(found) == 1
     lines = Path(f"/proc/{found[0]}/status").read_text().splitlines()

@@ -184,7 +184,7 @@ def _gates() -> list[int]:
             parent = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-        if parent == os.getpid() and b"sandbox.network.dns_serve" in words:
+        if parent == os.getpid() and b"sandbox.network.dns.server" in words:
             found.append(int(entry))
     return found
 

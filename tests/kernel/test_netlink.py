@@ -13,7 +13,7 @@ from policy import errors
 from sandbox.kernel.net import netlink
 from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses as own
-from sandbox.network import netns
+from sandbox.network import namespaces
 
 
 def ip(namespace: int, *command: str) -> list[dict[str, Any]]:
@@ -24,9 +24,9 @@ def ip(namespace: int, *command: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_has_two_devices_with_what_was_asked_for_and_no_more() -> None:
-    with netns.made() as made:
-        netns.connect(made)
-        netns.open_link(made)
+    with namespaces.made() as made:
+        namespaces.connect(made)
+        namespaces.open_link(made)
         for space, device, mac, at4, at6, neighbours in (
             (made.agent, own.AGENT_DEVICE, own.AGENT_MAC, own.AGENT4, own.AGENT6, {own.GATEWAY4, own.GATEWAY6}),
             (made.gateway, own.GATEWAY_DEVICE, own.GATEWAY_MAC, own.GATEWAY4, own.GATEWAY6, {own.AGENT4, own.AGENT6}),

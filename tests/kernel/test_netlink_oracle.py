@@ -13,7 +13,7 @@ from pyroute2 import IPRoute  # type: ignore[import-untyped]
 
 from sandbox.kernel.net import dump
 from sandbox.kernel.net import netns as spaces
-from sandbox.network import addresses, netns
+from sandbox.network import addresses, namespaces
 
 _PERMANENT = 0x80  # linux/neighbour.h, NUD_PERMANENT
 _KINDS = {1: "unicast", 2: "local", 3: "broadcast", 4: "anycast"}
@@ -21,10 +21,10 @@ _FAMILIES = (2, 10)
 
 
 @pytest.fixture
-def run() -> Iterator[netns.Spaces]:
-    with netns.made() as made:
-        netns.connect(made)
-        netns.open_link(made)
+def run() -> Iterator[namespaces.Spaces]:
+    with namespaces.made() as made:
+        namespaces.connect(made)
+        namespaces.open_link(made)
         yield made
 
 
@@ -65,7 +65,7 @@ def _route(one: object) -> str:
 
 
 @pytest.mark.parametrize("place", ["agent", "gateway"])
-def test_another_reader_sees_what_we_read(run: netns.Spaces, place: str) -> None:
+def test_another_reader_sees_what_we_read(run: namespaces.Spaces, place: str) -> None:
     fd = getattr(run, place)
     theirs = spaces.within(fd, _dumped)
     ours = spaces.within(fd, dump.lines)
@@ -74,7 +74,7 @@ def test_another_reader_sees_what_we_read(run: netns.Spaces, place: str) -> None
         assert lines
 
 
-def test_another_reader_sees_what_was_to_be_made(run: netns.Spaces) -> None:
+def test_another_reader_sees_what_was_to_be_made(run: namespaces.Spaces) -> None:
     theirs = spaces.within(run.gateway, _dumped)
     assert f"address {addresses.GATEWAY4}/{addresses.PREFIX4} at device 2" in theirs["address"]
     assert f"address {addresses.GATEWAY6}/{addresses.PREFIX6} at device 2" in theirs["address"]

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import host, network_checks, runsc_network
+from sandbox import doctor_network
 from sandbox.config import Config
+from sandbox.host import facts as host_facts
+from sandbox.host import runsc_network
 from sandbox.kernel.net import netns as spaces
 from tests.kernel import internet
 from tests.kernel.internet import Internet
@@ -44,9 +46,9 @@ def net() -> Iterator[Internet]:
         assert made.leftovers() == []
 
 
-def _look(net: Internet, look: object, **settings: str) -> network_checks.Look:
+def _look(net: Internet, look: object, **settings: str) -> doctor_network.Look:
     assert callable(look)
-    found: network_checks.Look = net.within("host", lambda: look(Config(**settings), None, 30))  # type: ignore[arg-type]
+    found: doctor_network.Look = net.within("host", lambda: look(Config(**settings), None, 30))  # type: ignore[arg-type]
     return found
 
 
@@ -62,22 +64,22 @@ def _connects(opened: Opened, *, seconds: float = 20) -> bool:
 
 
 def test_the_uplink_is_named_looked_for_and_switched_back(net: Internet) -> None:
-    assert _look(net, network_checks.interface)[0] == "missing"
-    assert _look(net, network_checks.interface, uplink="eth9")[0] == "missing"
-    status, found, _ = _look(net, network_checks.interface, uplink="eth0")
+    assert _look(net, doctor_network.interface)[0] == "missing"
+    assert _look(net, doctor_network.interface, uplink="eth9")[0] == "missing"
+    status, found, _ = _look(net, doctor_network.interface, uplink="eth0")
     assert (status, "while such a run is live" in found) == ("ok", True)
-    assert net.within("host", lambda: host.network_facts(Config(uplink="eth0"))).lacks == ""
+    assert net.within("host", lambda: host_facts.network_facts(Config(uplink="eth0"))).lacks == ""
 
 
 @pytest.mark.parametrize(("rules", "owner"), [(DOCKER, "docker"), (PLAIN, "")])
 def test_rules_of_others_are_named_and_the_mend_works(net: Internet, rules: str, owner: str) -> None:
     artefacts = sample.compiled(sample.manifest(network="full", more=sample.entries(("93.184.216.34", "[80]", "tcp"))))
-    assert _look(net, network_checks.others, uplink="eth0")[0] == "ok"
+    assert _look(net, doctor_network.others, uplink="eth0")[0] == "ok"
     with Opened(net, artefacts) as opened:
         assert _connects(opened)
         net.run("host", "nft", "-f", "-", given=rules)
         try:
-            status, found, mend = _look(net, network_checks.others, uplink="eth0")
+            status, found, mend = _look(net, doctor_network.others, uplink="eth0")
             assert status == "degraded"
             assert owner in found
             assert not _connects(opened, seconds=0.5)
@@ -91,14 +93,14 @@ def test_rules_of_others_are_named_and_the_mend_works(net: Internet, rules: str,
 
 def test_the_way_of_this_runsc_is_found_and_remembered(tmp_path: Path) -> None:
     config = Config(state=tmp_path)
-    facts = host.runsc_facts(config)
-    status, found, mend = network_checks.way(config, facts, 60)
+    facts = host_facts.runsc_facts(config)
+    status, found, mend = doctor_network.way(config, facts, 60)
     assert (status, mend) == ("ok", ""), found
-    known = runsc_network.known(config, sha256=facts.sha256, kernel=host.probe(config).kernel)
+    known = runsc_network.known(config, sha256=facts.sha256, kernel=host_facts.probe(config).kernel)
     assert known is not None
     assert known.name in runsc_network.WAYS
     # Another binary, or another kernel, is another question.
-    assert runsc_network.known(config, sha256="0" * 64, kernel=host.probe(config).kernel) is None
+    assert runsc_network.known(config, sha256="0" * 64, kernel=host_facts.probe(config).kernel) is None
 
 
 def test_a_runsc_that_takes_no_network_is_said_to(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import config, host, network_checks, runsc_network
+from sandbox import config, doctor_network
+from sandbox.host import facts as host_facts
+from sandbox.host import runsc_network
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import live
@@ -90,9 +92,9 @@ def test_what_passes_and_what_does_not_is_the_same(networked: NetworkedWorld) ->
 
 def test_the_stack_is_tried_and_told(networked: NetworkedWorld, net: Internet) -> None:
     settled = config.load(networked.state)
-    facts = host.runsc_facts(settled)
-    status, said, _ = net.within("host", lambda: network_checks.way(settled, facts, 60.0 * SLOWNESS))
-    assert status == network_checks.OK
+    facts = host_facts.runsc_facts(settled)
+    status, said, _ = net.within("host", lambda: doctor_network.way(settled, facts, 60.0 * SLOWNESS))
+    assert status == doctor_network.OK
     by_host = settled.runsc_network == "host"
     assert ("--network=host" in said) == by_host
     known = runsc_network.known(settled, sha256=facts.sha256, kernel=os.uname().release)

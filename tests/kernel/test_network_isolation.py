@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sandbox import bundle
 from sandbox.network import addresses
+from sandbox.rundir import directory
 from tests.kernel import internet
 from tests.kernel.internet import HOST, HOST6, HOST_PORT, LOOPBACK_PORT, METADATA, Internet, NetworkedWorld
 from tests.kernel.world import HEAD, TAIL
@@ -185,5 +185,5 @@ def _place(networked: NetworkedWorld, server: internet.Server) -> str:
     while not server.seen:
         assert time.monotonic() < until, "the first agent does not begin"
         time.sleep(0.05)
-    (noted,) = filter(None, map(bundle.network_of, (networked.state / "runs").glob("*-*")))
+    (noted,) = filter(None, map(directory.network_of, (networked.state / "runs").glob("*-*")))
     return str(noted["ipv4"])

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import attest_runs, registry
-from sandbox import package as packages
+from sandbox.attest import live_runs
 from sandbox.config import Config
 from sandbox.kernel.net import nft
+from sandbox.rundir import registry
+from sandbox.storage import package_reader as packages
 from sandbox.supervisor import Request, Supervisor
 from tests.crash import traces
 from tests.kernel import internet
@@ -35,7 +36,7 @@ GRANTS = internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com"
 KILLED = """
 import contextlib, json, os, signal, sys
 from pathlib import Path
-from sandbox import package
+from sandbox.storage import package_reader as package
 from sandbox.supervisor import Request, Supervisor
 with Supervisor(Path(sys.argv[1])) as supervisor:
     request = Request(package.read(Path(sys.argv[2])), "hi", json.loads(sys.argv[3]))
@@ -111,7 +112,7 @@ def test_what_is_left_of_a_network_when_the_answer_was_given(networked: Networke
     assert {path.name for path in left.iterdir()} == {"lock", "meter", "network.json"}
     assert not registry.under_way(left)
     assert registry.live(runs) == []
-    assert attest_runs.live(runs) == []
+    assert live_runs.live(runs) == []
     assert any("table inet covenant_uplink" in one for one in net.leftovers())
     if killed:
         used = [row for row in networked.rows() if row["kind"]["type"] == "run_ended"]

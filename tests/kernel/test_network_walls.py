@@ -24,7 +24,7 @@ from sandbox.config import Config
 from sandbox.kernel.net import conntrack
 from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses as own
-from sandbox.network import uplink, walls
+from sandbox.network import base_rules, uplink
 from tests.kernel import internet, live_runs
 from tests.kernel.internet import METADATA, RESOLVER, Internet
 from tests.kernel.open_gateway import Opened
@@ -167,7 +167,7 @@ def test_frames_of_its_own_pass_and_forged_ones_meet_both_walls(opened: Opened, 
         if role == "agent":
             # Without the first wall the second has to stand alone.
             opened.run("agent", "nft", "delete", "table", "netdev", "covenant_walls")
-    opened.net.run("agent", "nft", "-f", "-", given=walls.AGENT.decode(), within=opened.gateway.spaces.agent)
+    opened.net.run("agent", "nft", "-f", "-", given=base_rules.AGENT.decode(), within=opened.gateway.spaces.agent)
 
 
 def test_arp_and_neighbours_are_answered_for_the_gateway_alone(opened: Opened, wire: socket.socket) -> None:
@@ -228,7 +228,7 @@ def test_a_run_holds_so_many_connections_and_no_more(opened: Opened) -> None:
 
     def connect() -> int:
         refused = 0
-        for _ in range(walls.MAX_CONNECTIONS + 40):
+        for _ in range(base_rules.MAX_CONNECTIONS + 40):
             made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             held.append(made)
             made.connect(("93.184.216.34", 123))
@@ -345,7 +345,7 @@ def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net
         place = second.place.ipv4
 
         def hold() -> None:
-            for _ in range(walls.MAX_CONNECTIONS - 32):
+            for _ in range(base_rules.MAX_CONNECTIONS - 32):
                 made = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                 made.connect(("93.184.216.34", 123))
                 made.send(b"ask")
@@ -366,10 +366,10 @@ def test_what_is_remembered_of_a_run_is_bounded_whatever_it_opens_and_closes(net
             most = max(most, second.gateway.remembered.count())
             second.gateway.collect()
         lines = net.within("host", lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
-        assert begun > walls.BEGUN_AT_ONCE
-        assert begun + walls.MAX_CONNECTIONS - 32 > most
-        assert most <= walls.MAX_ENTRIES
-        assert len([line for line in lines if f"src={place}" in line]) <= walls.MAX_ENTRIES
+        assert begun > base_rules.BEGUN_AT_ONCE
+        assert begun + base_rules.MAX_CONNECTIONS - 32 > most
+        assert most <= base_rules.MAX_ENTRIES
+        assert len([line for line in lines if f"src={place}" in line]) <= base_rules.MAX_ENTRIES
 
         def taken_away() -> bool:
             before = second.gateway.remembered.count()

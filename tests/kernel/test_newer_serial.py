@@ -13,9 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
-from sandbox import bundle, lifecycle, oversight, registry
+from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
-from sandbox.state import State
+from sandbox.lifecycle import run as lifecycle_run
+from sandbox.rundir import directory, registry
+from sandbox.storage.trust_state import State
 from sandbox.supervisor import Supervisor
 from tests.kernel import revoking
 from tests.kernel.live_runs import SLEEPS, until
@@ -23,7 +25,7 @@ from tests.kernel.world import HEAD, ROOT, TAIL, World
 
 pytestmark = pytest.mark.kernel
 
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 LOCAL: dict[str, Any] = {"backend": "trusted-local", "required": "false"}
 LONG: dict[str, Any] = {"cpu_ms": 250_000}
 NEW = HEAD + "answer = 'new'" + TAIL
@@ -113,7 +115,7 @@ def test_newer_serial_ends_suspended_run(world: World) -> None:
     older, newer = signed(world, "old", SLEEPS), signed(world, "new", NEW)
     with revoking.running(world, older) as old:
         until(lambda: is_running(world, old.entry.run_id))
-        oversight.act(world.state, ASKER, "suspend", old.entry.run_id)
+        manager.act(world.state, ASKER, "suspend", old.entry.run_id)
         assert world.run(newer).error is None
         assert old.document()["code"] == "superseded"
         assert processes(old) == []
@@ -125,12 +127,12 @@ def test_finish_lets_older_run_answer(world: World) -> None:
     older, newer = signed(world, "old", code), signed(world, "new", NEW)
     with revoking.running(world, older) as old:
         until(lambda: is_running(world, old.entry.run_id))
-        oversight.act(world.state, ASKER, "suspend", old.entry.run_id)
+        manager.act(world.state, ASKER, "suspend", old.entry.run_id)
         for _ in range(2):
             assert world.run(newer).error is None
         assert refusal(world, older) == "serial_rollback"
         assert processes(old) != []
-        oversight.act(world.state, ASKER, "resume", old.entry.run_id)
+        manager.act(world.state, ASKER, "resume", old.entry.run_id)
         assert json.loads(old.document()["text"]) == "old"
     assert stopped_rows(world) == []
     assert refusal(world, older) == "serial_rollback"
@@ -192,7 +194,7 @@ def test_newer_serial_in_same_place_ends_older(world: World) -> None:
 def test_older_that_was_just_starting_is_refused(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     older, newer = signed(world, "old", NEW), signed(world, "new", NEW)
     said: list[dict[str, Any]] = []
-    accept = lifecycle.Run._accept
+    accept = lifecycle_run.Run._accept
 
     def late(run: Any, trusted: Any) -> None:
         if when == "before it is accepted":
@@ -201,7 +203,7 @@ def test_older_that_was_just_starting_is_refused(world: World, monkeypatch: pyte
         if when == "before it is seen":
             said.append(cold(world, newer))
 
-    monkeypatch.setattr(lifecycle.Run, "_accept", late)
+    monkeypatch.setattr(lifecycle_run.Run, "_accept", late)
     assert refusal(world, older) == "serial_rollback"
     assert [one["kind"] for one in said] == ["intent_result"]
     started = {row["kind"]["run_id"] for row in world.rows() if row["kind"]["type"] == "run_state"}
@@ -236,9 +238,9 @@ def test_both_started_at_once_leave_the_newer(world: World) -> None:
 
 
 POINTS = {
-    "recorded, not marked": "sandbox.succession._catch",
-    "marked, not named": "sandbox.rows.Rows.runs_stopped",
-    "named, not killed": "sandbox.revocation.end_together",
+    "recorded, not marked": "sandbox.control.succession._catch",
+    "marked, not named": "sandbox.audit.run_events.Rows.runs_stopped",
+    "named, not killed": "sandbox.control.revocation.end_together",
 }
 
 
@@ -254,7 +256,7 @@ try:
 except ModuleNotFoundError:
     module, name = names.rsplit(".", 1)
     place = getattr(import_module(module), name)
-from sandbox import package
+from sandbox.storage import package_reader as package
 from sandbox.supervisor import Request, Supervisor
 path = Path({str(package)!r})
 with Supervisor(Path({str(world.state)!r})) as supervisor:
@@ -275,7 +277,7 @@ def test_killed_over_it_the_older_run_ends(world: World, point: str, recovered: 
         _killed_at(world, newer, point)
         assert highest(world) > before, "the serial is durable first"
         if point == "recorded, not marked":
-            assert bundle.verdict(old.entry.path) is None
+            assert directory.verdict(old.entry.path) is None
         if recovered:
             with Supervisor(world.state):
                 assert processes(old) == []

@@ -11,8 +11,7 @@ import pytest
 
 from policy.decompile import host_rules
 from policy.decompile.documents import dumps
-from sandbox.kernel import old_tables
-from sandbox.kernel.net import netns
+from sandbox.kernel.net import netns, old_tables
 from tests.kernel import planted_iptables as ipt
 from tests.kernel.test_host_rules import RUN
 

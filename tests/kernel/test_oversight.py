@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policy import errors
-from sandbox import oversight, registry
+from sandbox.control import manager
+from sandbox.rundir import registry
 from tests.kernel import revoking
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until
@@ -24,20 +25,20 @@ def test_what_ended_below_a_run_that_lives_is_still_its_callers(world: World, *,
     top = member(world, "top", code, more=spawn(3, 8, "adopt"), **BIG)
     living = {"mid"} if top_ends else {"mid", "top"}
     root, caller, other = (
-        oversight.Asker("operator@local", root=True),
-        oversight.Asker("operator@local", root=False),
-        oversight.Asker("uid7@local", root=False),
+        manager.Asker("operator@local", root=True),
+        manager.Asker("operator@local", root=False),
+        manager.Asker("uid7@local", root=False),
     )
     with revoking.running(world, top):
         run_id = until(lambda: _ended(world, "leaf"))
         until(lambda: {one.agent_id for one in registry.live(world.state / "runs")} == living)
         try:
-            told = [oversight.logs(world.state, one, run_id)["text"] for one in (root, caller)]
+            told = [manager.logs(world.state, one, run_id)["text"] for one in (root, caller)]
             with pytest.raises(errors.NoRunError):
-                oversight.logs(world.state, other, run_id)
+                manager.logs(world.state, other, run_id)
         finally:
-            for one in oversight.listed(world.state, root)[:1]:
-                oversight.act(world.state, root, "kill", one["run_id"], tree=True)
+            for one in manager.listed(world.state, root)[:1]:
+                manager.act(world.state, root, "kill", one["run_id"], tree=True)
     assert told == ["hello\n"] * 2
 
 

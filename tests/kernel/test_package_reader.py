@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import package
+from sandbox.storage import package_reader
 
 # Runs in a mount namespace of its own, which ends with it.
 _WITH_A_MOUNT = """
 import sys
 from pathlib import Path
-from sandbox import package
+from sandbox.storage import package_reader as package
 from sandbox.kernel import libc
 from policy import errors
 
@@ -44,11 +44,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_device_is_refused(folder: Path) -> None:
-    assert package.read(folder).manifest == b"manifest"
+    assert package_reader.read(folder).manifest == b"manifest"
     # /dev/zero would never end.
     os.mknod(folder / "bad", 0o020666, os.makedev(1, 5))
     with pytest.raises(errors.PackageError, match="`bad` is a device"):
-        package.read(folder)
+        package_reader.read(folder)
 
 
 def test_another_file_system_in_a_package_is_refused(folder: Path, clone: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 from policy import errors
 from policy.compile.artefacts import Artefacts
 from policy.denials import Denial
-from sandbox import prelude
-from sandbox.canary_program import Bytes, Call
-from sandbox.prelude_object import Step, build
+from sandbox.probes import preload
+from sandbox.probes.preload_object import Step, build
+from sandbox.probes.probe_program import Bytes, Call
 from tests.kernel import internet, live_runs
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.test_denied_calls import told
@@ -102,22 +102,22 @@ def test_other_programs_of_an_agent_try_nothing_even_in_its_own_process(world: W
 
 # Told, were it reached: in no profile and in no try.
 FIRST_OF_ALL = "import ctypes\nctypes.CDLL(None).syscall(309, 0, 0, 0)\n"
-Tampered = Callable[[Artefacts, prelude.Tries], prelude.Tries]
+Tampered = Callable[[Artefacts, preload.Tries], preload.Tries]
 
 
-def _allowed(artefacts: Artefacts, made: prelude.Tries) -> prelude.Tries:
+def _allowed(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
     """Tries to make a file where the policy lets it: a sandbox that refuses less than it should."""
     step = Step(Call(257, (-100, Bytes(b"/tmp/there\0"), 0o301, 0o600)), -4095, -1)
     program = artefacts.json("config.json")["process"]["args"][0]
     return dataclasses.replace(made, object=build(program, [step]), waits=False)
 
 
-def _unheard(artefacts: Artefacts, made: prelude.Tries) -> prelude.Tries:
+def _unheard(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
     """Waits for a refusal that nobody tells of."""
     return dataclasses.replace(made, told=frozenset({Denial("packet", "192.0.2.1:9/tcp", "not_granted")}))
 
 
-def _not_loaded(artefacts: Artefacts, made: prelude.Tries) -> prelude.Tries:
+def _not_loaded(artefacts: Artefacts, made: preload.Tries) -> preload.Tries:
     """The loader takes no such file, says so and goes on without."""
     return dataclasses.replace(made, object=b"no shared object", waits=False)
 
@@ -129,8 +129,8 @@ def _not_loaded(artefacts: Artefacts, made: prelude.Tries) -> prelude.Tries:
 def test_a_try_that_is_not_refused_or_not_heard_of_ends_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch, tampered: Tampered, says: str, reached: bool
 ) -> None:
-    real = prelude.tries
-    monkeypatch.setattr(prelude, "tries", lambda artefacts: tampered(artefacts, real(artefacts)))
+    real = preload.tries
+    monkeypatch.setattr(preload, "tries", lambda artefacts: tampered(artefacts, real(artefacts)))
     world.configure(self_test=True, start_deadline_seconds=3 * SLOWNESS)
     with pytest.raises(errors.SelfTestError, match=says):
         world.run_code(FIRST_OF_ALL + HEAD + "answer = 1" + TAIL)
@@ -145,18 +145,18 @@ def test_a_try_that_is_not_refused_or_not_heard_of_ends_the_run(
 def test_one_that_somebody_kills_before_it_was_heard_of_has_crashed_and_failed_no_test(
     world: World, monkeypatch: pytest.MonkeyPatch, whom: str
 ) -> None:
-    real = prelude.tries
-    monkeypatch.setattr(prelude, "tries", lambda artefacts: _unheard(artefacts, real(artefacts)))
+    real = preload.tries
+    monkeypatch.setattr(preload, "tries", lambda artefacts: _unheard(artefacts, real(artefacts)))
     world.configure(self_test=True, start_deadline_seconds=60 * SLOWNESS)
-    running: list[prelude.Start] = []
-    poll = prelude.Start.poll
+    running: list[preload.Start] = []
+    poll = preload.Start.poll
 
-    def noted(self: prelude.Start) -> bool:
+    def noted(self: preload.Start) -> bool:
         heard = poll(self)
         running.extend([self] if self.running and self._heard is not None else [])  # no canaries
         return heard
 
-    monkeypatch.setattr(prelude.Start, "poll", noted)
+    monkeypatch.setattr(preload.Start, "poll", noted)
     with live_runs.live(world) as one:
         live_runs.until(lambda: running)  # it waits for a refusal that nobody tells of
         family = one.family()
@@ -182,14 +182,14 @@ def test_with_a_network_a_connection_and_a_name_are_heard_of(
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net, self_test=True)
     fields: dict[str, Any] = {"network": "full", "more": internet.entries(("api.example.com", "[443]", "tls"))}
     heard: list[frozenset[Denial]] = []
-    real = prelude.tries
+    real = preload.tries
 
-    def noted(artefacts: Artefacts) -> prelude.Tries:
+    def noted(artefacts: Artefacts) -> preload.Tries:
         made = real(artefacts)
         heard.append(made.told)
         return made
 
-    monkeypatch.setattr(prelude, "tries", noted)
+    monkeypatch.setattr(preload, "tries", noted)
     answer = world.run_code(HEAD + "answer = 1" + TAIL, **fields)
     assert answer.error is None, (answer.error, answer.stderr)
     expected = {

@@ -9,9 +9,9 @@ import pytest
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
-from sandbox import prelude, prelude_object
 from sandbox.kernel.runsc.log_level import Raising
-from sandbox.prelude_object import Step
+from sandbox.probes import preload, preload_object
+from sandbox.probes.preload_object import Step
 from tests.kernel import live_runs
 from tests.kernel.test_denied_calls import told
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
@@ -42,20 +42,20 @@ def test_an_agent_is_held_until_its_sandbox_says_what_is_refused(late: World) ->
 
 def test_one_that_does_not_wait_is_not_heard_of_and_is_refused(late: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same tries without the wait are over before the log is on."""
-    real, build = prelude.tries, prelude_object.build
+    real, build = preload.tries, preload_object.build
 
-    def hasty(artefacts: Artefacts) -> prelude.Tries:
+    def hasty(artefacts: Artefacts) -> preload.Tries:
         def without(program: str, steps: list[Step]) -> bytes:
             # Its place is kept, since later steps take results of earlier ones by theirs.
             wait, *others = steps
-            assert wait.call.arguments[2] == prelude._MOST_WAIT_MS
+            assert wait.call.arguments[2] == preload._MOST_WAIT_MS
             return build(program, [Step(dataclasses.replace(wait.call, arguments=(0, 0, 0)), 0, 0), *others])
 
         with monkeypatch.context() as patch:
-            patch.setattr(prelude_object, "build", without)
+            patch.setattr(preload_object, "build", without)
             return real(artefacts)
 
-    monkeypatch.setattr(prelude, "tries", hasty)
+    monkeypatch.setattr(preload, "tries", hasty)
     with pytest.raises(errors.SelfTestError, match="nobody has told of the filter of call"):
         late.run_code(FIRST)
 

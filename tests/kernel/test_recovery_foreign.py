@@ -17,7 +17,7 @@ import pytest
 
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network import addresses
-from sandbox.serve import places
+from sandbox.serve.api import paths
 from tests.crash import traces
 from tests.kernel import internet
 from tests.kernel.conftest import leftovers
@@ -39,7 +39,7 @@ with Supervisor(Path(sys.argv[1])):
 HOLDS = """
 import sys
 from pathlib import Path
-from sandbox.bundle import RunDirectory
+from sandbox.rundir.directory import RunDirectory
 from sandbox.kernel.cgroup import cgroup as cgroupfs
 path = Path(sys.argv[1])
 leaf = cgroupfs.Leaf(cgroupfs.Hierarchies.read(), path.name)
@@ -226,7 +226,7 @@ def test_a_recovery_takes_its_own_orphans_and_touches_nothing_that_looks_like_th
     world, second = (internet.configured(NetworkedWorld(base / n, warm=warm), net) for n in ("one", "two"))
     # What it takes to know how the way is, and the folder of the runs.
     assert world.run_code(HEAD + "answer = 1" + TAIL, network="full", more=GRANTS).error is None
-    runs, sock = world.state / "runs", places.socket_of(str(second.state))
+    runs, sock = world.state / "runs", paths.socket_of(str(second.state))
     with (
         live(second, network="full", more=GRANTS) as other,
         stranger(net, runs, base / "stranger", Path(sock)) as beside,

@@ -137,11 +137,11 @@ def test_an_expired_envelope_is_refused(world: World, monkeypatch: pytest.Monkey
 
 def test_the_package_that_ran_is_the_one_that_was_read(world: World) -> None:
     """Between reading and running, the source may change as it likes: the copy of the verified bytes runs."""
-    from sandbox import package
+    from sandbox.storage import package_reader
     from sandbox.supervisor import Request, Supervisor
 
     path = world.sign(world.package({"main.py": HEAD + "answer = 'signed'" + TAIL}))
-    read = package.read(path)
+    read = package_reader.read(path)
     (path / "main.py").write_text('print(\'{"text": "swapped"}\')')
     with Supervisor(world.state) as supervisor:
         answer = supervisor.run(Request(read, "hi", world.issuer))

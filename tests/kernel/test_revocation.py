@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import oversight
+from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
 from tests.kernel import internet, revoking
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -97,14 +97,14 @@ def test_a_tree_that_is_killed_loses_its_network_also_while_its_keeper_does_noth
     run_id, beside = pair.leaks.entry.run_id, pair.sibling.entry.run_id
     place, other = _place(net, run_id), _place(net, beside)
     assert place in _remembered(net)
-    monkeypatch.setattr(oversight, "_GONE_SECONDS", 0.0)
+    monkeypatch.setattr(manager, "_GONE_SECONDS", 0.0)
     os.kill(pair.leaks.entry.keeper, signal.SIGSTOP)
     try:
         with pytest.raises(errors.KeeperError, match="is still there"):
             net.within(
                 "host",
-                lambda: oversight.act(
-                    networked.state, oversight.Asker("operator@local", root=True), "kill", run_id, tree=True
+                lambda: manager.act(
+                    networked.state, manager.Asker("operator@local", root=True), "kill", run_id, tree=True
                 ),
             )
         assert _processes(run_id) == []

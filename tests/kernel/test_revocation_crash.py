@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import bundle, oversight, registry, revocation
+from sandbox.audit.log import Ledger
+from sandbox.control import manager, revocation
 from sandbox.kernel.cgroup import cgroup, kill
-from sandbox.ledger import Ledger
-from sandbox.state import State
+from sandbox.rundir import directory, registry
+from sandbox.storage.trust_state import State
 from tests.kernel import revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
@@ -23,7 +24,7 @@ from tests.kernel.world import World
 
 pytestmark = pytest.mark.kernel
 
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 # Where whoever revokes dies: the first thing of the next step.
 POINTS: dict[str, tuple[Any, str]] = {
     "stopped, not marked": (revocation, "_mark"),
@@ -55,7 +56,7 @@ def _revoked_until(world: World, raw: bytes, point: str) -> None:
 
 def _leaf(one: registry.Entry) -> cgroup.Leaf:
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
-    leaf.adopt(bundle.cgroups_of(one.path))
+    leaf.adopt(directory.cgroups_of(one.path))
     return leaf
 
 
@@ -82,8 +83,8 @@ def test_nothing_that_is_revoked_runs_on_where_whoever_does_it_is_killed(world: 
             if point == "stopped, not marked":
                 leaf = _leaf(one)
                 until(leaf.frozen)
-                assert (bundle.revoked_of(one.path), one.state) == (None, "Running")
-                oversight.act(world.state, ASKER, "resume", one.run_id)
+                assert (directory.revoked_of(one.path), one.state) == (None, "Running")
+                manager.act(world.state, ASKER, "resume", one.run_id)
                 assert not leaf.frozen()
                 # The same command again.
                 enforced = revoking.revoke(world, raw)

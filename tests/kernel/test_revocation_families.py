@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sandbox import registry, revocation
+from sandbox.control import revocation
+from sandbox.rundir import registry
 from tests.kernel import revoking
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until

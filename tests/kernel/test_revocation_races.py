@@ -18,13 +18,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import errors
 from policy.signing import change
 from policy.signing import envelope as envelopes
-from sandbox import attest, bundle, oversight, registry, revocation, trusted_local
+from sandbox.attest import verifier
+from sandbox.control import manager, revocation
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup import kill as cgroup_kill
 from sandbox.kernel.proc import spawn as proc_spawn
-from sandbox.limits import METER
-from sandbox.state import State
-from sandbox.steering import Steering
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import registry
+from sandbox.runner import trusted_local
+from sandbox.runner.limits import METER
+from sandbox.shim.operations import Steering
+from sandbox.storage.trust_state import State
 from sandbox.supervisor import Answer
 from tests.kernel import live_runs, revoking
 from tests.kernel.live_runs import SLEEPS, until
@@ -49,7 +53,7 @@ class Revoking(threading.Thread):
     def begun(self) -> None:
         self.start()
         runs = self.world.state / "runs"
-        until(lambda: [one for one in registry.live(runs) if bundle.revoked_of(one.path)])
+        until(lambda: [one for one in registry.live(runs) if rundir_directory.revoked_of(one.path)])
 
 
 def _signed(world: World, code: str = ANSWERS) -> tuple[Path, str]:
@@ -84,13 +88,13 @@ def test_what_was_verified_under_the_old_root_does_not_start(world: World, monke
 def test_a_run_whose_cgroup_is_not_made_yet_makes_none_of_it_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     package, digest = _signed(world)
     operator = Revoking(world, digest)
-    note = bundle.RunDirectory.note_cgroups
+    note = rundir_directory.RunDirectory.note_cgroups
 
-    def revoke_then_note(self: bundle.RunDirectory, paths: Any) -> None:
+    def revoke_then_note(self: rundir_directory.RunDirectory, paths: Any) -> None:
         operator.begun()
         note(self, paths)
 
-    monkeypatch.setattr(bundle.RunDirectory, "note_cgroups", revoke_then_note)
+    monkeypatch.setattr(rundir_directory.RunDirectory, "note_cgroups", revoke_then_note)
     monkeypatch.setattr(proc_spawn, "spawn", lambda *launch: pytest.fail("it was started"))
     with pytest.raises(errors.RunRevokedError, match=LEAKS):
         world.run(package)
@@ -140,7 +144,7 @@ def _digest(one: live_runs.Live) -> str:
 
 def _leaf(one: live_runs.Live) -> cgroup.Leaf:
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.directory.name)
-    leaf.adopt(bundle.cgroups_of(one.directory))
+    leaf.adopt(rundir_directory.cgroups_of(one.directory))
     return leaf
 
 
@@ -154,17 +158,17 @@ def test_what_is_revoked_while_its_start_is_looked_at_is_given_nothing(
     """The look is left, so that it takes no processor from who dies, and no row says that the run got its intent."""
     package, digest = _signed(world)
     operator = Revoking(world, digest)
-    examine, gone = attest.examine, []
+    examine, gone = verifier.examine, []
 
-    def revoke_then_look(*what: Any, over: Callable[[], bool], **more: Any) -> attest.Report:
-        monkeypatch.setattr(attest, "examine", examine)
+    def revoke_then_look(*what: Any, over: Callable[[], bool], **more: Any) -> verifier.Report:
+        monkeypatch.setattr(verifier, "examine", examine)
         assert not over()
         operator.begun()
         report = examine(*what, over=over, **more)
         gone.append((report.gone, report.layers))
         return report
 
-    monkeypatch.setattr(attest, "examine", revoke_then_look)
+    monkeypatch.setattr(verifier, "examine", revoke_then_look)
     answer = world.run(package)
     operator.join()
     _revoked(answer)
@@ -186,21 +190,21 @@ def test_a_frozen_run_dies_without_an_instruction_of_its_own(world: World, sleep
 
 def test_nobody_lets_go_on_what_is_being_revoked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the freezer and the kill somebody resumes it, whose keeper has not found the mark by itself yet."""
-    operator = oversight.Asker("operator@local", root=True)
+    operator = manager.Asker("operator@local", root=True)
     kill, look, said = cgroup_kill.kill, revocation.Watch.look, list[bool]()
     monkeypatch.setattr(revocation.Watch, "look", lambda watch: look(watch) if said else None)
 
     def resume_then_kill(leaves: Any, **more: Any) -> None:
         monkeypatch.setattr(cgroup_kill, "kill", kill)
         with pytest.raises(errors.RevokedError, match="it leaks"):
-            oversight.act(world.state, operator, "resume", run)
+            manager.act(world.state, operator, "resume", run)
         said.append(leaf.frozen())
         kill(leaves, **more)
 
     with live_runs.live(world, SLEEPS) as sleeping:
         run, leaf = sleeping.directory.name, _leaf(sleeping)
         until(lambda: (sleeping.directory / registry.STATE).read_text().strip() == "Running")
-        oversight.act(world.state, operator, "suspend", run)
+        manager.act(world.state, operator, "suspend", run)
         monkeypatch.setattr(cgroup_kill, "kill", resume_then_kill)
         one = Revoking(world, _digest(sleeping))
         one.run()
@@ -295,10 +299,10 @@ def test_one_that_only_its_uid_confines_ends_where_whoever_stopped_it_was_killed
     (one,) = until(lambda: registry.live(world.state / "runs"))
     until((one.path / METER).exists)  # it has its intent
     stopped = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
-    stopped.adopt(bundle.cgroups_of(one.path))
+    stopped.adopt(rundir_directory.cgroups_of(one.path))
     stopped.freeze()
     try:
-        bundle.mark_revoked(one.path, "stolen")
+        rundir_directory.mark_revoked(one.path, "stolen")
         thread.join(60)
         assert not thread.is_alive()
     finally:

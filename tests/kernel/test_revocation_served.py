@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sandbox import registry
-from sandbox.registry import Entry
-from sandbox.state import State
+from sandbox.rundir import registry
+from sandbox.rundir.registry import Entry
+from sandbox.storage.trust_state import State
 from tests.kernel import revoking, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, member, spawn

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import memo
 from sandbox.kernel.net import netns, nft
-from sandbox.network import rulesets
+from sandbox.network import ruleset_cache
+from sandbox.storage import json_cache
 
 NFT = Path("/usr/sbin/nft")
 GOOD = b"table inet probe {\n\tset hosts { type ipv4_addr; elements = { 192.0.2.1 }; }\n}\n"
@@ -43,18 +43,18 @@ def test_what_the_kernel_refuses_changes_nothing_with_or_without_its_check(
     (tmp_path / "closures").mkdir(mode=0o700)
     for _ in range(2):
         with pytest.raises(errors.KernelError):
-            netns.within(space, lambda: rulesets.apply(NFT, HALF, state=tmp_path))
+            netns.within(space, lambda: ruleset_cache.apply(NFT, HALF, state=tmp_path))
     with pytest.raises(errors.KernelError):
         netns.within(space, lambda: real(NFT, HALF, checked=False))
     assert netns.within(space, lambda: nft.table(NFT, "inet", "probe")) is None
     # What was refused is not remembered; what was applied is, and by its text alone.
     for text in (GOOD, GOOD, GOOD + b"\n"):
-        netns.within(space, functools.partial(rulesets.apply, NFT, text, state=tmp_path))
+        netns.within(space, functools.partial(ruleset_cache.apply, NFT, text, state=tmp_path))
     assert checks == [True, True, True, False, True]
     assert "192.0.2.1" in str(netns.within(space, lambda: nft.table(NFT, "inet", "probe")))
     # A record that others could have written is none.
-    record = tmp_path / "closures" / rulesets.CHECKED
-    assert len(memo.read(record) or {}) == 2
+    record = tmp_path / "closures" / ruleset_cache.CHECKED
+    assert len(json_cache.read(record) or {}) == 2
     record.chmod(0o644)
-    netns.within(space, lambda: rulesets.apply(NFT, GOOD, state=tmp_path))
+    netns.within(space, lambda: ruleset_cache.apply(NFT, GOOD, state=tmp_path))
     assert checks[-1] is True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from covenant import scaffold
-from sandbox import package
+from sandbox.storage import package_reader
 from tests.kernel.world import AGENTS, World
 
 # What it answers to "hi", and what the author brings along: for rust-bin any program that keeps the contract.
@@ -23,7 +23,7 @@ def test_it_runs(world: World, runtime: str, answer: str, program: str | None) -
         binary = scaffold.read_binary(AGENTS / program / "bin" / program)
     path = Path(world.base) / "packages" / "made"
     scaffold.write(path, scaffold.plan("made", runtime, binary=binary))
-    assert package.read(path).files.keys() >= {"agent.toml"}
+    assert package_reader.read(path).files.keys() >= {"agent.toml"}
     got = world.run(world.sign(path))
     assert got.error is None, (got.error, got.stderr)
     assert got.result is not None

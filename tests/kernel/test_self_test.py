@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox import memo
+from sandbox.storage import json_cache
 from tests.kernel.world import HEAD, TAIL, World
 
 GOOD = {"main.py": HEAD + "answer = 1" + TAIL}
@@ -57,10 +57,10 @@ def test_the_proof_is_made_once_and_again_when_anything_of_it_changes(
     for _ in range(2):
         assert world.run(path).error is None
     assert _proofs(world) == 1
-    held = memo.read(record)
+    held = json_cache.read(record)
     assert held is not None
     for number, other in enumerate(({"kernel": "another"}, {"code": "another"})):
-        memo.write(record, {**held, **other})
+        json_cache.write(record, {**held, **other})
         assert world.run(path).error is None
         assert _proofs(world) == 2 + number
 

@@ -18,9 +18,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
-from sandbox import registry
-from sandbox.serve import client, hardening
-from sandbox.state import State
+from sandbox.rundir import registry
+from sandbox.serve import hardening
+from sandbox.serve.api import client
+from sandbox.storage.trust_state import State
 from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, STRANGER, Served, asked, covenant

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from sandbox import registry
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import pipes
-from sandbox.serve import client, frames
+from sandbox.rundir import registry
+from sandbox.serve.api import client, frames
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until

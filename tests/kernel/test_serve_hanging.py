@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.kernel import hanging
-from sandbox.serve import client
+from sandbox.kernel.fs import hanging
+from sandbox.serve.api import client
 from tests.kernel import hanging_files, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.hanging_files import Hanging

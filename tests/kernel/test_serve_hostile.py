@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from policy import errors, json_bounds
-from sandbox.serve import client, frames
+from sandbox.serve.api import client, frames
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, STRANGER, Served
@@ -101,7 +101,7 @@ def test_what_is_no_request_is_refused_by_name(served: Served) -> None:
 
 @pytest.mark.usefixtures("unharmed")
 def test_a_request_of_too_many_values_is_answered(served: Served) -> None:
-    """The process of a request ended by SIGABRT, without an answer (RLIMIT_DATA, sandbox.serve.bounds)."""
+    """The process of a request ended by SIGABRT, without an answer (RLIMIT_DATA, sandbox.serve.api.rlimits)."""
 
     def answer(raw: bytes) -> Any:
         with served.connected() as sock:

@@ -17,10 +17,11 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox import keeper
 from sandbox.config import Config
 from sandbox.kernel.proc import pipes
-from sandbox.serve import frames, server, warm
+from sandbox.serve import preload, server
+from sandbox.serve.api import frames
+from sandbox.shim import process
 from tests.kernel.serving import CALLER, STRANGER, open_place
 
 # Longer than any test may take: whoever waits for it hangs.
@@ -34,8 +35,8 @@ def serving(place: Path, listener: socket.socket, *, goes_on: bool = False, **se
     supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False, **settings)))
     with pytest.MonkeyPatch.context() as patch:
         # There is no state here that a keeper could look at.
-        patch.setattr(warm, "again", lambda supervisor: None)
-        child = keeper.fork(server.Server(supervisor, listener, goes_on=goes_on).serve, keep=[2, listener.fileno()])
+        patch.setattr(preload, "again", lambda supervisor: None)
+        child = process.fork(server.Server(supervisor, listener, goes_on=goes_on).serve, keep=[2, listener.fileno()])
     try:
         yield child.pid
     finally:

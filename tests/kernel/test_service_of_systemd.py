@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.serve import client
+from sandbox.serve.api import client
 from tests.kernel import booted_systemd
 from tests.kernel.booted_systemd import START_SECONDS, BootedSystemd
 from tests.kernel.serving import status

@@ -17,7 +17,7 @@ import pytest
 
 from covenant.wire import client
 from policy import errors
-from sandbox import registry
+from sandbox.rundir import registry
 from tests.kernel import serving
 from tests.kernel.booted_services import HOME, BootedServices
 from tests.kernel.booted_systemd import UID

@@ -18,7 +18,7 @@ import pytest
 from policy import errors
 from sandbox.kernel.net import nft_sets
 from sandbox.kernel.net.nft_sets import Element
-from sandbox.network import broker, broker_wire
+from sandbox.network.dns import broker, broker_wire
 from tests.kernel import three_namespaces
 from tests.kernel.three_namespaces import Namespaces
 

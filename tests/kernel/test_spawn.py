@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from sandbox import control, registry
+from sandbox.rundir import registry
+from sandbox.shim import control_socket
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, answered, member, reads, spawn
 from tests.kernel.live_runs import until
@@ -272,7 +273,7 @@ def parent_of_three(
 
         live = until(all_run)
         # Given its intent is not yet ready for a signal.
-        until(lambda: all("ready" in str(control.ask(live[fate].path, "logs")) for fate in FATES))
+        until(lambda: all("ready" in str(control_socket.ask(live[fate].path, "logs")) for fate in FATES))
         yield process, live
     finally:
         process.kill()

@@ -18,7 +18,8 @@ import pytest
 from covenant.keys import signing
 from policy import decide
 from policy.compile import cgroup
-from sandbox import host, package
+from sandbox.host import facts
+from sandbox.storage import package_reader
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, answered, member, reads, spawn
 from tests.kernel.serving import opened
@@ -158,7 +159,7 @@ def _child(world: World, name: str, *, role: str = "", unlimited: str = "", **fi
 
 def _sign_unapproved(world: World, path: Path) -> None:
     """As the command refuses to sign: a lifetime without end, and no word that it is meant."""
-    now_ms, read = int(time.time() * 1000), package.read(path)
+    now_ms, read = int(time.time() * 1000), package_reader.read(path)
     terms = signing.Terms(serial=now_ms, approve_unlimited=True)
     statement = signing.statement(read, decide.manifest_of(read), terms, now_ms=now_ms)
     said = statement.model_copy(update={"approve_unlimited": False})
@@ -168,4 +169,4 @@ def _sign_unapproved(world: World, path: Path) -> None:
 def _room_beside_the_parent(megabytes: int) -> float:
     """How much of this machine's memory its runs may be promised, so that beside the parent so much is left."""
     held = BIG["memory_mb"] + DEFAULTS["disk_mb"] + cgroup.overhead_mb(512)
-    return float(held + megabytes) / host.capacity_mb()
+    return float(held + megabytes) / facts.capacity_mb()

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from sandbox import registry
+from sandbox.rundir import registry
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, member, spawn

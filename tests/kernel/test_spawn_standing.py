@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import oversight, registry
+from sandbox.control import manager
+from sandbox.rundir import registry
 from tests.kernel import revoking
 from tests.kernel.families import BIG, KIT, SMALL, member, spawn
 from tests.kernel.live_runs import until
 from tests.kernel.world import HEAD, TAIL, World
 
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 STAYS = "import time\ntime.sleep(600)\nanswer = 1"
 ASKS_AS_IT_ENDS = """
 import signal, time
@@ -40,10 +41,10 @@ def test_who_is_asked_to_end_starts_no_child_that_outlives_it(world: World) -> N
         top = run.entry.run_id
 
         def said() -> str:
-            return str(oversight.logs(world.state, ASKER, top)["text"])
+            return str(manager.logs(world.state, ASKER, top)["text"])
 
         until(lambda: "READY" in said())
-        oversight.act(world.state, ASKER, "kill", top, grace_ms=20_000)
+        manager.act(world.state, ASKER, "kill", top, grace_ms=20_000)
         until(lambda: "SAID" in said())
     assert "no_task" in said()
     assert "clings" not in _states(world)
@@ -63,11 +64,11 @@ def test_a_suspended_tree_stays_suspended(world: World, when: str) -> None:
         until(
             (lambda: _forked(kept)) if when == "while it is read" else lambda: _states(world).get("slow") == "Running"
         )
-        oversight.act(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
+        manager.act(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
         if when == "while it is read":
             until(lambda: not _forked(kept))
         seen = set(_states(world).values())
-        oversight.act(world.state, ASKER, "kill", run.entry.run_id, tree=True)
+        manager.act(world.state, ASKER, "kill", run.entry.run_id, tree=True)
     assert seen == {"Suspended"}
 
 
@@ -79,11 +80,11 @@ def test_a_parent_that_was_suspended_for_a_moment_is_told_so_and_may_ask_again(w
     with revoking.running(world, elder) as run:
         top, kept = run.entry.run_id, run.entry.keeper
         until(lambda: _forked(kept))
-        oversight.act(world.state, ASKER, "suspend", top)
+        manager.act(world.state, ASKER, "suspend", top)
         until(lambda: not _forked(kept))
-        oversight.act(world.state, ASKER, "resume", top)
-        until(lambda: "SAID" in oversight.logs(world.state, ASKER, top)["text"])
-        said = str(oversight.logs(world.state, ASKER, top)["text"])
+        manager.act(world.state, ASKER, "resume", top)
+        until(lambda: "SAID" in manager.logs(world.state, ASKER, top)["text"])
+        said = str(manager.logs(world.state, ASKER, top)["text"])
     assert "wrong_state" in said
     assert "parent_ended" not in said
     ends = [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"]

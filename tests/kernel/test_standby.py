@@ -17,15 +17,20 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import bundle, checks, host, registry, standby_records, standby_wire
 from sandbox import config as configuration
-from sandbox import package as packages
+from sandbox import doctor
+from sandbox.host import facts
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup.cgroup import Leaf
-from sandbox.registry import Entry
-from sandbox.request import Request
-from sandbox.serve import client, holder
-from sandbox.state import State
+from sandbox.lifecycle.types import Request
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import registry
+from sandbox.rundir.registry import Entry
+from sandbox.serve import standby_worker
+from sandbox.serve.api import client
+from sandbox.standby import dispatch, wanted
+from sandbox.storage import package_reader as packages
+from sandbox.storage.trust_state import State
 from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
@@ -84,7 +89,7 @@ def _package(
 def _ready(served: Served, agent_id: str) -> list[Entry]:
     """The instances of an agent that can be given an intent."""
     found = registry.live(served.world.state / "runs")
-    here = (one for one in found if one.agent_id == agent_id and bundle.STANDBY in one.label)
+    here = (one for one in found if one.agent_id == agent_id and rundir_directory.STANDBY in one.label)
     return [one for one in here if list(one.path.glob("standby-*"))]
 
 
@@ -248,13 +253,13 @@ def test_a_root_that_comes_while_it_is_asked_is_seen_before_the_start_is_written
     path, (instance,) = _warmed(served, "meanwhile")
     request = Request(packages.read(path), "x", world.issuer)
     root = next_root(world, manifest_of(world, "0" * 64))
-    (connection,) = standby_wire._ready(world.state / "runs", standby_wire._name(request.package))
+    (connection,) = dispatch._ready(world.state / "runs", dispatch._name(request.package))
     with connection, State(world.state) as state:
-        standby_wire.send(connection, standby_wire.order(request, configuration.load(served.world.state).digest))
-        assert standby_wire.receive(connection)["offer"] == instance.run_id
+        dispatch.send(connection, dispatch.order(request, configuration.load(served.world.state).digest))
+        assert dispatch.receive(connection)["offer"] == instance.run_id
         state.replace_root(root, int(time.time() * 1000))
-        standby_wire.send(connection, {"go": instance.run_id})
-        assert "cold" in standby_wire.receive(connection)
+        dispatch.send(connection, {"go": instance.run_id})
+        assert "cold" in dispatch.receive(connection)
     _until(lambda: not instance.path.exists(), served)
     kinds = [row["kind"]["type"] for row in world.rows() if row["kind"].get("run_id") == instance.run_id]
     assert "run_started" not in kinds
@@ -329,7 +334,7 @@ def test_instances_of_a_package_have_one_holder_whose_death_is_theirs_alone(serv
     other, (elsewhere,) = _warmed(served, "not-held")
     path, ready = _warmed(served, "held", standby=3)
     (pid,) = {one.keeper for one in ready}
-    assert Path(f"/proc/{pid}/comm").read_text().strip() == holder.NAME
+    assert Path(f"/proc/{pid}/comm").read_text().strip() == standby_worker.NAME
     assert elsewhere.keeper != pid
     failed: list[errors.CovenantError] = []
 
@@ -416,12 +421,12 @@ def test_one_that_never_waits_for_its_intent_is_tried_ever_more_seldom(served: S
         # Whoever asks why nothing is ready is told so, for as long as it is waited for.
         _until(lambda: "standby: `restless` did not wait for its intent: next try in" in _top(served), served)
         config = configuration.load(served.world.state)
-        _until(lambda: "`restless` did not wait" in checks.standby(config, 0.0).found, served)
+        _until(lambda: "`restless` did not wait" in doctor.standby(config, 0.0).found, served)
         assert served.run(path, "cold").error is None
         states = [row["kind"] for row in served.world.rows() if row["kind"].get("state") == "Terminated"]
         assert any(kind["reason"].startswith("early_output") for kind in states)
     finally:
-        standby_records.drop(served.world.state, "restless")
+        wanted.drop(served.world.state, "restless")
 
 
 def _top(served: Served) -> str:
@@ -434,12 +439,12 @@ def test_who_asks_and_gives_up_before_it_says_go_costs_no_instance_and_runs_noth
     request = Request(packages.read(path), "x", served.world.issuer, intent_id=left)
     runs = served.world.state / "runs"
     for says in (None, {"go": "another"}, {"nonsense": 1}):
-        (connection,) = standby_wire._ready(runs, standby_wire._name(request.package))
+        (connection,) = dispatch._ready(runs, dispatch._name(request.package))
         with connection:
-            standby_wire.send(connection, standby_wire.order(request, configuration.load(served.world.state).digest))
-            assert standby_wire.receive(connection)["offer"] == instance.run_id
+            dispatch.send(connection, dispatch.order(request, configuration.load(served.world.state).digest))
+            assert dispatch.receive(connection)["offer"] == instance.run_id
             if says is not None:
-                standby_wire.send(connection, says)
+                dispatch.send(connection, says)
     assert _states(served.world, instance.run_id)[-1] == "Isolated"
     answer = served.run(path, "y")
     assert _said(answer) == {"text": "y", "used": False, "run": instance.run_id}
@@ -473,7 +478,7 @@ def test_one_whose_envelope_has_expired_is_gone_and_no_other_is_made(served: Ser
         if row["kind"].get("run_id") == instance.run_id and row["kind"].get("state") == "Terminated"
     ]
     assert reasons == [f"{errors.KilledError.code}: standby: its envelope has expired"]
-    _until(lambda: "expires" not in [one.agent_id for one in standby_records.wanted(served.world.state)], served)
+    _until(lambda: "expires" not in [one.agent_id for one in wanted.wanted(served.world.state)], served)
     with pytest.raises(errors.ExpiredError):
         served.run(path)
 
@@ -502,7 +507,7 @@ def test_who_only_waits_gives_way_to_a_run_that_needs_the_memory(warm: Path) -> 
             _, (large,) = _warmed(one, "large", memory_mb=256)
             # All that may be promised but for a little and for the smaller of those that wait, with what each sandbox
             # costs beside its agent.
-            most = int(host.capacity_mb() * 0.05) - (instance.host_memory_mb - 64) - instance.host_memory_mb - 10
+            most = int(facts.capacity_mb() * 0.05) - (instance.host_memory_mb - 64) - instance.host_memory_mb - 10
             needs = world.sign(world.package({"main.py": ECHO}, name="needs", id="needs", memory_mb=most))
             assert _said(one.run(needs, "x"))["text"] == "x"
             # As few as make up for what was missing, the largest first.
@@ -559,7 +564,7 @@ def test_instances_with_a_network_each_have_their_own_in_one_holder(
         assert leftovers(world) == []
     told = [(name, int(threads), who) for name, threads, who in map(str.split, forks.read_text().splitlines())]
     # The control: of each instance its sandbox and its gates, and the forks that do go on as Python.
-    among = [one for one in told if one[0] == holder.NAME and one[1] > 1]
+    among = [one for one in told if one[0] == standby_worker.NAME and one[1] > 1]
     assert len(among) >= 2 * 2
     assert {one[2] for one in told if one[1] == 1} >= {"keeper.py:fork"}
     assert {one[2] for one in told if one[1] > 1} <= _AMONG_THREADS
@@ -610,13 +615,13 @@ def test_who_comes_and_says_nothing_costs_no_instance_and_changes_nothing(served
     is seen. A user's request reaches it as root's does."""
     path, (instance,) = _warmed(served, "reached")
     runs = served.world.state / "runs"
-    with standby_wire.reached(runs, packages.read(path).envelope) as silent:
+    with dispatch.reached(runs, packages.read(path).envelope) as silent:
         assert silent is not None
         # It turns to whoever came last when it is done with those before.
-        with standby_wire.reached(runs, packages.read(path).envelope) as other:
+        with dispatch.reached(runs, packages.read(path).envelope) as other:
             assert other is not None
-            standby_wire.send(other.connection, {"op": "run", "package": "another", "envelope": ""})
-            assert standby_wire.receive(other.connection) == {"cold": "another package"}
+            dispatch.send(other.connection, {"op": "run", "package": "another", "envelope": ""})
+            assert dispatch.receive(other.connection) == {"cold": "another package"}
         assert instance in registry.live(runs)
         assert "run_started" not in [
             row["kind"]["type"] for row in served.world.rows() if row["kind"].get("run_id") == instance.run_id

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from policy.signing import trust
-from sandbox import bundle, standby, standby_wire
 from sandbox import config as configuration
-from sandbox import package as packages
-from sandbox.registry import Entry
-from sandbox.request import Request
-from sandbox.state import State
+from sandbox.lifecycle.types import Request
+from sandbox.rundir import directory
+from sandbox.rundir.registry import Entry
+from sandbox.standby import dispatch, instance
+from sandbox.storage import package_reader as packages
+from sandbox.storage.trust_state import State
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import Served, open_place
 from tests.kernel.test_standby import _leaf, _until, _warmed
@@ -39,11 +40,11 @@ def _nothing(served: Served, path: Path, one: Entry) -> None:
 
 
 def _revoked(served: Served, path: Path, one: Entry) -> None:
-    bundle.mark_revoked(one.path, "leak")
+    directory.mark_revoked(one.path, "leak")
 
 
 def _stopped(served: Served, path: Path, one: Entry) -> None:
-    bundle.mark_stopped(one.path, "somebody", "why")
+    directory.mark_stopped(one.path, "somebody", "why")
 
 
 def _newer_serial(served: Served, path: Path, one: Entry) -> None:
@@ -71,20 +72,20 @@ def _go(served: Served, path: Path, one: Entry, act: Callable[..., None], late: 
     world = served.world
     request = Request(packages.read(path), "x", world.issuer, package_name=str(path))
     digest = configuration.load(world.state).digest
-    (connection,) = standby_wire._ready(world.state / "runs", standby_wire._name(request.package))
+    (connection,) = dispatch._ready(world.state / "runs", dispatch._name(request.package))
     with connection:
-        standby_wire.send(connection, standby_wire.order(request, digest))
-        assert standby_wire.receive(connection)["offer"] == one.run_id
+        dispatch.send(connection, dispatch.order(request, digest))
+        assert dispatch.receive(connection)["offer"] == one.run_id
         act(served, path, one)
         time.sleep(late)
-        standby_wire.send(connection, {"go": one.run_id})
-        said = dict(standby_wire.receive(connection))
+        dispatch.send(connection, {"go": one.run_id})
+        said = dict(dispatch.receive(connection))
         while not {"cold", "answer"} & said.keys():
-            said = dict(standby_wire.receive(connection))
+            said = dict(dispatch.receive(connection))
         return said
 
 
-LATE = standby.FRESH_SECONDS + 0.05
+LATE = instance.FRESH_SECONDS + 0.05
 WHAT = {
     "marked as revoked": (_revoked, 0.0, "leak"),
     "marked as stopped": (_stopped, 0.0, "somebody"),

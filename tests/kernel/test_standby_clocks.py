@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.serve import client
+from sandbox.serve.api import client
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import Served, open_place
@@ -60,7 +60,7 @@ _BEFORE = ("Provisioned", "Validated", "self_test_started", "self_test")
 # than its policy (test_canaries.py).
 _WIDER = """
 import errno, os
-from sandbox import canary
+from sandbox.probes import denial_probes as canary
 def widened(artefacts, plan=canary.plan):
     made = plan(artefacts)
     if os.path.exists(PLACE):

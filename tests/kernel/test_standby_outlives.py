@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sandbox import bundle, registry
 from sandbox.kernel.cgroup import cgroup
-from sandbox.registry import Entry
-from sandbox.serve import client
+from sandbox.rundir import directory, registry
+from sandbox.rundir.registry import Entry
+from sandbox.serve.api import client
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import Served
@@ -57,7 +57,7 @@ def _live(served: Served) -> list[Entry]:
 
 
 def _ready(served: Served) -> list[Entry]:
-    return [one for one in _live(served) if bundle.STANDBY in one.label and list(one.path.glob("standby-*"))]
+    return [one for one in _live(served) if directory.STANDBY in one.label and list(one.path.glob("standby-*"))]
 
 
 def _working(served: Served) -> list[Entry]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import registry
-from sandbox.registry import Entry
+from sandbox.rundir import registry
+from sandbox.rundir.registry import Entry
 from tests.kernel import serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
@@ -22,7 +22,7 @@ from tests.kernel.world import World
 # What the main loop reads, and how often, before its first line.
 _READS = """
 import psutil
-from sandbox.serve import pool
+from sandbox.serve import standby_pool as pool
 psutil.PROCFS_PATH = {place!r}
 pool.TICK_SECONDS = 0.2
 """

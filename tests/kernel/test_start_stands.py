@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import bundle, control, registry
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import spawn as proc_spawn
-from sandbox.network import gate_begun, gate_leaf
-from sandbox.network.gate_process import GateProcess
+from sandbox.network.gate import cgroup as gate_cgroup
+from sandbox.network.gate import prefork
+from sandbox.network.gate.process import GateProcess
+from sandbox.rundir import directory, registry
+from sandbox.shim import control_socket
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import until
@@ -38,14 +40,14 @@ def test_nothing_is_left_of_a_child_that_joins_a_stopped_cgroup() -> None:
 
 def _ask(path: Path) -> None:
     with contextlib.suppress(errors.NoRunError):
-        control.ask(path, "kill", by="operator@local", reason="it stands")
+        control_socket.ask(path, "kill", by="operator@local", reason="it stands")
 
 
 @pytest.mark.parametrize(
     ("act", "ended"),
     [
         pytest.param(_ask, errors.KilledError, id="whoever asks"),
-        pytest.param(lambda path: bundle.mark_revoked(path, "it leaks"), errors.RunRevokedError, id="a revocation"),
+        pytest.param(lambda path: directory.mark_revoked(path, "it leaks"), errors.RunRevokedError, id="a revocation"),
         pytest.param(None, errors.StartTimeoutError, id="its deadline"),
     ],
 )
@@ -62,7 +64,7 @@ def test_a_keeper_whose_sandbox_stands_is_not_deaf(
             return spawn(launch, patience)  # runsc itself is tried first
         (one,) = live
         leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
-        leaf.adopt(bundle.cgroups_of(one.path))
+        leaf.adopt(directory.cgroups_of(one.path))
         leaf.freeze()
 
         def once_it_stands(act: Callable[[Path], None]) -> None:
@@ -101,8 +103,8 @@ def _standing_gates(world: World, act: Callable[[Path], None]) -> Iterator[None]
     """The gates of the one run stand while the block lasts, and ``act`` is done once somebody does in there."""
     (one,) = registry.live(world.state / "runs")
     leaf = cgroup.Leaf(cgroup.Hierarchies.read(), one.run_id)
-    leaf.adopt(bundle.cgroups_of(one.path))
-    gates = gate_leaf.adopted_of(leaf)
+    leaf.adopt(directory.cgroups_of(one.path))
+    gates = gate_cgroup.adopted_of(leaf)
     assert gates is not None
     gates.freeze()
 
@@ -120,7 +122,7 @@ def _standing_gates(world: World, act: Callable[[Path], None]) -> Iterator[None]
 
 ENDS: dict[str, tuple[Callable[[Path], None], type[errors.RunError]]] = {
     "whoever asks": (_ask, errors.KilledError),
-    "a revocation": (lambda path: bundle.mark_revoked(path, "it leaks"), errors.RunRevokedError),
+    "a revocation": (lambda path: directory.mark_revoked(path, "it leaks"), errors.RunRevokedError),
 }
 
 
@@ -137,7 +139,7 @@ def test_a_keeper_whose_gates_stand_is_not_deaf(
         with _standing_gates(networked, act):
             ready(self, 60)
 
-    monkeypatch.setattr(gate_begun, "START", "import time; time.sleep(600)")
+    monkeypatch.setattr(prefork, "START", "import time; time.sleep(600)")
     monkeypatch.setattr(GateProcess, "ready", never_ready)
     with pytest.raises(ended):
         networked.run(package)

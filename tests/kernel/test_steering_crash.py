@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from policy import errors, lifecycle
-from sandbox import archive, bundle, oversight, registry, revocation
+from sandbox.audit import run_archive
+from sandbox.control import manager, revocation
 from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import directory, registry
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import SLEEPS, until
 from tests.kernel.world import HEAD, TAIL, World
@@ -25,11 +27,11 @@ from tests.kernel.world import HEAD, TAIL, World
 pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).resolve().parents[2]
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 # A keeper that dies at one point of what it is asked.
 KEEPER = """\
 import os, runpy, signal, sys
-from sandbox import control
+from sandbox.shim import control_socket as control
 from sandbox.kernel.cgroup.cgroup import Leaf
 point = sys.argv.pop(1)
 
@@ -52,7 +54,7 @@ sys.argv[0] = "covenant"
 runpy.run_module("covenant", run_name="__main__")
 """
 # What is asked until it dies.
-POINTS: dict[str, tuple[oversight.Operation, ...]] = {
+POINTS: dict[str, tuple[manager.Operation, ...]] = {
     "written down, not stopped": ("suspend",),
     "stopped, not answered": ("suspend",),
     "written down, not let go on": ("suspend", "resume"),
@@ -89,9 +91,9 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
     runs: dict[int, str] = until(running)
     for point, operations in POINTS.items():
         for operation in operations[:-1]:
-            oversight.act(world.state, ASKER, operation, runs[keepers[point].pid])
+            manager.act(world.state, ASKER, operation, runs[keepers[point].pid])
         with pytest.raises(errors.NoRunError):
-            oversight.act(world.state, ASKER, operations[-1], runs[keepers[point].pid])
+            manager.act(world.state, ASKER, operations[-1], runs[keepers[point].pid])
         assert keepers[point].wait(60) == -9
     # Neither a lock nor a socket of theirs keeps the next one from starting, and it ends what they left.
     assert world.run_code(HEAD + "answer = 1" + TAIL, name="next").error is None
@@ -103,7 +105,7 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
         states = [row["state"] for row in rows if row["type"] == "run_state"]
         assert states[-1] == "Archived"
         assert set(itertools.pairwise(states)) <= lawful
-        record = archive.read(world.state, run_id)
+        record = run_archive.read(world.state, run_id)
         assert record is not None
         assert record.code == "cut_off"
 
@@ -111,7 +113,7 @@ def test_whoever_asks_a_keeper_that_dies_of_it_is_told_and_nothing_of_it_stays(
 # A keeper whose run stands below another's by its label, and that finds out that whoever ends it is gone when told so.
 MEMBER = """\
 import os, runpy, sys
-from sandbox import admission, steering
+from sandbox.rundir import admission; from sandbox.shim import operations as steering
 above, told = sys.argv.pop(1), sys.argv.pop(1)
 label, forsaken = admission.Claim.label, steering.Steering._forsaken
 steering._ENDING_SECONDS = 0.0
@@ -127,7 +129,7 @@ STEPS = {"both stand": 0, "the first is marked": 1, "both are marked": 2, "and n
 
 def _end_and_die(world: World, run_id: str, step: str) -> None:
     """By a process of its own."""
-    mark, left = bundle.mark_stopped, iter(range(STEPS[step]))
+    mark, left = directory.mark_stopped, iter(range(STEPS[step]))
 
     def die(*arguments: Any, **more: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -139,11 +141,11 @@ def _end_and_die(world: World, run_id: str, step: str) -> None:
 
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
-            bundle.mark_stopped = mark_or_die
+            directory.mark_stopped = mark_or_die
             if step == "both are marked":
-                oversight._Ask._tell = die  # type: ignore[method-assign]
+                manager._Ask._tell = die  # type: ignore[method-assign]
             revocation.end_together = die
-            oversight.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
+            manager.act(world.state, ASKER, "kill", run_id, reason="enough", tree=True)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
@@ -181,7 +183,7 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
         untold = found[tops[0]], found[below[0]]
         until(lambda: all(_stands(one) for one in untold))
         assert registry.under_way(untold[1].path)
-        ended = oversight.act(world.state, ASKER, "kill", untold[0].run_id, reason="enough", tree=True)
+        ended = manager.act(world.state, ASKER, "kill", untold[0].run_id, reason="enough", tree=True)
         assert sorted(ended) == sorted(one.run_id for one in untold)
         told.touch()
         until(lambda: all(one.poll() is not None for one in processes))
@@ -189,7 +191,7 @@ def test_a_tree_ends_whose_end_was_begun_by_somebody_who_is_killed(world: World)
     rows = [row["kind"] for row in world.rows()]
     ends = [(row["run_id"], row["code"]) for row in rows if row["type"] == "run_ended"]
     assert sorted(ends) == sorted((one, "stopped") for one in ids)
-    records = [archive.read(world.state, one) for one in ids]
+    records = [run_archive.read(world.state, one) for one in ids]
     assert {record and record.message for record in records} == {"ended by operator@local: enough"}
     # The child of the one that was marked alone was told by its parent, as may be one that was about to see its mark.
     suspended = {row["run_id"]: row["reason"] for row in rows if row.get("state") == "Suspended"}

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import archive, bundle, oversight, registry
-from sandbox.denials import Denials
+from sandbox.audit import run_archive
+from sandbox.audit.denials import Denials
+from sandbox.audit.run_events import Rows
+from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import spawn
-from sandbox.rows import Rows
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import registry
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
 from tests.kernel.world import HEAD, TAIL, World
@@ -50,7 +53,7 @@ print("BURNT", file=sys.stderr, flush=True)
 time.sleep(60)
 answer = 1
 """
-ASKER = oversight.Asker("operator@local", root=True)
+ASKER = manager.Asker("operator@local", root=True)
 
 
 @pytest.mark.parametrize("backend", ["linux-gvisor", "trusted-local"])
@@ -63,7 +66,7 @@ def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
     process = begun(world, path)
     until(lambda: _runs(world))
     (run,) = registry.agents(registry.live(world.state / "runs"))
-    until(lambda: "BURNT" in oversight.logs(world.state, ASKER, run.run_id)["text"])
+    until(lambda: "BURNT" in manager.logs(world.state, ASKER, run.run_id)["text"])
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1, err
@@ -73,12 +76,12 @@ def test_a_stopped_run_leaves_nothing_but_what_it_said_and_used(
     assert (ended["type"], ended["status"], ended["code"]) == ("run_ended", "failed", "interrupted")
     assert ended["cpu_ms"] >= 150, "gVisor counts by ticks: 0.3 s of the agent's are less of the cgroup's now and then"
     assert ended["stderr_bytes"] == len("BURNT\n")
-    assert oversight.logs(world.state, ASKER, run.run_id)["text"] == "BURNT\n"
+    assert manager.logs(world.state, ASKER, run.run_id)["text"] == "BURNT\n"
 
 
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(bundle.RunDirectory, "__exit__"), (Rows, "run_ended"), (archive, "store")]
+    ("owner", "name"), [(rundir_directory.RunDirectory, "__exit__"), (Rows, "run_ended"), (run_archive, "store")]
 )
 def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
     world: World, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, answers: bool
@@ -109,15 +112,15 @@ def test_a_signal_while_a_run_is_cleared_away_cuts_nothing_short(
 def test_a_canary_that_is_interrupted_has_not_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run tries it again, and is not refused for what nobody found."""
     world.configure(self_test=True)
-    leave, signals = bundle.RunDirectory.__exit__, [signal.SIGTERM]
+    leave, signals = rundir_directory.RunDirectory.__exit__, [signal.SIGTERM]
 
-    def told(directory: bundle.RunDirectory, *exc: Any) -> None:
+    def told(directory: rundir_directory.RunDirectory, *exc: Any) -> None:
         if signals:
             os.kill(os.getpid(), signals.pop())
         leave(directory, *exc)
 
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
-    monkeypatch.setattr(bundle.RunDirectory, "__exit__", told)
+    monkeypatch.setattr(rundir_directory.RunDirectory, "__exit__", told)
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
     assert leftovers(world) == []

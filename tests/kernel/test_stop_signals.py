@@ -16,27 +16,22 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import (
-    archive,
-    bundle,
-    delegation,
-    durable,
-    keeper,
-    lifecycle,
-    offspring,
-    oversight,
-    package,
-    registry,
-    rootfs,
-    runner,
-    standby_records,
-    surroundings,
-)
+from sandbox.audit import run_archive
+from sandbox.audit.log import Ledger
+from sandbox.audit.run_events import Rows
+from sandbox.broker import delegation
+from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.proc import pipes
 from sandbox.kernel.proc import spawn as proc_spawn
-from sandbox.ledger import Ledger
-from sandbox.rows import Rows
+from sandbox.lifecycle import child_run
+from sandbox.lifecycle import run as lifecycle_run
+from sandbox.rootfs import skeleton
+from sandbox.rundir import directory, registry
+from sandbox.shim import process as shim_process
+from sandbox.shim import signals, stdio
+from sandbox.standby import wanted as standby_wanted
+from sandbox.storage import atomic_file, package_reader
 from sandbox.supervisor import Request, Supervisor
 from tests.kernel.conftest import leftovers
 from tests.kernel.families import BIG, SMALL, member, spawn
@@ -88,7 +83,7 @@ def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
     def fails(_: cgroup.Leaf) -> int:
         raise errors.KernelError("it cannot be read")
 
-    owner: Any = Rows if where == "run_ended" else archive
+    owner: Any = Rows if where == "run_ended" else run_archive
     real = getattr(owner, where)
 
     def told(*args: Any, **fields: Any) -> Any:
@@ -103,7 +98,7 @@ def test_the_end_of_a_run_that_the_machine_failed_is_not_cut_short(
     rows = world.rows()[before:]
     (run,) = {one["run_id"] for one in _of(rows, "run_started")}
     assert [one["code"] for one in _of(rows, "run_ended")] == [errors.KernelError.code]
-    record = archive.read(world.state, run)
+    record = run_archive.read(world.state, run)
     assert record is not None
 
 
@@ -122,7 +117,7 @@ answer = 1
     def end() -> None:
         def burnt() -> registry.Entry | None:
             for one in registry.live(world.state / "runs"):
-                if one.agent_id == "burns" and "BURNT" in oversight.logs(world.state, ASKER, one.run_id)["text"]:
+                if one.agent_id == "burns" and "BURNT" in manager.logs(world.state, ASKER, one.run_id)["text"]:
                     return one
             return None
 
@@ -146,13 +141,13 @@ def test_a_child_that_is_interrupted_when_it_has_answered_says_so(
     """Its parent hears what it used as well: until it has, nothing cuts it short."""
     member(world, "heir", 'answer = "from below"', **SMALL)
     elder = member(world, "elder", 'answer = child("heir")', more=spawn(2, 4), **BIG)
-    outcome = offspring._outcome
+    outcome = child_run._outcome
 
     def told(answer: Any) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGTERM)
         return outcome(answer)
 
-    monkeypatch.setattr(offspring, "_outcome", told)
+    monkeypatch.setattr(child_run, "_outcome", told)
     answer = world.run(elder)
     assert answer.error is None
     assert answer.result is not None
@@ -167,20 +162,20 @@ def test_what_was_used_is_kept_where_the_last_row_cannot_be_written(
     """By whoever writes it next, and for a parent by its own."""
     burns = "import time\nwhile time.process_time() < 0.5: pass\nanswer = 1"
     path = world.sign(world.package({"main.py": HEAD + burns + TAIL}))
-    append, go, runs = Rows._append, lifecycle.Run.go, list[lifecycle.Run]()
+    append, go, runs = Rows._append, lifecycle_run.Run.go, list[lifecycle_run.Run]()
 
     def fails(rows: Rows, kind: str, **more: Any) -> None:
         if kind == "run_ended":
             raise errors.LedgerError("the disk is full")
         append(rows, kind, **more)
 
-    def kept(run: lifecycle.Run) -> Any:
+    def kept(run: lifecycle_run.Run) -> Any:
         runs.append(run)
         return go(run)
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "_append", fails)
-        patch.setattr(lifecycle.Run, "go", kept)
+        patch.setattr(lifecycle_run.Run, "go", kept)
         with pytest.raises(errors.LedgerError):
             world.run(path)
     (run,) = runs
@@ -207,7 +202,7 @@ def test_an_agent_is_dead_at_once_when_its_run_is_told_to_end(world: World) -> N
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         # Nobody's turn has come until then, whose first act this would be.
-        while lives() and time.monotonic() - began < durable.TURN_SECONDS / 2:
+        while lives() and time.monotonic() - began < atomic_file.TURN_SECONDS / 2:
             time.sleep(0.01)
         dead = not lives()
     out, _ = process.communicate(timeout=40)
@@ -224,12 +219,12 @@ def test_an_instance_that_is_interrupted_is_archived(world: World) -> None:
     (alive, ours), (told, tell) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     with Supervisor(world.state, never_granted=(str(world.home),)) as supervisor:
         supervisor.keeps_standby = True
-        request = Request(package.read(path), "hi", world.issuer, package_name=str(path))
+        request = Request(package_reader.read(path), "hi", world.issuer, package_name=str(path))
         assert supervisor.run(request).error is None
-        (wanted, *_) = standby_records.wanted(world.state)
+        (wanted, *_) = standby_wanted.wanted(world.state)
         seen = len(world.rows())
         work = lambda: supervisor.stand_by(wanted, alive=alive, told=told, tell=lambda word: None)  # noqa: E731
-        child = keeper.fork(work, keep=(2, alive, told))
+        child = shim_process.fork(work, keep=(2, alive, told))
         until(lambda: list((world.state / "runs").glob("*/standby-*")), seconds=25)
         child.signal(signal.SIGTERM)
         child.reap()
@@ -272,7 +267,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(world: World, monkeypatch: p
     """While its cgroups are made, while they are removed since it could not be started, and while its directory is."""
     path = world.sign(world.package({"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}))
     assert world.run(path, "warm", timeout_ms=1).error is not None
-    owner: Any = {"made": pathlib.Path, "removed": cgroup.Leaf, "left": bundle.RunDirectory}[where]
+    owner: Any = {"made": pathlib.Path, "removed": cgroup.Leaf, "left": directory.RunDirectory}[where]
     name = {"made": "mkdir", "removed": "remove", "left": "__exit__"}[where]
     real, once = getattr(owner, name), [1, 1]
 
@@ -311,7 +306,7 @@ def test_an_agent_is_dead_at_once_when_its_keeper_waits_for_the_log(world: World
 
     def suspend() -> None:
         with contextlib.suppress(errors.CovenantError):  # it is gone before it answers
-            oversight.act(world.state, ASKER, "suspend", run.run_id)
+            manager.act(world.state, ASKER, "suspend", run.run_id)
 
     asks = threading.Thread(target=suspend)
     with open(world.state / "audit" / "events.jsonl", "rb") as log:
@@ -353,17 +348,17 @@ def test_a_canary_that_the_machine_fails_while_it_is_interrupted_has_not_failed(
 def test_a_canary_that_is_over_swallows_no_signal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.configure(self_test=True)
     path = world.sign(world.package({"main.py": HEAD + "answer = 1" + TAIL}))
-    hold = rootfs.Skeletons.hold
+    hold = skeleton.Skeletons.hold
 
     @contextlib.contextmanager
     def told(self: Any, *args: Any, **more: Any) -> Iterator[Any]:
         with hold(self, *args, **more) as held:
             yield held
-            if signal.getsignal(signal.SIGTERM) not in (surroundings._end, signal.SIG_IGN):
+            if signal.getsignal(signal.SIGTERM) not in (signals._end, signal.SIG_IGN):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rootfs.Skeletons, "hold", told)
+        patch.setattr(skeleton.Skeletons, "hold", told)
         with pytest.raises(KeyboardInterrupt):
             world.run(path)
     assert _of(world.rows(), "run_started") == []
@@ -375,13 +370,13 @@ def test_what_had_ended_by_itself_did(world: World, monkeypatch: pytest.MonkeyPa
     """A signal while the last of its output is read does not say why."""
     code = {"main.py": HEAD + "sys.exit(3)" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    drain = runner.Exchange._drain
+    drain = stdio.Exchange._drain
 
-    def told(exchange: runner.Exchange) -> None:
+    def told(exchange: stdio.Exchange) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         drain(exchange)
 
-    monkeypatch.setattr(runner.Exchange, "_drain", told)
+    monkeypatch.setattr(stdio.Exchange, "_drain", told)
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
     (end,) = _of(world.rows(), "run_ended")
@@ -395,17 +390,17 @@ def test_what_is_below_a_run_ends_with_it_whichever_is_seen_first(
     """It is marked with its tree, told to end, and its exit is seen before the signal is."""
     code = {"main.py": HEAD + "import time; time.sleep(60)\nanswer = 1" + TAIL}
     path = world.sign(world.package(code, backend=backend, required=str(backend == "linux-gvisor").lower()))
-    below, give = list[tuple[Any, ...]](), runner.Exchange._give
+    below, give = list[tuple[Any, ...]](), stdio.Exchange._give
 
-    def told(exchange: runner.Exchange) -> None:
+    def told(exchange: stdio.Exchange) -> None:
         give(exchange)
         (run,) = registry.agents(registry.live(world.state / "runs"))
-        bundle.mark_stopped(run.path, "operator@local", "enough")
+        directory.mark_stopped(run.path, "operator@local", "enough")
         os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: pipes.readable(exchange.channel.pidfd, 0))
         exchange._on_exit()
 
-    monkeypatch.setattr(runner.Exchange, "_give", told)
+    monkeypatch.setattr(stdio.Exchange, "_give", told)
     monkeypatch.setattr(delegation, "end_below", lambda *what: below.append(what[-2:]))
     with pytest.raises(KeyboardInterrupt):
         world.run(path)
@@ -428,7 +423,7 @@ def test_a_run_that_is_killed_while_it_is_stopped_is_not_said_to_go_on(
         (run,) = until(lambda: [one for one in registry.live(world.state / "runs") if one.state == "Running"])
         monkeypatch.setattr(cgroup.Leaf, "_freezer_says", told)
         with contextlib.suppress(errors.CovenantError):
-            oversight.act(world.state, ASKER, "suspend", run.run_id)
+            manager.act(world.state, ASKER, "suspend", run.run_id)
 
     asks = threading.Thread(target=suspend)
     asks.start()
@@ -460,6 +455,6 @@ def test_a_last_row_that_is_written_at_the_second_try_says_as_much(
     (end,) = _of(world.rows(), "run_ended")
     assert (end["code"], end["exit_status"], end["stderr_bytes"]) == (errors.LedgerError.code, 0, len("SAID\n"))
     assert end["cpu_ms"] > 100
-    record = archive.read(world.state, end["run_id"])
+    record = run_archive.read(world.state, end["run_id"])
     assert record is not None
     assert record.stderr == "SAID\n"

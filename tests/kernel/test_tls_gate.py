@@ -21,7 +21,7 @@ import pytest
 from policy import denials
 from policy.compile.artefacts import Artefacts
 from policy.compile.network.firewall import GATE_UID, TLS_PORT
-from sandbox.network import tls_gate
+from sandbox.network.tls import gate as tls_gate
 from tests import hello_kit as kit
 from tests.kernel import three_namespaces, tls_servers
 from tests.kernel.three_namespaces import GATEWAY, GATEWAY6, Namespaces

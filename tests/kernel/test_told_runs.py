@@ -21,8 +21,8 @@ from covenant.runtime.supervisor_report import Family, Told
 from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, verify
-from sandbox import registry
-from sandbox.serve import client
+from sandbox.rundir import registry
+from sandbox.serve.api import client
 from tests import daemon_kit
 from tests.daemon_kit import Daemon
 from tests.kernel import families, serving

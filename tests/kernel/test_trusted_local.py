@@ -31,9 +31,10 @@ from policy.compile import trusted_local as compiler
 from policy.manifest import parse
 from policy.package import Package
 from policy.prove import local
-from sandbox import host, trusted_local
-from sandbox.channel import Finished, Limits
+from sandbox.host import facts
 from sandbox.kernel.seccomp import load
+from sandbox.run_io import Finished, Limits
+from sandbox.runner import trusted_local
 from tests.kernel.world import HEAD, TAIL, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def manifest(**values: object) -> bytes:
 
 def plan_of(raw: bytes, *, demand: local.Demand | None = None, **changes: Any) -> trusted_local.Plan:
     found = parse.parse(raw)
-    policy = compiler.compile(found, arch=host.architecture(), signed=False)
+    policy = compiler.compile(found, arch=facts.architecture(), signed=False)
     program = {"python3": "/usr/bin/python3", "node": "/usr/bin/node"}.get(policy.runtime, f"/mnt/{policy.entry}")
     demand = demand or local.demanded(found)
     return trusted_local.Plan(dataclasses.replace(policy, **changes), AGENT, program, demand)
@@ -219,7 +220,7 @@ def test_uid_or_gid_0_never_runs_even_if_a_plan_says_so(state: Path, monkeypatch
 def test_without_root_it_is_a_clear_refusal() -> None:
     program = (
         # Imported first: the clone may lie where an ordinary user cannot read it.
-        "from sandbox import trusted_local as t; from policy import errors\n"
+        "from sandbox.runner import trusted_local as t; from policy import errors\n"
         "import os; os.setresuid(65534, 65534, 65534)\n"
         "try: t._need_root()\n"
         "except errors.PrivilegeError as e: print(e.code, e.hint)\n"
@@ -377,7 +378,7 @@ CALLS: dict[str, tuple[list[int], str]] = {
 
 
 def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Path) -> None:
-    numbers = data.syscalls(host.architecture()).numbers
+    numbers = data.syscalls(facts.architecture()).numbers
     calls = {name: (numbers[name], args) for name, (args, _) in CALLS.items()}
     code = f"""
         libc = ctypes.CDLL(None, use_errno=True)
@@ -386,7 +387,7 @@ def test_denied_calls_get_eperm_and_fail_otherwise_without_the_filter(state: Pat
                 raise OSError(ctypes.get_errno(), "")
         answer({{name: tried(lambda: call(number, *args))[0] for name, (number, args) in {calls!r}.items()}})
     """
-    nothing = seccomp.DenyFilter(host.architecture(), (), ())
+    nothing = seccomp.DenyFilter(facts.architecture(), (), ())
     without = value(run(state, code, plan=lambda raw: plan_of(raw, filter=nothing, demand=local.Demand())))
     assert without == {name: outcome for name, (_, outcome) in CALLS.items()}
     assert value(run(state, code)) == dict.fromkeys(CALLS, "EPERM")
@@ -412,7 +413,7 @@ def test_a_filter_that_lacks_a_rule_stops_the_run(state: Path, rule: str) -> Non
 
 
 def test_a_fault_of_libseccomp_stops_the_run(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, numbers = load.export, data.syscalls(host.architecture()).numbers
+    honest, numbers = load.export, data.syscalls(facts.architecture()).numbers
 
     def faulty(prepared: Any) -> bytes:
         # Where the number of bpf is compared with, a second comparison with that of ptrace: bpf would pass.

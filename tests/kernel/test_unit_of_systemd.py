@@ -16,7 +16,9 @@ import pytest
 
 from policy import decide
 from policy.compile.targets import systemd
-from sandbox import config, host, package
+from sandbox import config
+from sandbox.host import facts as host_facts
+from sandbox.storage import package_reader
 from tests.kernel.booted_systemd import UID, BootedSystemd
 from tests.unit.policy.compile import targets_kit as kit
 
@@ -27,10 +29,10 @@ GRANTS = '[permissions.filesystem]\nread = ["/usr/share/doc"]'
 
 def boot(source: Path, base: Path) -> BootedSystemd:
     """A systemd with the units of the package at `source`."""
-    read = package.read(source)
+    read = package_reader.read(source)
     found = decide.manifest_of(read)
     settings = config.Config(state=base)
-    facts = host.for_manifest(host.probe(settings), found, config=settings, package=read.files)
+    facts = host_facts.for_manifest(host_facts.probe(settings), found, config=settings, package=read.files)
     units = base / "units"
     units.mkdir()
     for name, raw in kit.compiled("systemd", found, host=facts, package_digest=read.digest).files.items():

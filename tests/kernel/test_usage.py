@@ -15,7 +15,7 @@ import pytest
 
 from policy import errors
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
-from sandbox.serve import client, frames
+from sandbox.serve.api import client, frames
 from tests.kernel import families, serving
 from tests.kernel.serving import Served, opened
 from tests.kernel.test_serve import eventually

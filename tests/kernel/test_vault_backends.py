@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.fetcher import Fetcher
+from sandbox.broker.vault_process import Fetcher
 from sandbox.kernel.proc.secret_memory import Locked
 from sandbox.vault import keys
 from sandbox.vault.backend import MAX_VALUE_BYTES, Backend, Change, Opened
-from sandbox.vault.file import FileVault
+from sandbox.vault.embedded import FileVault
 from sandbox.vault.openbao import OpenBao
 from sandbox.vault.settings import Settings
 from tests.kernel import openbao_raft

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from policy import errors
-from sandbox.serve import client
+from sandbox.serve.api import client
 from tests.kernel import serving
 from tests.kernel.booted_services import BootedServices
 from tests.kernel.conftest import leftovers

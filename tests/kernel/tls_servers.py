@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sandbox.network.client_hello import HelloReader, Refused
+from sandbox.network.tls.client_hello import HelloReader, Refused
 from tests import hello_kit
 
 CHUNK = b"0123456789abcdef" * 4096

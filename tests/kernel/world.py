@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.keys import identity, signing
 from policy import decide, errors
-from sandbox import config, package
-from sandbox.state import State
+from sandbox import config
+from sandbox.storage import package_reader
+from sandbox.storage.trust_state import State
 from sandbox.supervisor import Answer, Request, Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +106,7 @@ class World:
     def sign(self, path: Path, *, key: Ed25519PrivateKey | None = None, **terms: Any) -> Path:
         """Put an envelope into the package."""
         self._serial += 1
-        read = package.read(path)
+        read = package_reader.read(path)
         chosen = signing.Terms(**{"serial": self._serial, **terms})
         statement = signing.statement(read, decide.manifest_of(read), chosen, now_ms=int(time.time() * 1000))
         signing.write_envelope(path, signing.sign(statement, key or self.key))
@@ -114,9 +115,9 @@ class World:
     def run(self, path: Path, text: str = "hi", **request: Any) -> Answer:
         """Run the package through the supervisor, as ``covenant run`` does."""
         opening = Supervisor(self.state, never_granted=(str(self.home),))
-        with opening as supervisor, package.beside(path) as children:
+        with opening as supervisor, package_reader.beside(path) as children:
             named = {"package_name": str(path), "children": children, **request}
-            return supervisor.run(Request(package.read(path), text, self.issuer, **named))
+            return supervisor.run(Request(package_reader.read(path), text, self.issuer, **named))
 
     def run_code(
         self,

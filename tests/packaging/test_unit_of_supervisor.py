@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.serve import hardening, places
+from sandbox.serve import hardening
+from sandbox.serve.api import paths
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "packaging" / "systemd"
@@ -48,6 +49,6 @@ def test_the_unit_leaves_what_the_process_keeps_and_no_more() -> None:
 
 def test_the_socket_is_where_clients_look() -> None:
     text = (UNITS / NAMES[1]).read_text()
-    assert f"ListenStream={places.SYSTEM_SOCKET}\n" in text
+    assert f"ListenStream={paths.SYSTEM_SOCKET}\n" in text
     # Open to root alone until the operator says otherwise.
     assert "SocketMode=0600\n" in text

@@ -15,7 +15,9 @@ from policy.compile.targets import systemd, unit_quoting
 from policy.data import target_table
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
-from sandbox import config, host, package
+from sandbox import config
+from sandbox.host import facts as host_facts
+from sandbox.storage import package_reader
 from tests.unit.policy.compile import targets_kit as kit
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +52,8 @@ def analyze(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def written(found: Manifest, directory: Path) -> Path:
     """The units of a manifest for this host in a directory; the path of the service."""
     settings = config.Config(state=directory)
-    files = package.read(ROOT / "agents/hello").files
-    facts = host.for_manifest(host.probe(settings), found, config=settings, package=files)
+    files = package_reader.read(ROOT / "agents/hello").files
+    facts = host_facts.for_manifest(host_facts.probe(settings), found, config=settings, package=files)
     for name, raw in kit.compiled("systemd", found, host=facts).files.items():
         (directory / name).write_bytes(raw)
     (service,) = directory.glob("*@.service")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sandbox.network.client_hello import CODES, HELLO_BYTES, AnswerReader, Hello, HelloReader, Refused
+from sandbox.network.tls.client_hello import CODES, HELLO_BYTES, AnswerReader, Hello, HelloReader, Refused
 from tests import hello_kit as kit
 
 _LABELS = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,8}[a-z0-9_])?", fullmatch=True)

@@ -8,13 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policy.grants.sets import addresses, hostnames
-from sandbox.network import dns_names
-from sandbox.network.tokens import Tokens
+from sandbox.network.dns import names
+from sandbox.rate_limit import Tokens
 
 _LABEL = st.sampled_from(["a", "b", "example", "xn--a", "_x", "com"])
 _NAME = st.lists(_LABEL, min_size=1, max_size=5).map(".".join)
 _PATTERN = _NAME | _NAME.map("*.{}".format) | st.just(hostnames.EVERY)
-_PUBLIC = dns_names.Public(addresses.PUBLIC)
+_PUBLIC = names.Public(addresses.PUBLIC)
 
 
 def covers(pattern: str, name: str) -> bool:
@@ -26,14 +26,14 @@ def covers(pattern: str, name: str) -> bool:
 
 @given(st.lists(_PATTERN, unique=True, max_size=8), _NAME)
 def test_a_name_is_covered_by_exactly_the_patterns_that_mean_it(patterns: list[str], name: str) -> None:
-    found = dns_names.Patterns(patterns).covering(name)
+    found = names.Patterns(patterns).covering(name)
     assert sorted(found) == [number for number, pattern in enumerate(patterns) if covers(pattern, name)]
 
 
 @given(st.lists(_PATTERN, unique=True, min_size=1, max_size=8), _NAME)
 def test_the_policy_gives_a_name_the_same_patterns(patterns: list[str], name: str) -> None:
     chain = {name, *hostnames.above(name)}
-    found = {patterns[number] for number in dns_names.Patterns(patterns).covering(name)}
+    found = {patterns[number] for number in names.Patterns(patterns).covering(name)}
     assert found == chain.intersection(patterns)
 
 
@@ -65,6 +65,6 @@ def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(steps: list[float], 
 
 @given(st.none() | st.integers(0, 2**31))
 def test_a_time_is_held_within_its_bounds(ttl: int | None) -> None:
-    held = dns_names.clamp(ttl, (30, 3600))
+    held = names.clamp(ttl, (30, 3600))
     assert 30 <= held <= 3600
     assert ttl is None or not 30 <= ttl <= 3600 or held == ttl

@@ -9,7 +9,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from policy import errors
-from sandbox import elf, ldso
+from sandbox.rootfs import elf, loader_patch
 from tests.unit.sandbox import tiny_elf
 
 GOOD = tiny_elf.build(interpreter="/lib64/ld-linux-x86-64.so.2", needed=["libc.so.6", "libm.so.6"], runpath="/a:/b")
@@ -43,12 +43,12 @@ def test_a_patch_changes_nothing_but_entry_size_and_padding(at: int, word: int) 
     data = bytearray(PADDED)
     struct.pack_into("<Q", data, at, word)
     try:
-        patched = ldso.patch(bytes(data))
+        patched = loader_patch.patch(bytes(data))
     except (errors.NotElfError, errors.NotEnforceableError):
         return
     assert len(patched) == len(data)
     segment = next(s for s in elf.parse(bytes(data), name="it").segments if s.kind == elf.PT_LOAD)
     cave = segment.offset + segment.file_size
-    assert not any(data[cave : cave + ldso.TRAMPOLINE_SIZE])
+    assert not any(data[cave : cave + loader_patch.TRAMPOLINE_SIZE])
     changed = [i for i, (a, b) in enumerate(zip(data, patched, strict=True)) if a != b]
-    assert all(i < HEADERS_END or cave <= i < cave + ldso.TRAMPOLINE_SIZE for i in changed)
+    assert all(i < HEADERS_END or cave <= i < cave + loader_patch.TRAMPOLINE_SIZE for i in changed)

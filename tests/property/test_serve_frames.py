@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import base58, contract, errors
-from sandbox.serve import frames, protocol
+from sandbox.serve.api import frames, protocol
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),

@@ -9,9 +9,9 @@ import socket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.network.splice import Pipes
-from sandbox.network.tls_connection import Connection, Stage
-from sandbox.network.tls_plan import TlsPlan
+from sandbox.network.tls.connection import Connection, Stage
+from sandbox.network.tls.plan import TlsPlan
+from sandbox.network.tls.splice import Pipes
 from tests import hello_kit as kit
 
 NAME, OTHER = "api.example.com", "other.example.com"

@@ -17,7 +17,8 @@ from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import verify
 from policy.decompile.network import gates
-from sandbox import config, ldso
+from sandbox import config
+from sandbox.rootfs import loader_patch
 
 PUBLIC = Ed25519PrivateKey.from_private_bytes(b"\x01" * 32).public_key()
 
@@ -80,7 +81,7 @@ def test_a_loader_whose_neighbour_lies_behind_the_end_of_the_file_has_no_room() 
         "08t<tm;"
     )
     with pytest.raises(errors.NotEnforceableError, match="no room"):
-        ldso.patch(zlib.decompress(base64.b85decode(packed)))
+        loader_patch.patch(zlib.decompress(base64.b85decode(packed)))
 
 
 def test_a_range_of_the_tls_gate_stands_once_and_in_order() -> None:

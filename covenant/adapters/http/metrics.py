@@ -1,7 +1,7 @@
 """What the daemon did and holds, in the text that Prometheus reads.
 
 Numbers, kinds of requests, codes of errors and, for the operator, keys of agents alone: no text, no path, no token.
-The number of series is bounded, as in ``sandbox.metrics``, which has the numbers of the supervisor's runs.
+The number of series is bounded, as in ``sandbox.control.metrics``, which has the numbers of the supervisor's runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.handlers.state.event_feed import TOPICS
 from policy import budget
-from sandbox import prometheus
+from sandbox.control import prometheus
 
 CONTENT_TYPE: Final = prometheus.CONTENT_TYPE
 # Buckets with a series of their own: those with the least left.

@@ -217,12 +217,12 @@ def _read(name: str, path: Path) -> Log | None:
 
 def _snapshot(name: str, path: Path) -> Log | None:
     from policy.audit_log import chain as audit_log_chain
-    from sandbox import durable
+    from sandbox.storage import atomic_file
 
     head_folder = path.with_name("audit-head")
     with contextlib.ExitStack() as stack:
         # Whoever is stopped over the readers' lock lets no writer write.
-        with durable.unstopped():
+        with atomic_file.unstopped():
             log = _locked(path, stack)
             chain = _open(path / _NAMES[1])
             if chain is not None:
@@ -256,10 +256,10 @@ def _acknowledged(
 ) -> tuple[list[int], list[str], str | None]:
     """How far both files are to be read, and in words what is beyond, or why the next start refuses that: then it is
     read."""
-    from sandbox import ledger_files
+    from sandbox.audit import log_files
 
     try:
-        tails = ledger_files.tails(log, chain, head, path)
+        tails = log_files.tails(log, chain, head, path)
     except errors.LedgerError as e:
         return sizes, [], e.message
     said = [

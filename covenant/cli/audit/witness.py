@@ -134,7 +134,7 @@ def _witness_key(path: Path, name: str) -> Any:
 def _turn(key: Path) -> Iterator[None]:
     """Nobody else with this key makes it, or reads or writes what it signed last: two who read the same would sign two
     histories. The lock has a file of its own, since those two get new ones."""
-    from sandbox import durable
+    from sandbox.storage import atomic_file
 
     path = key.with_name(f"{key.name}.lock")
     try:
@@ -144,7 +144,7 @@ def _turn(key: Path) -> Iterator[None]:
             f"the lock of the witness's key cannot be opened: {e.strerror}", where=str(path)
         ) from e
     try:
-        if not durable.take(fd, _TURN_SECONDS):
+        if not atomic_file.take(fd, _TURN_SECONDS):
             raise errors.KeyFileError("the witness's key is held by another process", where=str(path))
         yield
     finally:
@@ -153,10 +153,10 @@ def _turn(key: Path) -> Iterator[None]:
 
 def _write(path: Path, data: bytes) -> None:
     """Whole, and on the disk with its name: a rename that a power cut undoes would be what was seen last forgotten."""
-    from sandbox import durable
+    from sandbox.storage import atomic_file
 
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        durable.replace(folder, path.name, data)
+        atomic_file.replace(folder, path.name, data)
     finally:
         os.close(folder)

@@ -157,12 +157,12 @@ def pin(package: Path, as_json: bool) -> None:
     from covenant.keys import signing
     from policy.manifest.tools import document as tools_document
     from policy.manifest.tools import pins
-    from sandbox import durable
+    from sandbox.storage import atomic_file
 
     with signing.opened(package) as directory:
         for name in (tools_document.FILE, pins.LOCK):
             with contextlib.suppress(OSError):
-                os.unlink(durable.temporary_name(name), dir_fd=directory)
+                os.unlink(atomic_file.temporary_name(name), dir_fd=directory)
         read, manifest, declared = _read(directory)
         document, lock = pins.pin(read, declared)
         changed = [
@@ -180,7 +180,7 @@ def pin(package: Path, as_json: bool) -> None:
 
 def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
     """Put a file into the package whole or not at all; whether it is another than before."""
-    from sandbox import durable
+    from sandbox.storage import atomic_file
 
     if read.files.get(name) == content:
         return False
@@ -190,7 +190,7 @@ def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
     except FileNotFoundError:
         mode = 0o644
     try:
-        durable.replace(directory, name, content, mode=mode)
+        atomic_file.replace(directory, name, content, mode=mode)
     except OSError as e:
         raise errors.PackageError(f"`{name}` cannot be written: {e.strerror}", where=name) from e
     return True
@@ -199,7 +199,7 @@ def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
 def _read(path: Path | int) -> tuple[Package, Manifest, ToolManifest]:
     from policy.manifest import parse
     from policy.manifest.tools import document as tools_document
-    from sandbox import package as reader
+    from sandbox.storage import package_reader as reader
 
     read = reader.read(path)
     manifest = parse.parse(read.manifest)

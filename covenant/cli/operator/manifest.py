@@ -176,7 +176,7 @@ def sign(
 @_JSON
 def verify(package: Path, as_json: bool) -> None:
     """Verify PACKAGE's signature, digests and manifest against the trust root, as `run` would."""
-    from sandbox import package as reader
+    from sandbox.storage import package_reader as reader
 
     read = reader.read(package)
     parsed, trusted, signers, source = _verify(read)
@@ -262,7 +262,7 @@ def schema(which: str | None, as_json: bool) -> None:
 
 def _read(path: Path | int) -> tuple[Package, Manifest]:
     from policy.manifest import parse
-    from sandbox import package as reader
+    from sandbox.storage import package_reader as reader
 
     read = reader.read(path)
     return read, parse.parse(read.manifest)

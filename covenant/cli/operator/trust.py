@@ -65,7 +65,7 @@ def init(
     It is written to $COVENANT_HOME/trust/root.json, and as root to the supervisor's state, where it decides.
     """
     from covenant.keys import signing, trust_root
-    from sandbox.state import State
+    from sandbox.storage.trust_state import State
 
     home, now_ms = common.home(), times.now_ms()
     lifetime_ms = times.duration_ms(expires, option="--expires")
@@ -291,7 +291,7 @@ def _import_first(raw: bytes, digest: str, home: Path, now_ms: int, *, as_json: 
     """A first root that somebody else made: its place does not make it trusted here, its digest does."""
     from covenant.keys import trust_root
     from policy.signing import root as roots
-    from sandbox.state import State
+    from sandbox.storage.trust_state import State
 
     root = roots.TrustRoot.parse(raw)
     if root.payload_digest != digest:

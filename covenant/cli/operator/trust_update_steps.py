@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from covenant.keys.trust_root import Held, Outcome
     from policy.signing.proposal import Proposal, Side
     from policy.signing.root import TrustRoot
-    from sandbox.revocation import Enforced
+    from sandbox.control.revocation import Enforced
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

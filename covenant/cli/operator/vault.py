@@ -22,7 +22,7 @@ from policy import errors
 if TYPE_CHECKING:
     from sandbox.config import Config
     from sandbox.vault.backend import Backend, Entry
-    from sandbox.vault.file import FileVault
+    from sandbox.vault.embedded import FileVault
     from sandbox.vault.keys import Key
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -179,13 +179,13 @@ def _config() -> Config:
 
 
 def _opened(config: Config, passphrase_file: str | None) -> Backend:
-    from sandbox.vault import choice
+    from sandbox.vault import open as vault_open
 
-    return choice.configured(config, lambda: _opener(config, passphrase_file))
+    return vault_open.configured(config, lambda: _opener(config, passphrase_file))
 
 
 def _embedded(config: Config, key: Callable[[], contextlib.AbstractContextManager[Key]]) -> FileVault:
-    from sandbox.vault.file import FileVault
+    from sandbox.vault.embedded import FileVault
 
     if config.vault.backend != "file":
         raise errors.UsageError(
@@ -250,17 +250,17 @@ def _keys(stack: contextlib.ExitStack, file: Path | None, prompt: bool, passphra
 
 @contextlib.contextmanager
 def _value(fd: int | None, passphrase_file: str | None) -> Iterator[memoryview]:
-    from sandbox.vault import giving
+    from sandbox.vault import secret_input
 
     if fd in (None, 0) and passphrase_file == "-":  # noqa: S105 - the name of a file
         raise errors.UsageError("stdin cannot give both the secret and the passphrase", hint="give --fd N")
     if fd is None and sys.stdin is not None and sys.stdin.isatty():
         text = common.prompted("Secret", confirm=True)
-        with giving.typed(text) as value:
+        with secret_input.typed(text) as value:
             yield value
         return
     with contextlib.ExitStack() as stack:
-        value = stack.enter_context(giving.from_descriptor(0 if fd is None else fd))
+        value = stack.enter_context(secret_input.from_descriptor(0 if fd is None else fd))
         yield value
 
 

@@ -21,8 +21,8 @@ _ROWS = ("credential_granted", "denied", "vault_changed")
 def writer(config: Config, backend: str) -> Callable[[Change], None]:
     """Writes the row of a change, durable before it is made."""
     from covenant.keys import identity
-    from sandbox.ledger import Ledger
-    from sandbox.state import State
+    from sandbox.audit.log import Ledger
+    from sandbox.storage.trust_state import State
 
     home = common.home()
 

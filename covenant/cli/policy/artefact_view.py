@@ -48,9 +48,9 @@ def look(path: Path, *, parent: Path | None = None) -> Looked:
     Raises:
         errors.CovenantError: the package cannot be compiled here, or the directory cannot be read.
     """
-    from sandbox import artefact_files
+    from sandbox.storage import artefact_reader
 
-    return _directory(path) if artefact_files.holds(path) else package(path, parent=parent)
+    return _directory(path) if artefact_reader.holds(path) else package(path, parent=parent)
 
 
 def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
@@ -61,8 +61,9 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
     """
     from policy import data, decide
     from policy.rules import nine
-    from sandbox import config, host
-    from sandbox import package as packages
+    from sandbox import config
+    from sandbox.host import facts as host_facts
+    from sandbox.storage import package_reader as packages
 
     read = packages.read(path)
     manifest = decide.manifest_of(read)
@@ -70,8 +71,8 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
     # The state is ours or not: never grantable either way.
     own = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
     ceiling = None if parent is None else child_ceiling(package(parent).effective)
-    facts = host.for_manifest(
-        host.probe(settings),
+    facts = host_facts.for_manifest(
+        host_facts.probe(settings),
         manifest,
         config=settings,
         package=read.files,
@@ -87,7 +88,7 @@ def package(path: Path, *, parent: Path | None = None) -> LookedPackage:
         tuple(read.files),
         (*facts.runtimes.values(), *facts.executables.values()),
         decision.refusals,
-        host.never_granted(settings, own),
+        host_facts.never_granted(settings, own),
     )
 
 
@@ -120,9 +121,9 @@ def say_refusals(looked: Looked) -> None:
 
 def _directory(path: Path) -> Looked:
     from policy.grants import restore
-    from sandbox import artefact_files
+    from sandbox.storage import artefact_reader
 
-    artefacts = artefact_files.read(path)
+    artefacts = artefact_reader.read(path)
     return Looked(path, artefacts, restore.effective(_json(artefacts)["grants"]))
 
 

@@ -71,11 +71,11 @@ def _within(child: Looked, parent: Path) -> Looked:
 def _same_digest(looked: Looked) -> None:
     """The file ``digest`` of a compiled directory names the artefacts that lie there."""
     from covenant.cli.policy import artefact_view
-    from sandbox import artefact_files
+    from sandbox.storage import artefact_reader
 
     if isinstance(looked, artefact_view.LookedPackage):
         return
-    said = artefact_files.digest(looked.path)
+    said = artefact_reader.digest(looked.path)
     if said is not None and said != looked.artefacts.digest:
         raise errors.ProofError("the directory's digest is not that of its artefacts", where=str(looked.path))
 

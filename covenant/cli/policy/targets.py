@@ -42,7 +42,7 @@ def compile_for(
     from policy import decide
     from policy.compile.targets import all as targets_all
     from policy.rules import unsigned
-    from sandbox import package as packages
+    from sandbox.storage import package_reader as packages
 
     read = packages.read(package)
     manifest = decide.manifest_of(read)
@@ -76,21 +76,22 @@ def refuse_options(*, accepted: tuple[str, ...], image: str | None) -> None:
 
 def _facts(package: Package, manifest: Manifest, target: str) -> HostFacts:
     """This host, with the closures of what the manifest names where the target takes them from here."""
-    from sandbox import config, host
+    from sandbox import config
+    from sandbox.host import facts as host_facts
 
     settings = config.load(common.readable_state())
-    probed = host.probe(settings)
+    probed = host_facts.probe(settings)
     if target == "kubernetes":
         return probed
     never = (str(common.home()), os.path.abspath(os.environ.get("COVENANT_STATE") or settings.state))
-    return host.for_manifest(probed, manifest, config=settings, package=package.files, extra_never=never)
+    return host_facts.for_manifest(probed, manifest, config=settings, package=package.files, extra_never=never)
 
 
 def _log_first(manifest: Manifest, target: str, package_digest: str, output: Output) -> None:
     """Who accepts that a target allows more has said so in the log before anything can be applied."""
     from covenant.keys import identity
-    from sandbox.ledger import Ledger
-    from sandbox.state import State
+    from sandbox.audit.log import Ledger
+    from sandbox.storage.trust_state import State
 
     fields = {
         "run_id": None,

@@ -10,7 +10,7 @@ from covenant.cli import common
 from policy import errors
 
 if TYPE_CHECKING:
-    from sandbox.attest_runs import Answer
+    from sandbox.attest.live_runs import Answer
 
 
 @click.command(epilog=common.examples("covenant attest 6f1f64c0", "covenant attest --all --json"))
@@ -26,20 +26,21 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
 
     from covenant.cli import spinner
     from covenant.cli.audit import commands
-    from sandbox import attest_runs, progress
+    from sandbox import progress
+    from sandbox.attest import live_runs
 
     if (run is None) is not every:
         raise errors.UsageError("name one run, or say --all")
     if os.geteuid() != 0:
         raise errors.PrivilegeError("reading another's processes back needs root", hint="run it with sudo")
     state = common.state()
-    ids = _chosen(attest_runs.live(state / "runs"), run)
+    ids = _chosen(live_runs.live(state / "runs"), run)
     started = commands.started_policies() if ids else {}
-    answers = list[attest_runs.Answer]()
+    answers = list[live_runs.Answer]()
     with spinner.shown("reading the log", quiet=as_json), progress.step("reading the kernel back") as further:
         for number, one in enumerate(ids, 1):
             further(f"reading the kernel back: run {number} of {len(ids)}")
-            if (found := attest_runs.answer(state, one, started)) is not None:
+            if (found := live_runs.answer(state, one, started)) is not None:
                 answers.append(found)
     if run is not None and not answers:
         raise errors.NoRunError(f"run `{run}` has ended")

@@ -58,7 +58,7 @@ def dispatch(package: Path, pairs: int, as_json: bool) -> None:
     """
     from policy import decide
     from sandbox import config as configuration
-    from sandbox import package as packages
+    from sandbox.storage import package_reader as packages
 
     read = packages.read(package)
     manifest = decide.manifest_of(read)
@@ -111,7 +111,7 @@ class _Bench:
         return {"line": self._lines[1:], **{kind: values[1:] for kind, values in times.items()}}
 
     def _asked(self) -> Any:
-        from sandbox.serve import client
+        from sandbox.serve.api import client
 
         with supervisor_client.supervisor() as sock:
             if sock is None:
@@ -122,10 +122,10 @@ class _Bench:
         return answer
 
     def _await_instances(self) -> None:
-        from sandbox import standby_wire
+        from sandbox.standby import dispatch as standby_dispatch
 
         until = time.monotonic() + _WAIT_SECONDS
-        while standby_wire.ready(self._config.state / "runs", self._package) < self._manifest.sandbox.standby:
+        while standby_dispatch.ready(self._config.state / "runs", self._package) < self._manifest.sandbox.standby:
             if time.monotonic() > until:
                 raise errors.ServiceError("no instance of the package is ready", hint="see `covenant audit recent`")
             time.sleep(0.05)
@@ -139,7 +139,7 @@ class _Bench:
 
     def _cold(self) -> Callable[[], float]:
         from covenant.keys import identity
-        from sandbox import package as packages
+        from sandbox.storage import package_reader as packages
         from sandbox.supervisor import Request, Supervisor
 
         home = common.home()

@@ -22,12 +22,12 @@ def doctor(ctx: click.Context, as_json: bool, deadline: int | None) -> None:
 
     Without root it says what could not be probed. Nothing that it starts or makes is left behind.
     """
-    from sandbox import checks
     from sandbox import config as configuration
+    from sandbox import doctor as sandbox_doctor
 
     config = configuration.load(common.readable_state())
     with spinner.shown("checking this host", quiet=as_json):
-        report = checks.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
+        report = sandbox_doctor.examine(config, deadline_seconds=deadline or config.start_deadline_seconds)
     if as_json:
         common.emit(report.to_json())
     else:

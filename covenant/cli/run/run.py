@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import socket
 
     from policy.package import Package
-    from sandbox.serve import client
+    from sandbox.serve.api import client
     from sandbox.supervisor import Answer, Supervisor
 
 # A year is longer than any other clock of a run; infinity is no number of milliseconds.
@@ -73,7 +73,7 @@ def _asked(
     sock: socket.socket, path: Path, text: str, timeout_ms: int | None, user: str | None, *, as_json: bool
 ) -> client.Answer:
     """The answer of a supervisor, which reads the package by a descriptor of ours."""
-    from sandbox.serve import client
+    from sandbox.serve.api import client
 
     try:
         # As the package's reader opens it: no symlink, and nothing but a directory.
@@ -97,7 +97,7 @@ def _asked(
 def _here(path: Path, text: str, timeout_ms: int | None, user: str | None, *, dev: bool, as_json: bool) -> Answer:
     """The answer of the supervisor in this process."""
     from covenant.keys import identity
-    from sandbox import package as packages
+    from sandbox.storage import package_reader as packages
     from sandbox.supervisor import Request, Supervisor
 
     home, state = common.home(), common.state()
@@ -133,7 +133,7 @@ def _signed_for_dev(path: Path, supervisor: Supervisor) -> tuple[Package, str]:
     """The package under the local key's envelope, and the agent id that the key holds for."""
     from covenant.keys import signing
     from policy import decide
-    from sandbox import package as packages
+    from sandbox.storage import package_reader as packages
 
     read = packages.read(path)
     manifest = decide.manifest_of(read)

@@ -24,7 +24,7 @@ def supervisor() -> Iterator[socket.socket | None]:
         errors.ImpostorError: whoever listens is not root.
         errors.ServiceError: it cannot be asked.
     """
-    from sandbox.serve import client
+    from sandbox.serve.api import client
 
     named = os.environ.get("COVENANT_SOCKET")
     state, given = _state()

@@ -19,7 +19,7 @@ from covenant.cli import common, terminal
 from policy import errors
 
 if TYPE_CHECKING:
-    from sandbox.metrics import Tally
+    from sandbox.control.metrics import Tally
 
 _ID = 8
 _CLEAR = "\x1b[H\x1b[J"
@@ -63,7 +63,7 @@ def metrics() -> None:
     By `metrics` of config.toml a supervisor serves them.
     """
     state = _as_root()
-    from sandbox import metrics as numbers
+    from sandbox.control import metrics as numbers
 
     counted = numbers.tally(state, whole=True)
     for _ in counted.read():
@@ -80,7 +80,7 @@ def _looker() -> Callable[[], list[dict[str, Any]]]:
     if served:
         return _ask
     state = _as_root()
-    from sandbox import metrics as numbers
+    from sandbox.control import metrics as numbers
 
     counted: Tally = numbers.tally(state, whole=False)
 
@@ -94,7 +94,7 @@ def _looker() -> Callable[[], list[dict[str, Any]]]:
 
 def _ask() -> list[dict[str, Any]]:
     from covenant.cli.run import supervisor_client
-    from sandbox.serve import client
+    from sandbox.serve.api import client
 
     with supervisor_client.supervisor() as sock:
         if sock is None:
@@ -120,10 +120,10 @@ def _not_ready() -> list[str]:
     """For root: whom the supervisor does not keep ready for the moment."""
     if os.geteuid() != 0:
         return []
-    from sandbox import standby_retries
+    from sandbox.standby import backoff
 
     now_ms = int(time.time() * 1000)
-    waiting = standby_retries.waiting(common.state(), now_ms=now_ms)
+    waiting = backoff.waiting(common.state(), now_ms=now_ms)
     return [common.visible(f"standby: {one.line(now_ms)}") for one in waiting]
 
 

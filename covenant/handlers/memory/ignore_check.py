@@ -37,7 +37,7 @@ from covenant.handlers.state import glob as state_glob
 from covenant.handlers.state.glob import Glob, Span
 from covenant.wire import requests, responses
 from policy import errors
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 if TYPE_CHECKING:
     from covenant.handlers.caller import Caller
@@ -274,9 +274,9 @@ def _signature(path: Path) -> object:
 
 
 def _seed(home: Path) -> None:
-    directory = durable.open_directory(home, error=errors.IgnoreFileError)
+    directory = atomic_file.open_directory(home, error=errors.IgnoreFileError)
     try:
-        durable.create(directory, FILE, (_HEADER + "\n".join(SEEDED) + "\n").encode())
+        atomic_file.create(directory, FILE, (_HEADER + "\n".join(SEEDED) + "\n").encode())
     except OSError as e:
         raise errors.IgnoreFileError(f"`{home / FILE}` cannot be made: {e.strerror}", where=str(home)) from e
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from covenant.wire import responses
-from sandbox.prometheus import Histogram
+from sandbox.control.prometheus import Histogram
 
 OK = "ok"
 

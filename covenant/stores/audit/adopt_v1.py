@@ -18,7 +18,7 @@ from covenant.stores.audit import paths, rows
 from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import event_kinds, events
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 # Where its files are kept as they were.
 BACKUPS: Final = {paths.EVENTS: "events.v1.jsonl", paths.CHAIN: "events.chain.v1.jsonl"}
@@ -61,7 +61,7 @@ def adopt(at: paths.Places) -> list[str]:
     for one in (before, head):
         start = audit_log_chain.slot_offset(one)
         slots[start : start + audit_log_chain.SLOT_BYTES] = audit_log_chain.sign_head(one, key)
-    durable.replace(at.head, paths.HEAD, bytes(slots))
+    atomic_file.replace(at.head, paths.HEAD, bytes(slots))
     kept = " and ".join(f"`{name}`" for name in BACKUPS.values())
     done = f"version 1's log was taken over and its head signed: {head.count} rows, chain hash {head.chain_hash_hex}"
     return [f"{done}; {kept} have its files as they were: delete them when they are not needed"]
@@ -141,7 +141,7 @@ def _lines(at: paths.Places, name: str, stream: BinaryIO) -> Iterator[bytes]:
 
 def _copy(at: paths.Places, stream: BinaryIO, name: str) -> None:
     stream.seek(0)
-    temporary = durable.temporary_name(name)
+    temporary = atomic_file.temporary_name(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     # What a crash left.
     with contextlib.suppress(FileNotFoundError):

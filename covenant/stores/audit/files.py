@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 from covenant.stores.audit import paths
 from policy import errors
 from policy.audit_log import chain, events, write_ahead
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 # What `pending` has room for before the files are synced and it begins anew; its blocks are there from the start, so
 # that a sync of it writes no metadata.
@@ -231,7 +231,7 @@ class Files:
     def _aside(self, name: str, tail: bytes, count: int) -> None:
         # Named by content: a crash in here repeats the same steps and ends in the same file.
         aside = f"{name}.aside-{count}-{hashlib.sha256(tail).hexdigest()[:16]}"
-        durable.replace(self.at.log, aside, tail)
+        atomic_file.replace(self.at.log, aside, tail)
         self.recovered.append(f"{len(tail)} unacknowledged bytes of `{name}` set aside in `{aside}`")
 
     def _check_last(self, head: chain.Head) -> None:
@@ -356,7 +356,7 @@ class Files:
             (paths.HEAD, self.at.head, self._identities[3], None),
         ):
             try:
-                found, length = durable.which(folder, name)
+                found, length = atomic_file.which(folder, name)
             except FileNotFoundError:
                 self._broken(f"`{name}` was removed while the log was open")
             if found != identity:
@@ -371,7 +371,7 @@ class Files:
         The lock is theirs, so that they see the files between two writes. A reader needs it for as long as it takes to
         look at sizes; whoever holds it longer cannot hold up what has to be written down.
         """
-        durable.take(self.events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS)
+        atomic_file.take(self.events, LOCK_SECONDS, poll_seconds=_POLL_SECONDS)
         try:
             yield
         except errors.StoreFullError:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
 from policy.audit_log import chain, note
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 EVENTS: Final = "events.jsonl"
 CHAIN: Final = "events.chain.jsonl"
@@ -44,17 +44,19 @@ class Places:
             errors.LedgerError: one is a symlink or not ours alone, or another process has the log.
         """
         with contextlib.ExitStack() as stack:
-            above = durable.open_directory(home, error=errors.LedgerError)
+            above = atomic_file.open_directory(home, error=errors.LedgerError)
             stack.callback(os.close, above)
             names = ("audit", "audit-head")
             found = []
             with contextlib.ExitStack() as opened:
                 for name in names:
-                    fd = durable.open_subdirectory(above, name, where=str(home), make=True, error=errors.LedgerError)
+                    fd = atomic_file.open_subdirectory(
+                        above, name, where=str(home), make=True, error=errors.LedgerError
+                    )
                     opened.callback(os.close, fd)
                     found.append(fd)
                 # INVARIANT: one writer. A daemon that was killed holds the lock until its last write has ended.
-                if not durable.take(found[1], _LOCK_SECONDS):
+                if not atomic_file.take(found[1], _LOCK_SECONDS):
                     raise errors.LedgerError(
                         f"another process has had the log open for {_LOCK_SECONDS:.0f} seconds",
                         hint="end what writes it; one that hangs in a disk ends with its write",
@@ -110,7 +112,7 @@ class Places:
         shown = self.read(PUBLIC_KEY)
         public = key.public_key()
         if shown is None:
-            durable.replace(self.head, PUBLIC_KEY, chain.public_key_file(public))
+            atomic_file.replace(self.head, PUBLIC_KEY, chain.public_key_file(public))
         elif chain.read_public_key(shown).public_bytes_raw() != public.public_bytes_raw():
             raise errors.LedgerError("the log's public key is not that of its key", where=PUBLIC_KEY)
         return key
@@ -120,19 +122,19 @@ class Places:
         key = self._key(NOTE_KEY, make=True)
         vkey = note.Verifier(origin, note.SIGNATURE, key.public_key()).text.encode() + b"\n"
         if self.read(NOTE_PUBLIC) != vkey:
-            durable.replace(self.head, NOTE_PUBLIC, vkey)
+            atomic_file.replace(self.head, NOTE_PUBLIC, vkey)
         return key
 
     def read(self, name: str) -> bytes | None:
         """A small file of the head's directory, None when there is none."""
         where = str(self.home / "audit-head")
-        return durable.read(self.head, name, max_bytes=64 * 1024, where=where, error=errors.LedgerError)
+        return atomic_file.read(self.head, name, max_bytes=64 * 1024, where=where, error=errors.LedgerError)
 
     def _key(self, name: str, *, make: bool) -> Ed25519PrivateKey:
         raw = self.read(name)
         if raw is None and make:
             raw = Ed25519PrivateKey.generate().private_bytes_raw()
-            durable.replace(self.head, name, raw)
+            atomic_file.replace(self.head, name, raw)
         if raw is None or len(raw) != _KEY_BYTES:
             raise errors.LedgerError(
                 f"the log's key `{name}` is {'missing' if raw is None else 'damaged'} and its head is there",

@@ -23,7 +23,7 @@ from covenant.stores.peers.in_memory import InMemoryPeers
 from covenant.stores.peers.interface import PREFIX_LENGTH, Clock, Enrolled, Entry, Random, Rotation
 from covenant.wire.types import AgentId
 from policy import errors
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 OPERATOR_FILE: Final = "operator.token"
 _REGISTRY: Final = "registry.jsonl"
@@ -152,7 +152,7 @@ class DurablePeers(InMemoryPeers):
     def _token_of_file(self) -> str | None:
         """The token in the file; None where there is none, or what is there is no token."""
         raw = self._in_directory(
-            lambda fd: durable.read(
+            lambda fd: atomic_file.read(
                 fd,
                 OPERATOR_FILE,
                 max_bytes=_MAX_TOKEN_BYTES,
@@ -164,10 +164,10 @@ class DurablePeers(InMemoryPeers):
         return text if _TOKEN.match(text) else None
 
     def _write_token(self, token: str) -> None:
-        self._in_directory(lambda fd: durable.replace(fd, OPERATOR_FILE, token.encode()))
+        self._in_directory(lambda fd: atomic_file.replace(fd, OPERATOR_FILE, token.encode()))
 
     def _in_directory(self, act: Callable[[int], T]) -> T:
-        fd = durable.open_directory(self._directory, error=errors.OperatorTokenError)
+        fd = atomic_file.open_directory(self._directory, error=errors.OperatorTokenError)
         try:
             return act(fd)
         finally:
@@ -200,13 +200,13 @@ class DurablePeers(InMemoryPeers):
             for number in range(1, 1000):
                 name = f"{_REGISTRY}.v1-{number}"
                 # What a crash during an earlier try left is the same file.
-                present = durable.read(
+                present = atomic_file.read(
                     fd, name, max_bytes=_MAX_BACKUP_BYTES, where=str(self._directory), error=errors.StoreError
                 )
                 if present == data:
                     return name
                 if present is None:
-                    durable.create(fd, name, data)
+                    atomic_file.create(fd, name, data)
                     return name
             raise errors.StoreError(f"there are 1000 old files of `{_REGISTRY}`")
 

@@ -12,7 +12,7 @@ import anyio
 from covenant.stores.journal import Journal
 from covenant.stores.settlement import in_memory, rows
 from policy import errors
-from sandbox import durable
+from sandbox.storage import atomic_file
 
 
 class DurableReceipts(in_memory.InMemoryReceipts):
@@ -64,9 +64,9 @@ class DurableReceipts(in_memory.InMemoryReceipts):
 
 def _write_copy(path: Path, lines: list[bytes]) -> None:
     """The lines as they are, in a file that is not there yet. Runs in the journal's thread, between two writes."""
-    directory = durable.open_directory(path.parent, error=errors.StoreError)
+    directory = atomic_file.open_directory(path.parent, error=errors.StoreError)
     try:
-        durable.create(directory, path.name, b"".join(line + b"\n" for line in lines))
+        atomic_file.create(directory, path.name, b"".join(line + b"\n" for line in lines))
     except OSError as e:
         raise errors.StoreError(f"no copy could be made first: {e.strerror}", where=str(path)) from e
     finally:

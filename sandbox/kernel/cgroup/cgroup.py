@@ -19,10 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from policy import errors
-from sandbox.kernel import hanging, small_files
+from sandbox.kernel import small_files
 from sandbox.kernel.cgroup import delegation
 from sandbox.kernel.cgroup.delegation import BASE, NEEDED, OPTIONAL
-from sandbox.kernel.fs import filesystems
+from sandbox.kernel.fs import filesystems, hanging
 
 # Made where it is there: freezer stops a leaf for good, cpuacct counts the processor time of one.
 OPTIONAL_V1 = ("freezer", "cpuacct")

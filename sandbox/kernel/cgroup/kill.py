@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from policy import errors
-from sandbox.kernel import hanging
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.cgroup.cgroup import Leaf
+from sandbox.kernel.fs import hanging
 
 # How long the lists are left unread while what was killed is dying: at first, since on a machine without a freezer
 # somebody may have forked between the list and the signal, and at most.

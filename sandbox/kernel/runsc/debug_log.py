@@ -97,7 +97,7 @@ class RefusedCalls:
         self._found: Counter[int | Failed] = Counter()
         self._awaited: deque[int] = deque() if awaited is None else awaited
         try:
-            # There is one where another run of the policy was before (sandbox.spare_place).
+            # There is one where another run of the policy was before (sandbox.rundir.reuse_place).
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, 0o600)
             # To read and to write: there is always a writer, so an end of file is never seen, and runsc never waits

@@ -7,7 +7,7 @@ over the socket on which ``runsc`` itself asks it (gvisor pkg/sentry/control Log
 one JSON document each way).
 
 Until then the agent must not run, or what is refused to it first is not told. It is held by its own stdout: a pipe that
-is full. The tries of a run (sandbox.prelude) begin with a wait until it can be written to, before the program's first
+is full. The tries of a run (sandbox.probes.preload) begin with a wait until it can be written to, before the program's first
 instruction, and what fills the pipe is taken out once gVisor has answered. Where nothing waits like that, gVisor is
 told when it starts.
 """

@@ -2,7 +2,7 @@
 
 The kernel shows filters to nobody who is under a filter (PTRACE_SECCOMP_GET_FILTER: EACCES, ptrace(2)), which a
 supervisor that gave up its rights is, with everything that it forks. One process is forked before that
-(sandbox.serve.reader) and answers for as long as somebody holds the other end of its socket.
+(sandbox.serve.filter_reader) and answers for as long as somebody holds the other end of its socket.
 
 A question is one packet: a number of a process, and with it the socket on which the answer comes (SCM_RIGHTS), so that
 any number of askers share one socket and nobody hears another's answer. An answer is one packet of JSON. Each question

@@ -14,7 +14,7 @@ import pytest
 from covenant.cli import times
 from policy import errors
 from policy.signing import envelope
-from sandbox.state import State
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 from tests import ssh_agent_kit
 from tests.cli_kit import call, document, done, refused
@@ -320,7 +320,7 @@ def test_verify_refuses_each_change_with_its_own_code(name: str, trusted: Path) 
 
 def test_show_says_of_one_reading_what_it_says_is_signed(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can write the package shows one manifest and has another one verified, if it is read twice."""
-    from sandbox import package as reader
+    from sandbox.storage import package_reader as reader
 
     real, readings = reader.read, list[Any]()
     signed = (trusted / "agent.toml").read_bytes()
@@ -417,10 +417,12 @@ def test_verify_knows_the_ratchet_and_the_clock_of_the_state(trusted: Path, cove
             state.init_root((covenant_home / "trust" / "root.json").read_bytes(), times.now_ms())
         accepted = document("manifest", "verify", trusted)["statement"]["serial"]
         from policy.signing import trust
-        from sandbox import package
+        from sandbox.storage import package_reader
 
         now_ms = times.now_ms()
-        made = trust.verify(package.read(trusted), state.present_root(), now_ms=now_ms, audience="any", serials=state)
+        made = trust.verify(
+            package_reader.read(trusted), state.present_root(), now_ms=now_ms, audience="any", serials=state
+        )
         state.accept(made, now_ms=now_ms)
     done("manifest", "verify", trusted)
     _sign(trusted, "--serial", str(accepted - 1))

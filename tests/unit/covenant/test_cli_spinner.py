@@ -23,8 +23,11 @@ from cryptography.hazmat.primitives.kdf import argon2
 
 from covenant.cli import common, spinner
 from policy.signing.keyfile import Argon2Parameters
-from sandbox import attest_runs, checks, progress, recovery, rows
+from sandbox import doctor, progress
+from sandbox.attest import live_runs
+from sandbox.audit import run_events
 from sandbox.config import Config
+from sandbox.runner import recovery
 from sandbox.supervisor import Supervisor
 from sandbox.vault import sealing
 from tests.cli_kit import call
@@ -281,8 +284,8 @@ def test_attesting_says_how_far_it_is(covenant_home: Path, monkeypatch: pytest.M
     from covenant.cli.audit import commands
 
     said = steps(monkeypatch)
-    monkeypatch.setattr(attest_runs, "live", lambda runs: ["one", "two"])
-    monkeypatch.setattr(attest_runs, "answer", lambda state, run, started: None)
+    monkeypatch.setattr(live_runs, "live", lambda runs: ["one", "two"])
+    monkeypatch.setattr(live_runs, "answer", lambda state, run, started: None)
     monkeypatch.setattr(commands, "started_policies", dict)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     call("attest", "--all")
@@ -328,7 +331,7 @@ def test_a_start_that_clears_up_says_so(
     near, far = terminal
     own = cast("Supervisor", SimpleNamespace(path=tmp_path, config=Config(), ledger=None, state=None, isolated=False))
     monkeypatch.setattr(recovery, "recover", lambda runs, **more: far.until(b"taking away what was left"))
-    monkeypatch.setattr(rows, "cut_off", lambda ledger: None)
+    monkeypatch.setattr(run_events, "cut_off", lambda ledger: None)
     with spinner.shown("the agent is at work", fd=near):
         Supervisor.recover(own)
 
@@ -338,13 +341,13 @@ def test_a_check_of_this_host_that_takes_long_is_named(
 ) -> None:
     near, far = terminal
 
-    def slow(config: Config, deadline_seconds: float) -> checks.Finding:
+    def slow(config: Config, deadline_seconds: float) -> doctor.Finding:
         far.until(b"checking runsc live (")
-        return checks.Finding(checks.Status.OK, "at last")
+        return doctor.Finding(doctor.Status.OK, "at last")
 
-    monkeypatch.setattr(checks, "_TABLE", (("runsc live", True, "calls", slow),))
+    monkeypatch.setattr(doctor, "_TABLE", (("runsc live", True, "calls", slow),))
     with spinner.shown("checking this host", fd=near):
-        assert checks.examine(Config(), deadline_seconds=1).enforceable
+        assert doctor.examine(Config(), deadline_seconds=1).enforceable
 
 
 @pytest.mark.parametrize(("arguments", "quiet"), [(["doctor"], False), (["doctor", "--json"], True)])
@@ -360,16 +363,16 @@ def test_document_is_asked_for_quietly(
         yield
         within.pop()
 
-    def examined(config: Config, deadline_seconds: float) -> checks.Report:
+    def examined(config: Config, deadline_seconds: float) -> doctor.Report:
         assert within == [True]
-        return checks.Report((checks.Check("runsc live", checks.Status.OK, "calls", "found"),))
+        return doctor.Report((doctor.Check("runsc live", doctor.Status.OK, "calls", "found"),))
 
     def written(text: str | bytes, *, err: bool = False) -> None:
         # The line is taken away before anything is written.
         assert within == []
 
     monkeypatch.setattr(spinner, "shown", shown)
-    monkeypatch.setattr(checks, "examine", examined)
+    monkeypatch.setattr(doctor, "examine", examined)
     monkeypatch.setattr(common, "write", written)
     call(*arguments)
     assert said == [("checking this host", quiet)]

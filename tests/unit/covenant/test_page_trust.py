@@ -14,7 +14,7 @@ import pytest
 
 from covenant.cli import common
 from policy.signing import keyfile
-from sandbox.state import State
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 from tests import ssh_agent_kit
 from tests.cli_kit import document, done

@@ -15,7 +15,8 @@ from policy.decompile import read
 from policy.denials import Denial
 from policy.grants.effective import Effective
 from policy.why import ask, denied, files, kernel, limit
-from sandbox.network import dns_gate, tls_gate
+from sandbox.network.dns import gate
+from sandbox.network.tls import gate as tls_gate
 from tests.unit.policy.compile import sample
 
 ENTRIES = (("api.example.com", "[443]", "tls"), ("203.0.113.5", "[80]", "tcp"))
@@ -132,7 +133,7 @@ def test_who_is_above_is_asked_as_well() -> None:
 
 
 def test_every_code_of_the_gates_has_its_words() -> None:
-    for layer, codes in (("dns", dns_gate.CODES), ("sni", tls_gate.CODES)):
+    for layer, codes in (("dns", gate.CODES), ("sni", tls_gate.CODES)):
         assert {(layer, code) for code in codes} == {pair for pair in denied.MEANINGS if pair[0] == layer}
     assert {layer for layer, _ in denied.MEANINGS} <= set(denials.LAYERS)
 

@@ -9,11 +9,11 @@ import socket
 from collections.abc import Callable, Iterator
 
 from policy import errors
-from sandbox import keeper
-from sandbox.keeper import Keeper
-from sandbox.serve.ahead import Ahead
+from sandbox.serve.api.session import Caller
 from sandbox.serve.connection import Opening
-from sandbox.serve.conversation import Caller
+from sandbox.serve.worker_pool import Ahead
+from sandbox.shim import process
+from sandbox.shim.process import Keeper
 
 PATIENCE = 60.0
 
@@ -29,7 +29,7 @@ class Loop:
     def fork(self, work: Callable[[], None], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
         if self.fails:
             raise errors.KernelError("fork: no memory")
-        self.made.append((keeper.fork(work, keep=keep), ended))
+        self.made.append((process.fork(work, keep=keep), ended))
 
     def listen(self, fd: int, act: Callable[[], None]) -> None:
         assert fd not in self.heard
@@ -51,7 +51,7 @@ class Loop:
     def ends(self, index: int) -> int:
         """Wait until this one has ended, and tell."""
         child, ended = self.made[index]
-        assert keeper.wait(child.pidfd, PATIENCE)
+        assert process.wait(child.pidfd, PATIENCE)
         status = child.reap()
         assert status is not None
         ended(status)

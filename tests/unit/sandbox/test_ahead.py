@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox import keeper
-from sandbox.serve import ahead, connection, warm
-from sandbox.serve.ahead import Ahead
+from sandbox.serve import connection, preload, worker_pool
 from sandbox.serve.connection import Opening
+from sandbox.serve.worker_pool import Ahead
+from sandbox.shim import process
 from tests.unit.sandbox.ahead_loop import PATIENCE, Loop, opened, ready
 
 
@@ -45,7 +45,7 @@ def waiting(loop: Loop, alive: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
         opening.sock.sendall(json.dumps(said).encode())
 
     monkeypatch.setattr(connection, "serve", serve)
-    monkeypatch.setattr(warm, "again", lambda supervisor: None)
+    monkeypatch.setattr(preload, "again", lambda supervisor: None)
     one = Ahead(cast("Any", "the supervisor"), loop, alive, -1)
     yield one
     one.drop()
@@ -94,7 +94,7 @@ def test_one_that_is_not_ready_yet_is_not_waited_for_and_takes_the_next(
 ) -> None:
     read, write = os.pipe2(os.O_CLOEXEC)
     waiting.alive = read
-    monkeypatch.setattr(warm, "again", lambda supervisor: select.select([read], [], []))
+    monkeypatch.setattr(preload, "again", lambda supervisor: select.select([read], [], []))
     try:
         waiting.tick(0.0)
         with opened(alive) as (client, opening):
@@ -116,7 +116,7 @@ def test_it_serves_nothing_before_the_main_loop_has_closed_the_connection(
     ready(waiting)
     assert waiting._one.says()
     with opened(alive) as (client, opening):
-        raw = ahead._CALLER.pack(7, 8, 9, 12.5)
+        raw = worker_pool._CALLER.pack(7, 8, 9, 12.5)
         socket.send_fds(waiting._one.sock, [raw], [opening.sock.fileno()])
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -160,7 +160,7 @@ def test_one_that_was_killed_takes_no_connection_along(waiting: Ahead, loop: Loo
     told: list[int] = []
     waiting.tick(0.0)
     loop.made[0][0].signal(signal.SIGKILL)
-    assert keeper.wait(loop.made[0][0].pidfd, PATIENCE)
+    assert process.wait(loop.made[0][0].pidfd, PATIENCE)
     with opened(alive) as (_, opening):
         assert not waiting.take(opening, told.append)
         assert opening.sock.fileno() >= 0
@@ -169,7 +169,7 @@ def test_one_that_was_killed_takes_no_connection_along(waiting: Ahead, loop: Loo
     # Not before its time, so that one that is always killed does not keep the loop busy.
     due = waiting.due()
     assert due is not None
-    assert due >= ahead.AGAIN_SECONDS
+    assert due >= worker_pool.AGAIN_SECONDS
     waiting.tick(due)
     assert waiting.due() is None
 
@@ -189,9 +189,9 @@ def test_no_process_costs_no_descriptor_and_is_tried_again(waiting: Ahead, loop:
     before = len(os.listdir("/proc/self/fd"))
     waiting.tick(0.0)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert waiting.due() == ahead.AGAIN_SECONDS
+    assert waiting.due() == worker_pool.AGAIN_SECONDS
     loop.fails = False
-    waiting.tick(ahead.AGAIN_SECONDS)
+    waiting.tick(worker_pool.AGAIN_SECONDS)
     assert waiting.due() is None
 
 

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox import keeper
 from sandbox.kernel import libc
 from sandbox.kernel.proc import secret_memory
-from sandbox.serve import ahead, connection, warm
-from sandbox.serve.ahead import Ahead
+from sandbox.serve import connection, preload, worker_pool
 from sandbox.serve.connection import Opening
+from sandbox.serve.worker_pool import Ahead
+from sandbox.shim import process
 from tests.unit.sandbox.ahead_loop import PATIENCE, Loop, opened, ready
 
 _left: list[object] = []
@@ -41,10 +41,10 @@ def loop() -> Iterator[Loop]:
 def waiting(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
     """Its keepers say their pid for an answer, and have served well."""
     serves(monkeypatch)
-    monkeypatch.setattr(warm, "again", lambda supervisor: None)
+    monkeypatch.setattr(preload, "again", lambda supervisor: None)
     monkeypatch.setattr(secret_memory, "_guarded", False)  # another test of this process may have been
     monkeypatch.setattr(secret_memory, "_held", False)
-    monkeypatch.setattr(ahead, "IDLE_SECONDS", 86_400.0)  # however slow this machine is
+    monkeypatch.setattr(worker_pool, "IDLE_SECONDS", 86_400.0)  # however slow this machine is
     read, write = os.pipe2(os.O_CLOEXEC)
     one = Ahead(cast("Any", "the supervisor"), loop, read, -1)
     yield one
@@ -250,7 +250,7 @@ def test_what_is_left_behind_ends_it(waiting: Ahead, loop: Loop, monkeypatch: py
 
 
 def test_one_serves_so_often_and_ends(waiting: Ahead, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "TIMES", 3)
+    monkeypatch.setattr(worker_pool, "TIMES", 3)
     told: list[int] = []
     served = []
     for _ in range(2):
@@ -283,18 +283,18 @@ def test_so_many_wait_for_one_uid_and_for_all_and_for_so_long(waiting: Ahead, lo
 
     told: list[int] = []
     total = [0]
-    for uid in range(ahead.MOST):
+    for uid in range(worker_pool.MOST):
         # None of this uid waits yet, so that each has one that has served nobody.
-        at_once(uid, ahead.MOST_OF_ONE + 1 if uid == 0 else 1)
-        assert sum(one.uid == uid for one in waiting._idle) == (ahead.MOST_OF_ONE if uid == 0 else 1)
-    assert len(waiting._idle) == ahead.MOST
+        at_once(uid, worker_pool.MOST_OF_ONE + 1 if uid == 0 else 1)
+        assert sum(one.uid == uid for one in waiting._idle) == (worker_pool.MOST_OF_ONE if uid == 0 else 1)
+    assert len(waiting._idle) == worker_pool.MOST
     # The one that waited the longest has gone for the last that came.
-    assert sum(one.uid == 0 for one in waiting._idle) == ahead.MOST_OF_ONE - 1
+    assert sum(one.uid == 0 for one in waiting._idle) == worker_pool.MOST_OF_ONE - 1
     assert told == [0] * total[0]
     last = waiting._idle[-1].since
-    waiting._due = last + 2 * ahead.IDLE_SECONDS
-    assert waiting.due() == waiting._idle[0].since + ahead.IDLE_SECONDS
-    waiting.tick(last + ahead.IDLE_SECONDS)
+    waiting._due = last + 2 * worker_pool.IDLE_SECONDS
+    assert waiting.due() == waiting._idle[0].since + worker_pool.IDLE_SECONDS
+    waiting.tick(last + worker_pool.IDLE_SECONDS)
     assert waiting._idle == []
     for index in range(len(loop.made) - (waiting._one is not None)):
         assert loop.ends(index) == 0
@@ -306,7 +306,7 @@ def test_one_that_is_killed_while_it_waits_takes_no_connection_along(waiting: Ah
     asked(waiting, told)
     loop.hears()
     loop.made[0][0].signal(signal.SIGKILL)
-    assert keeper.wait(loop.made[0][0].pidfd, PATIENCE)
+    assert process.wait(loop.made[0][0].pidfd, PATIENCE)
     with opened(waiting.alive) as (_, opening):
         assert not waiting.take(opening, told.append)
         assert opening.sock.fileno() >= 0

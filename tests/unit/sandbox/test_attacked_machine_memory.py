@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox import machine_memory
+from sandbox.host import memory
 
 # Half of a GiB is free, and as much again cached, all of it in a tmpfs.
 REST = "MemTotal: 2097152 kB\nMemFree: 524288 kB\nBuffers: 0 kB\nCached: 524288 kB\nShmem: 524288 kB\nActive: 1 kB\n"
@@ -34,7 +34,7 @@ def test_what_is_available_is_never_more_than_was_said(
     (tmp_path / "meminfo").write_text(REST + line + FILES)
     if zones:
         (tmp_path / "zoneinfo").write_text("Node 0, zone Normal\n        low      1000\n")
-    assert machine_memory.read() == machine_memory.Memory(2048, expected)
+    assert memory.read() == memory.Memory(2048, expected)
 
 
 def test_a_line_that_is_no_number_is_an_error_of_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,4 +42,4 @@ def test_a_line_that_is_no_number_is_an_error_of_the_machines(tmp_path: Path, mo
     for word in ("x kB", "", "-"):
         (tmp_path / "meminfo").write_text(f"{REST}MemAvailable: {word}\n{FILES}")
         with pytest.raises(OSError, match="meminfo"):
-            machine_memory.read()
+            memory.read()

@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 
 from policy import errors
-from sandbox.serve import connection, frames, handlers, protocol, runs
+from sandbox.serve import connection
+from sandbox.serve.api import frames, protocol, routes, run
+from sandbox.serve.api.session import Caller, Conversation
 from sandbox.serve.connection import Opening
-from sandbox.serve.conversation import Caller, Conversation
 
 _PS = frames.encode({"kind": "ps"})
 
@@ -34,7 +35,7 @@ def ends(
     def handle(talk: Conversation, asked: object) -> None:
         act(talk)
 
-    monkeypatch.setattr(handlers, "HANDLERS", {"ps": handle})
+    monkeypatch.setattr(routes, "HANDLERS", {"ps": handle})
     before = set(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair()
     with ours:
@@ -105,7 +106,7 @@ def test_a_client_that_is_gone_sends_half_or_floods(monkeypatch: pytest.MonkeyPa
 def test_a_run_that_is_as_most_are(asked: dict[str, Any], answer: dict[str, Any], *, plain: bool) -> None:
     request = protocol.Run(kind="run", text="hi", **asked)
     ended = cast("Any", SimpleNamespace(**{"policy_digest": "0" * 64, "error": None, **answer}))
-    assert runs._is_plain(request, ended) is plain
+    assert run._is_plain(request, ended) is plain
 
 
 def test_what_cannot_be_taken_away_once_the_answer_was_given_is_told_to_the_operator(
@@ -119,10 +120,10 @@ def test_what_cannot_be_taken_away_once_the_answer_was_given_is_told_to_the_oper
     with contextlib.ExitStack() as after:
         after.callback(done.append, "the rest all the same")
         after.callback(fails_too)
-        assert not runs._taken_away(after)
+        assert not run._taken_away(after)
     assert done == ["the rest all the same"]
     assert "covenant-supervisor: cannot delete `cv-1`" in capfd.readouterr().err
-    assert runs._taken_away(contextlib.ExitStack())
+    assert run._taken_away(contextlib.ExitStack())
 
 
 def test_who_has_an_answer_is_given_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from policy import core_dumps as decision
-from sandbox import checks
+from sandbox import doctor
 from sandbox.kernel.proc import spawn
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,19 +69,19 @@ def test_what_is_started_has_the_limit() -> None:
 @pytest.mark.parametrize(
     ("pattern", "status", "found"),
     [
-        ("core", checks.Status.OK, "names a file"),
-        ("|/usr/lib/systemd/systemd-coredump %P", checks.Status.DEGRADED, "gets no dump of a run"),
-        ("@/run/x.socket", checks.Status.DEGRADED, "whatever its limit"),
+        ("core", doctor.Status.OK, "names a file"),
+        ("|/usr/lib/systemd/systemd-coredump %P", doctor.Status.DEGRADED, "gets no dump of a run"),
+        ("@/run/x.socket", doctor.Status.DEGRADED, "whatever its limit"),
     ],
 )
-def test_doctor_says_who_gets_a_dump(pattern: str, status: checks.Status, found: str) -> None:
-    finding = checks.core_dumps_of(pattern)
+def test_doctor_says_who_gets_a_dump(pattern: str, status: doctor.Status, found: str) -> None:
+    finding = doctor.core_dumps_of(pattern)
     assert finding.status == status
     assert found in finding.found
-    assert bool(finding.mend) == (status != checks.Status.OK)
+    assert bool(finding.mend) == (status != doctor.Status.OK)
 
 
 def test_the_mend_of_doctor_makes_it_fine() -> None:
     for pattern in ("|handler", "@/run/x.socket"):
-        assert checks.core_dumps_of(pattern).mend.startswith("sysctl -w kernel.core_pattern=core")
-    assert checks.core_dumps_of("core").status == checks.Status.OK
+        assert doctor.core_dumps_of(pattern).mend.startswith("sysctl -w kernel.core_pattern=core")
+    assert doctor.core_dumps_of("core").status == doctor.Status.OK

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sandbox import surroundings
 from sandbox.kernel.net import nft
 from sandbox.kernel.runsc import command
-from sandbox.serve import runs
+from sandbox.serve.api import run as api_run
+from sandbox.shim import signals
 
 SAYS = "#!/bin/sh\ncut -d' ' -f6 /proc/self/stat > {out}\n"
 
@@ -61,12 +61,12 @@ def test_what_is_shared_on_the_uplink_is_taken_away_whole(monkeypatch: pytest.Mo
     talk: Any = SimpleNamespace(
         caller=SimpleNamespace(uid=0), directory=lambda _: 0, opened=Nothing, answer=said.append, again=None
     )
-    monkeypatch.setattr(runs, "_reached", lambda *_: Nothing())
-    monkeypatch.setattr(runs, "Retelling", lambda _: None)
-    monkeypatch.setattr(runs, "_run", run)
-    monkeypatch.setattr(runs, "document", lambda answer: answer)
-    monkeypatch.setattr(runs, "_is_plain", lambda *_: True)
+    monkeypatch.setattr(api_run, "_reached", lambda *_: Nothing())
+    monkeypatch.setattr(api_run, "Retelling", lambda _: None)
+    monkeypatch.setattr(api_run, "_run", run)
+    monkeypatch.setattr(api_run, "document", lambda answer: answer)
+    monkeypatch.setattr(api_run, "_is_plain", lambda *_: True)
     asked: Any = SimpleNamespace(user=None, rows=False)
-    with surroundings.own(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
-        runs.run(talk, asked)
+    with signals.own(), pytest.raises(RuntimeError if fails else KeyboardInterrupt):
+        api_run.run(talk, asked)
     assert (gone, said) == (["all of it"], [] if fails else ["answer"])

@@ -16,12 +16,12 @@ from typing import Any, cast
 import pytest
 
 from policy import errors
-from sandbox import keeper
 from sandbox.kernel.proc import signals, spawn
-from sandbox.serve import holder
-from sandbox.serve.holder import ASK, ENDED, FULL, TOLD
-from sandbox.standby import READY, TAKEN
-from sandbox.standby_records import Wanted
+from sandbox.serve import standby_worker
+from sandbox.serve.standby_worker import ASK, ENDED, FULL, TOLD
+from sandbox.shim import process as shim_process
+from sandbox.standby.instance import READY, TAKEN
+from sandbox.standby.wanted import Wanted
 from sandbox.supervisor import Supervisor
 
 WANTED = Wanted("a", 1, "digest", b"envelope", "/p")
@@ -43,7 +43,7 @@ class Own:
 class Held:
     """A forked holder and our end of its socket."""
 
-    process: keeper.Keeper
+    process: shim_process.Keeper
     sock: socket.socket
 
     def ask(self, *numbers: int) -> None:
@@ -59,7 +59,7 @@ class Held:
         return sorted(self.hear() for _ in range(count))
 
     def ends(self) -> int | None:
-        assert keeper.wait(self.process.pidfd, PATIENCE)
+        assert shim_process.wait(self.process.pidfd, PATIENCE)
         return self.process.reap()
 
 
@@ -71,7 +71,7 @@ def held(work: Callable[[Callable[[bytes], None], int], None]) -> Iterator[Held]
         fd = theirs.fileno()
         with theirs:
             own = cast("Supervisor", Own(work))
-            forked = keeper.fork(lambda: holder.keep(own, WANTED, theirs.detach(), -1, -1), keep=(2, fd))
+            forked = shim_process.fork(lambda: standby_worker.keep(own, WANTED, theirs.detach(), -1, -1), keep=(2, fd))
         one = Held(forked, ours)
         try:
             yield one
@@ -146,7 +146,7 @@ def test_when_no_more_is_wanted_it_ends_after_its_last(tmp_path: Any) -> None:
         one.ask(1)
         assert one.hear() == (1, READY + RUN_ID)
         one.sock.shutdown(socket.SHUT_WR)
-        assert not keeper.wait(one.process.pidfd, 0.05)
+        assert not shim_process.wait(one.process.pidfd, 0.05)
         gate.write_text("x")
         assert [one.hear(), one.hear()] == [(1, TAKEN), (1, ENDED + b"\0")]
         assert one.ends() == 0
@@ -200,7 +200,7 @@ def test_nothing_is_forked_in_it_that_would_go_on_with_the_locks_of_others() -> 
         with spawn.spawn(launch) as child:
             tell(TAKEN + str(child.reap()).encode())
         try:
-            keeper.fork(lambda: None)
+            shim_process.fork(lambda: None)
         except errors.InternalError as e:
             tell(TAKEN + e.message.encode())
 
@@ -224,14 +224,14 @@ def test_the_descriptors_of_an_instance_go_with_it() -> None:
 
 
 def test_one_that_has_grown_says_that_it_makes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder, "_GROWN_BYTES", -(1 << 40))
+    monkeypatch.setattr(standby_worker, "_GROWN_BYTES", -(1 << 40))
     with held(until_told) as one:
         one.ask(1)
         assert [one.hear(), one.hear()] == [(1, READY + RUN_ID), (1, FULL)]
 
 
 def test_what_waits_for_long_is_collected_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder, "_COLLECT_SECONDS", 0.01)
+    monkeypatch.setattr(standby_worker, "_COLLECT_SECONDS", 0.01)
 
     class Circle:
         def __init__(self, tell: Callable[[bytes], None]) -> None:

@@ -7,13 +7,13 @@ import resource
 import signal
 from pathlib import Path
 
-from sandbox import bundle
+from sandbox.rundir import directory
 
 FIRST = {"agent": 7, "gateway": 8, "device": "cv-12345678"}
 SECOND = {**FIRST, "ipv4": "192.0.2.2", "ipv6": "2001:db8::2"}
 
 
-def noted(run: bundle.RunDirectory, *, killed: bool) -> int:
+def noted(run: directory.RunDirectory, *, killed: bool) -> int:
     """The status of a process that notes the second; ``killed`` as it is about to write."""
     pid = os.fork()
     if not pid:
@@ -31,9 +31,9 @@ def noted(run: bundle.RunDirectory, *, killed: bool) -> int:
 
 def test_whoever_is_killed_over_the_second_note_has_left_the_first(tmp_path: Path) -> None:
     """Without it the next start takes the directory away, and leaves the table and the forwarding of the host."""
-    with bundle.RunDirectory(tmp_path / "run", {}) as run:
+    with directory.RunDirectory(tmp_path / "run", {}) as run:
         run.note_network(FIRST)
         assert noted(run, killed=True) == -signal.SIGXFSZ
-        assert (bundle.network_of(run.path) or {}).items() >= FIRST.items()
+        assert (directory.network_of(run.path) or {}).items() >= FIRST.items()
         assert noted(run, killed=False) == 0
-        assert (bundle.network_of(run.path) or {}).items() >= SECOND.items()
+        assert (directory.network_of(run.path) or {}).items() >= SECOND.items()

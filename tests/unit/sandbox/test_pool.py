@@ -17,11 +17,12 @@ import pytest
 
 from policy import errors, standby
 from policy.package import Package
-from sandbox import standby_records, standby_retries, standby_wire
 from sandbox.config import Config
-from sandbox.serve import holder, notify
-from sandbox.serve.pool import Pool
-from sandbox.standby import HOPELESS, READY, RESTLESS, TAKEN
+from sandbox.serve import standby_worker, systemd
+from sandbox.serve.standby_pool import Pool
+from sandbox.standby import backoff, dispatch
+from sandbox.standby import wanted as standby_wanted
+from sandbox.standby.instance import HOPELESS, READY, RESTLESS, TAKEN
 from sandbox.supervisor import Supervisor
 
 AMPLE = standby.Machine(24_000, 20_000)
@@ -59,7 +60,7 @@ class Loop:
         for index, (sock, _) in enumerate(self.holders):
             with contextlib.suppress(BlockingIOError, OSError):
                 while raw := sock.recv(64):
-                    self._asked.append((*holder.ASK.unpack(raw), index))
+                    self._asked.append((*standby_worker.ASK.unpack(raw), index))
         return sorted(self._asked)
 
     @functools.cached_property
@@ -69,13 +70,13 @@ class Loop:
     def say(self, index: int, word: bytes) -> None:
         """One instance says a word."""
         number, having = self.made[index]
-        self.holders[having][0].send(holder.TOLD.pack(number) + word)
+        self.holders[having][0].send(standby_worker.TOLD.pack(number) + word)
         for act in list(self.acts.values()):
             act()
 
     def ends(self, index: int, status: int = 0) -> None:
         """One instance ends."""
-        self.say(index, holder.ENDED + bytes([status]))
+        self.say(index, standby_worker.ENDED + bytes([status]))
 
     def wanted(self, having: int) -> bool:
         """Whether a holder may still be asked for more."""
@@ -105,7 +106,7 @@ def pool(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterato
     class Own:
         path, config = tmp_path, Config()
 
-    monkeypatch.setattr(standby_wire, "end", _end)
+    monkeypatch.setattr(dispatch, "end", _end)
     ended.clear()
     deaf.clear()
     _want(tmp_path, "a", 2)
@@ -127,7 +128,7 @@ def _end(runs: Path, run_id: str, reason: str) -> bool:
 
 def _want(state: Path, agent_id: str, count: int, envelope: bytes = b"e") -> None:
     package = Package({"agent.toml": b"[agent]"}, envelope)
-    standby_records.want(state, package, agent_id=agent_id, count=count, package_name="/p")
+    standby_wanted.want(state, package, agent_id=agent_id, count=count, package_name="/p")
 
 
 def _ready(number: int) -> bytes:
@@ -160,9 +161,9 @@ def test_one_that_was_taken_is_replaced_while_it_works(pool: Pool, loop: Loop) -
 
 def test_one_that_was_taken_as_soon_as_it_was_ready_is_no_failure(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
-    for word in (_ready(0), TAKEN, holder.ENDED + b"\0"):
+    for word in (_ready(0), TAKEN, standby_worker.ENDED + b"\0"):
         ((number, _),) = loop.made
-        loop.holders[0][0].send(holder.TOLD.pack(number) + word)
+        loop.holders[0][0].send(standby_worker.TOLD.pack(number) + word)
     for act in list(loop.acts.values()):
         act()
     pool.tick(0.0)
@@ -221,10 +222,10 @@ def test_a_holder_that_dies_takes_all_of_its_instances_along_and_another_makes_t
 def test_what_a_holder_said_last_counts_though_it_ended_before_it_read_all(pool: Pool, loop: Loop) -> None:
     pool.tick(0.0)
     sock, ended = loop.holders[0]
-    sock.send(holder.TOLD.pack(0) + HOPELESS)
+    sock.send(standby_worker.TOLD.pack(0) + HOPELESS)
     sock.close()  # with what it was asked still in it
     ended(0)
-    assert standby_records.wanted(pool.supervisor.path) == []
+    assert standby_wanted.wanted(pool.supervisor.path) == []
 
 
 @pytest.mark.parametrize("why", ["it says so", "one went wrong", "it had its part", "another configuration holds"])
@@ -235,12 +236,12 @@ def test_a_holder_that_makes_no_more_is_told_and_another_takes_over(
     loop.say(0, _ready(0))
     now = 0.0
     if why == "it says so":
-        loop.say(0, holder.FULL)
+        loop.say(0, standby_worker.FULL)
     elif why == "one went wrong":
         loop.ends(0, 1)
         now = 1e9
     elif why == "it had its part":
-        monkeypatch.setattr("sandbox.serve.pool.IN_ALL", 1)
+        monkeypatch.setattr("sandbox.serve.standby_pool.IN_ALL", 1)
     else:
         pool.supervisor.config = Config(grace_seconds=7)
     pool.tick(now)
@@ -295,7 +296,7 @@ def test_one_that_is_slow_to_wait_does_not_keep_the_others_from_being_made(
 def test_a_holder_takes_so_many_at_once_and_more_when_some_have_ended(
     pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.serve.pool.AT_ONCE", 1)
+    monkeypatch.setattr("sandbox.serve.standby_pool.AT_ONCE", 1)
     for index in range(2):
         pool.tick(0.0)
         loop.say(index, _ready(index))
@@ -331,7 +332,7 @@ def test_what_is_refused_is_not_asked_for_again_until_a_run_succeeds(pool: Pool,
     pool.tick(0.0)
     loop.say(0, HOPELESS)
     loop.ends(0, 1)
-    assert standby_records.wanted(tmp_path) == []
+    assert standby_wanted.wanted(tmp_path) == []
     pool.tick(1e9)
     assert len(loop.made) == 1
     assert pool.due() is None
@@ -388,7 +389,7 @@ def test_what_the_disk_or_the_kernel_refuses_ends_no_main_loop(pool: Pool, loop:
     pool.tick(1e9)
     # The note of its next try cannot be taken away, nor then its record.
     loop.ends(0)
-    note = standby_retries._place(tmp_path, "a")
+    note = backoff._place(tmp_path, "a")
     note.unlink()
     note.mkdir()
     pool.tick(2e9)
@@ -423,7 +424,7 @@ def test_whoever_does_not_read_stderr_holds_up_nobody(how: str) -> None:
         os.close(read)
     os.dup2(write, 2)
     try:
-        notify.tell("it cannot be heard")
+        systemd.tell("it cannot be heard")
     finally:
         os.dup2(kept, 2)
         for fd in (kept, write, *((read,) if how == "full" else ())):

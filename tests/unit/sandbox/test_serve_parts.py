@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import data, errors, json_bounds
 from policy.decompile import bpf
-from sandbox import keeper
-from sandbox.retelling import Told
-from sandbox.serve import bounds, client, frames, hardening, notify, places, protocol, runs
+from sandbox.audit.run_report import Told
+from sandbox.serve import hardening, systemd
+from sandbox.serve.api import client, frames, paths, protocol, rlimits, run
+from sandbox.shim import process
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _EPERM = 0x00050000 | errno.EPERM
@@ -35,7 +36,7 @@ def _child(look: Any) -> Any:
     def work() -> None:
         os.write(its, json.dumps(look()).encode())
 
-    child = keeper.fork(work, keep=[its])
+    child = process.fork(work, keep=[its])
     os.close(its)
     with os.fdopen(ours, "rb") as stream:
         said = stream.read()
@@ -47,7 +48,7 @@ def _child(look: Any) -> Any:
 def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
     # A fresh interpreter: what a test runner has of its own and lies free needs nothing of the kernel.
     program = (
-        "import json, resource\nfrom policy import errors\nfrom sandbox.serve import bounds\n"
+        "import json, resource\nfrom policy import errors\nfrom sandbox.serve.api import rlimits as bounds\n"
         "before = resource.getrlimit(resource.RLIMIT_DATA)\n"
         "try:\n"
         "    with bounds.memory(16 << 20):\n"
@@ -81,7 +82,7 @@ def test_a_request_of_too_many_values_gets_a_code(raw: bytes) -> None:
 
     # A fresh interpreter, as the supervisor's keepers are: a test runner has gigabytes of its own that lie free.
     program = (
-        "import sys\nfrom policy import errors\nfrom sandbox.serve import bounds, protocol\n"
+        "import sys\nfrom policy import errors\nfrom sandbox.serve.api import rlimits as bounds; from sandbox.serve.api import protocol\n"
         "raw = sys.stdin.buffer.read()\n"
         "try:\n"
         "    with bounds.memory(bounds.REQUEST_MEMORY):\n"
@@ -100,7 +101,7 @@ def test_the_largest_intent_fits_into_a_request() -> None:
     assert len(frame) < frames.REQUEST_BYTES
 
     def look() -> Any:
-        with bounds.memory(bounds.REQUEST_MEMORY):
+        with rlimits.memory(rlimits.REQUEST_MEMORY):
             return getattr(protocol.parse(frame[4:]), "text", "") == text
 
     assert _child(look) is True
@@ -111,10 +112,10 @@ def test_a_block_ends_in_time_also_while_it_waits() -> None:
     try:
         begin = time.monotonic()
         with pytest.raises(errors.RequestError, match=r"reading took longer than 0\.1 s"):  # noqa: SIM117
-            with bounds.seconds(0.1, "reading", "a file system"):
+            with rlimits.seconds(0.1, "reading", "a file system"):
                 os.read(reader, 1)
         assert time.monotonic() - begin < 30
-        with bounds.seconds(30, "nothing", "a file system"):
+        with rlimits.seconds(30, "nothing", "a file system"):
             pass
     finally:
         os.close(reader)
@@ -125,7 +126,7 @@ def test_packages_of_one_user_take_turns_and_of_two_do_not(tmp_path: Path) -> No
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with bounds.turn(tmp_path, 1000, 5):
+        with rlimits.turn(tmp_path, 1000, 5):
             held.set()
             release.wait(30)
 
@@ -133,14 +134,14 @@ def test_packages_of_one_user_take_turns_and_of_two_do_not(tmp_path: Path) -> No
     thread.start()
     try:
         assert held.wait(30)
-        with pytest.raises(errors.BusyError), bounds.turn(tmp_path, 1000, 0.05):
+        with pytest.raises(errors.BusyError), rlimits.turn(tmp_path, 1000, 0.05):
             pass
-        with bounds.turn(tmp_path, 1001, 0.05):
+        with rlimits.turn(tmp_path, 1001, 0.05):
             pass
     finally:
         release.set()
         thread.join()
-    with bounds.turn(tmp_path, 1000, 0.05):
+    with rlimits.turn(tmp_path, 1000, 0.05):
         pass
 
 
@@ -152,12 +153,12 @@ def test_what_is_read_in_a_callers_name_is_bounded_in_every_keeper(tmp_path: Pat
         silent, _ = os.pipe()
 
         def two() -> None:
-            with bounds.turn(tmp_path, 1000, 0.01):
+            with rlimits.turn(tmp_path, 1000, 0.01):
                 pass
 
-        for act in (two, lambda: os.read(silent, 1), lambda: bytearray(2 * bounds.PACKAGE_MEMORY)):
+        for act in (two, lambda: os.read(silent, 1), lambda: bytearray(2 * rlimits.PACKAGE_MEMORY)):
             try:
-                with runs.in_their_name(cast("Any", talk), cast("Any", own), "a file system"):
+                with run.in_their_name(cast("Any", talk), cast("Any", own), "a file system"):
                     act()
             except errors.CovenantError as e:
                 said.append(e.code)
@@ -170,7 +171,7 @@ def _named(path: Path, uid: int = 1000) -> str:
     talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display=f"uid{uid}@local")))
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return runs.name_of(fd, talk)
+        return run.name_of(fd, talk)
     finally:
         os.close(fd)
 
@@ -193,7 +194,7 @@ def test_a_name_that_is_not_that_of_the_directory_here_is_nobody_elses(tmp_path:
         for path in ("gone", "gone (deleted)"):  # the control: something else lies under either name
             (tmp_path / path).mkdir(exist_ok=True)
         talk = cast("Any", SimpleNamespace(caller=SimpleNamespace(display="uid7@local")))
-        assert runs.name_of(fd, talk) == f"uid7@local:{tmp_path}/gone (deleted)"
+        assert run.name_of(fd, talk) == f"uid7@local:{tmp_path}/gone (deleted)"
     finally:
         os.close(fd)
 
@@ -240,7 +241,7 @@ def test_clients_look_where_the_state_says(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
     assert client.candidates(state, given=given) == found
-    assert found[0] == places.socket_of(state)
+    assert found[0] == paths.socket_of(state)
 
 
 def test_a_client_finds_nobody_where_nobody_is(tmp_path: Path) -> None:
@@ -287,25 +288,25 @@ def test_systemd_is_told_and_a_listener_that_is_none_is_refused(
 ) -> None:
     for name in ("LISTEN_PID", "LISTEN_FDS", "WATCHDOG_USEC", "NOTIFY_SOCKET"):
         monkeypatch.delenv(name, raising=False)
-    assert notify.listener() is None
-    assert notify.watchdog_seconds() == 30
-    notify.say("READY=1")
+    assert systemd.listener() is None
+    assert systemd.watchdog_seconds() == 30
+    systemd.say("READY=1")
     monkeypatch.setenv("WATCHDOG_USEC", "2000000")
-    assert notify.watchdog_seconds() == 1
+    assert systemd.watchdog_seconds() == 1
     # Another process's, which gave its environment on.
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    assert notify.watchdog_seconds() == 30
+    assert systemd.watchdog_seconds() == 30
     monkeypatch.setenv("LISTEN_PID", "1")
-    assert notify.listener() is None
+    assert systemd.listener() is None
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", "2")
     with pytest.raises(ValueError, match="more than one"):
-        notify.listener()
+        systemd.listener()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         for _ in range(50):  # more than the queue has: whoever does not read is not waited for
-            notify.say("READY=1")
+            systemd.say("READY=1")
         assert told.recv(100) == b"READY=1"
 
 
@@ -319,5 +320,5 @@ def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_
             raise OSError(errno.EBUSY, "a directory of a run is in use")
 
     retelling = SimpleNamespace(read=Told, lost={"a-run-whose-keeper-was-killed"})
-    runs._retell(cast("Any", SimpleNamespace(tell=told.append)), cast("Any", Own()), cast("Any", retelling))
+    run._retell(cast("Any", SimpleNamespace(tell=told.append)), cast("Any", Own()), cast("Any", retelling))
     assert [document["kind"] for document in told] == ["rows"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.serve import frames
+from sandbox.serve.api import frames
 from sandbox.serve.overdue import Overdue
 from sandbox.serve.server import Server
 

@@ -16,10 +16,11 @@ import pytest
 
 from policy import errors
 from policy.compile import artefacts
-from sandbox import bundle, control, registry, spare, spare_place
-from sandbox.bundle import RunDirectory
 from sandbox.kernel.runsc import debug_log, start_trace
-from sandbox.spare import Spares
+from sandbox.rundir import directory, registry, reuse, reuse_place
+from sandbox.rundir.directory import RunDirectory
+from sandbox.rundir.reuse import Spares
+from sandbox.shim import control_socket
 
 POLICY = artefacts.Artefacts({name: name.encode() for name in artefacts.NAMES})
 
@@ -31,7 +32,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def spares(base: Path) -> Spares:
-    return Spares(base / spare.SPARE, POLICY.digest)
+    return Spares(base / reuse.SPARE, POLICY.digest)
 
 
 def begun(base: Path, agent: str = "a") -> RunDirectory:
@@ -67,20 +68,20 @@ def test_the_next_has_the_same_directory_and_its_own_label_lock_and_files(base: 
     first = over(base, agent="a-name-that-is-longer-than-the-next")
     with begun(base, "b") as one:
         assert one.path.stat().st_ino == first
-        assert bundle.label_of(one.path) == {"agent_id": "b", "started_ms": "1"}
-        assert bundle.owner_of(one.path) == os.getpid()
-        assert bundle.cgroups_of(one.path) == {}, "the cgroups of the run before are nobody's to remove"
+        assert directory.label_of(one.path) == {"agent_id": "b", "started_ms": "1"}
+        assert directory.owner_of(one.path) == os.getpid()
+        assert directory.cgroups_of(one.path) == {}, "the cgroups of the run before are nobody's to remove"
         assert registry.under_way(one.path)
         assert list(one.runsc_root.iterdir()) == []
-        assert bundle.revoked_of(one.path) is None
+        assert directory.revoked_of(one.path) is None
     # That one did not get as far as its policy: its directory is not kept.
     assert over(base) != 0
     assert [path.name for path in (base / "runs").iterdir()] == [".gate"]
 
 
 def _revoked(path: Path) -> None:
-    with bundle.gate(path.parent):
-        bundle.mark_revoked(path, "it leaks")
+    with directory.gate(path.parent):
+        directory.mark_revoked(path, "it leaks")
 
 
 def _more(path: Path) -> None:
@@ -101,21 +102,21 @@ def test_what_else_was_in_it_is_gone(base: Path, late: Callable[[Path], None]) -
             *("bundle", "cgroups.json", "label.json", "lock", "root", "trace")
         }
         assert {path.name for path in one.trace.iterdir()} == {"pod-init.json", "sentry.log"}
-        assert bundle.revoked_of(one.path) is None
+        assert directory.revoked_of(one.path) is None
 
 
 def _metered(path: Path) -> None:
     _more(path)
-    (path / spare_place.METER).write_bytes(b"used")
+    (path / reuse_place.METER).write_bytes(b"used")
     (path / "lock").write_bytes(b"of the run before, longer than any number")
 
 
 def test_it_is_taken_once_locked_and_without_a_trace_of_the_one_before(base: Path) -> None:
     over(base, late=_metered)
     # The end of the one before may not be written yet.
-    assert (place(base) / spare_place.METER).read_bytes() == b"used"
+    assert (place(base) / reuse_place.METER).read_bytes() == b"used"
     two = base / "runs" / "two"
-    lock = spare_place.take(spares(base), two, b"label")
+    lock = reuse_place.take(spares(base), two, b"label")
     assert lock is not None
     try:
         assert {path.name for path in two.iterdir()} == {"lock", "label.json", "cgroups.json", "root", "trace"}
@@ -125,14 +126,14 @@ def test_it_is_taken_once_locked_and_without_a_trace_of_the_one_before(base: Pat
         assert (two / "lock").read_text() == str(os.getpid())
         with (two / "lock").open() as another, pytest.raises(BlockingIOError):
             fcntl.flock(another, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        assert spare_place.take(spares(base), base / "runs" / "three", b"label") is None
+        assert reuse_place.take(spares(base), base / "runs" / "three", b"label") is None
     finally:
         os.close(lock)
 
 
 def _linked(path: Path) -> None:
     """As it was, but by a symlink out of the place."""
-    elsewhere = next(one for one in path.parents if one.name == spare.SPARE).with_name("elsewhere")
+    elsewhere = next(one for one in path.parents if one.name == reuse.SPARE).with_name("elsewhere")
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
 
@@ -161,12 +162,12 @@ def test_one_that_is_not_as_it_was_left_is_not_taken(base: Path, spoil: Callable
     first = over(base)
     spoil(place(base))
     before = descriptors()
-    assert spare_place.take(spares(base), base / "runs" / "two", b"label") is None
+    assert reuse_place.take(spares(base), base / "runs" / "two", b"label") is None
     assert not (base / "runs" / "two").exists()
     assert descriptors() == before
     with begun(base) as one:
         assert one.path.stat().st_ino != first
-        assert bundle.label_of(one.path) == {"agent_id": "a", "started_ms": "1"}
+        assert directory.label_of(one.path) == {"agent_id": "a", "started_ms": "1"}
 
 
 def test_nor_is_it_left_for_the_next(base: Path) -> None:
@@ -182,7 +183,7 @@ def test_one_of_which_somebody_still_has_the_lock_is_not_taken(base: Path, how: 
     held = os.open(place(base) / "lock", os.O_RDWR)
     fcntl.flock(held, how)
     before = descriptors()
-    assert spare_place.take(spares(base), base / "runs" / "two", b"label") is None
+    assert reuse_place.take(spares(base), base / "runs" / "two", b"label") is None
     assert descriptors() == before
     with begun(base) as one:
         assert one.path.stat().st_ino != first
@@ -194,7 +195,7 @@ def test_one_of_which_somebody_still_has_the_lock_is_not_taken(base: Path, how: 
 def test_one_that_cannot_be_moved_is_let_go(base: Path) -> None:
     over(base)
     before = descriptors()
-    assert spare_place.take(spares(base), base / "none" / "two", b"label") is None
+    assert reuse_place.take(spares(base), base / "none" / "two", b"label") is None
     assert descriptors() == before
 
 
@@ -206,7 +207,7 @@ def test_it_is_not_seen_before_it_is_labelled_and_locked(base: Path, monkeypatch
     def looked(source: str, target: Path) -> None:
         rename(source, target)
         if Path(target).parent == base / "runs":
-            seen.append((registry.held(Path(target)), bundle.label_of(Path(target))))
+            seen.append((registry.held(Path(target)), directory.label_of(Path(target))))
 
     monkeypatch.setattr(os, "rename", looked)
     with begun(base, "after"):
@@ -248,7 +249,7 @@ def test_a_start_that_fails_behind_the_gate_leaves_no_lock_and_no_run(
 def listening(base: Path) -> Iterator[Path]:
     """A run with a control socket, in a directory that was another's."""
     over(base)
-    with begun(base) as one, control.Server(one.path, {}):
+    with begun(base) as one, control_socket.Server(one.path, {}):
         yield one.path
 
 
@@ -268,16 +269,16 @@ def test_who_asks_a_run_that_is_over_does_not_reach_the_next_in_its_directory(
     listening.rename(old)
     monkeypatch.setattr(socket, "socket", Late)
     with pytest.raises(errors.NoRunError, match="has ended"):
-        control.Connection(old)
+        control_socket.Connection(old)
     assert listening.exists(), "the control: it was renamed meanwhile"
-    with control.Connection(listening) as one:
+    with control_socket.Connection(listening) as one:
         assert one.keeper >= 0, "the control: it listens"
 
 
 def test_what_is_kept_says_nothing_to_whoever_looks_for_runs(base: Path) -> None:
     over(base)
     assert registry.live(base / "runs") == []
-    with bundle.abandoned(base / "runs") as found:
+    with directory.abandoned(base / "runs") as found:
         assert found == []
     assert json.loads((place(base) / "cgroups.json").read_text()) == {}
 
@@ -285,7 +286,7 @@ def test_what_is_kept_says_nothing_to_whoever_looks_for_runs(base: Path) -> None
 def test_a_directory_is_removed_whole_and_its_meter_last(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, rmtree, left = base / "one", shutil.rmtree, []
     (one / "root").mkdir(parents=True)
-    for name in ("lock", spare_place.METER, "root/state"):
+    for name in ("lock", reuse_place.METER, "root/state"):
         (one / name).touch()
 
     def told(path: str | Path) -> None:
@@ -294,6 +295,6 @@ def test_a_directory_is_removed_whole_and_its_meter_last(base: Path, monkeypatch
         rmtree(path)
 
     monkeypatch.setattr(shutil, "rmtree", told)
-    spare_place.remove(one)
-    assert left == [spare_place.METER]
+    reuse_place.remove(one)
+    assert left == [reuse_place.METER]
     assert not one.exists()

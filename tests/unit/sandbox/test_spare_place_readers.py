@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from policy.compile import artefacts
-from sandbox import bundle, limits, recovery
 from sandbox.kernel.cgroup import cgroup
-from sandbox.spare import Spares
+from sandbox.rundir import directory
+from sandbox.rundir.reuse import Spares
+from sandbox.runner import limits, recovery
 
 POLICY = artefacts.Artefacts({name: name.encode() for name in artefacts.NAMES})
 
@@ -28,11 +29,11 @@ def test_whoever_opened_the_cgroups_of_one_run_is_never_told_of_another(tmp_path
     """Who ends a run ends what its cgroups hold: here these would be another's, who is to go on."""
     spares = Spares(tmp_path / "spare", "digest")
     (tmp_path / "runs").mkdir()
-    old = bundle.RunDirectory(tmp_path / "runs" / OLD, {}, spares=spares)
-    new = bundle.RunDirectory(tmp_path / "runs" / NEW, {}, spares=spares)
+    old = directory.RunDirectory(tmp_path / "runs" / OLD, {}, spares=spares)
+    new = directory.RunDirectory(tmp_path / "runs" / NEW, {}, spares=spares)
     with old:
         old.note_cgroups(planned(OLD))
-        assert bundle.cgroups_of(old.path) == planned(OLD)
+        assert directory.cgroups_of(old.path) == planned(OLD)
         old._complete = True
         opened = (old.path / "cgroups.json").stat().st_ino
     with new:
@@ -41,8 +42,8 @@ def test_whoever_opened_the_cgroups_of_one_run_is_never_told_of_another(tmp_path
         assert (new.path / "cgroups.json").stat().st_ino == opened
         old.path.mkdir()
         os.link(new.path / "cgroups.json", old.path / "cgroups.json")
-        assert bundle.cgroups_of(old.path) == {}
-        assert bundle.cgroups_of(new.path) == planned(NEW)
+        assert directory.cgroups_of(old.path) == {}
+        assert directory.cgroups_of(new.path) == planned(NEW)
 
 
 class Killed(BaseException):
@@ -74,7 +75,7 @@ def test_of_one_that_is_killed_while_it_clears_up_nobody_says_that_it_used_nothi
     """Its end is not written yet: whoever recovers it writes what it had used, which is not known any more."""
     (tmp_path / "runs").mkdir()
     for step in itertools.count():
-        run = bundle.RunDirectory(tmp_path / "runs" / f"run-{step}", {}, spares=Spares(tmp_path / "spare", "digest"))
+        run = directory.RunDirectory(tmp_path / "runs" / f"run-{step}", {}, spares=Spares(tmp_path / "spare", "digest"))
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed), run:
             (run.path / limits.METER).write_text("5")
             run.write_policy(POLICY)

@@ -8,11 +8,13 @@ import pytest
 
 from policy import contract
 from policy.package import Package
-from sandbox import memo, standby_wire, unended
+from sandbox.audit import open_runs
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
-from sandbox.limits import Meter, expect, was_begun
-from sandbox.network import gate_leaf
-from sandbox.request import Request
+from sandbox.lifecycle.types import Request
+from sandbox.network.gate import cgroup
+from sandbox.runner.limits import Meter, expect, was_begun
+from sandbox.standby import dispatch
+from sandbox.storage import json_cache
 
 
 def _leaf(version: int, place: Path, **files: str) -> Leaf:
@@ -84,12 +86,12 @@ def test_of_a_meter_that_is_begun_ahead_and_again_the_first_time_counts(tmp_path
 def test_what_was_noted_of_a_killed_run_stands_when_whoever_noted_it_is_killed_as_well(tmp_path: Path) -> None:
     """The next one finds its cgroups gone, and would note that it had used nothing."""
     (tmp_path / "unended").mkdir(mode=0o700)
-    unended.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, 0))
-    assert unended.used(tmp_path, "run") is None  # no end of it is owed
+    open_runs.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, 0))
+    assert open_runs.used(tmp_path, "run") is None  # no end of it is owed
     (tmp_path / "unended" / "run").touch()
     for found in (contract.Usage(43, 1 << 20, 0), contract.NOTHING_USED):
-        unended.note_used(tmp_path, "run", found)
-    assert unended.used(tmp_path, "run") == contract.Usage(43, 1 << 20, 0)
+        open_runs.note_used(tmp_path, "run", found)
+    assert open_runs.used(tmp_path, "run") == contract.Usage(43, 1 << 20, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,29 +110,29 @@ def test_what_another_version_noted_is_none_and_stops_nobody_who_writes_ends(
 ) -> None:
     (tmp_path / "unended").mkdir(mode=0o700)
     (tmp_path / "unended" / "run").touch()
-    unended.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, None))
+    open_runs.note_used(tmp_path, "run", contract.Usage(43, 1 << 20, None))
     [place] = [one for one in (tmp_path / "unended").iterdir() if one.name != "run"]
-    assert unended.used(tmp_path, "run") == contract.Usage(43, 1 << 20, None)
-    memo.write(place, record)
-    assert unended.used(tmp_path, "run") is None
-    unended.note_used(tmp_path, "run", contract.NOTHING_USED)
-    assert unended.used(tmp_path, "run") == contract.NOTHING_USED
+    assert open_runs.used(tmp_path, "run") == contract.Usage(43, 1 << 20, None)
+    json_cache.write(place, record)
+    assert open_runs.used(tmp_path, "run") is None
+    open_runs.note_used(tmp_path, "run", contract.NOTHING_USED)
+    assert open_runs.used(tmp_path, "run") == contract.NOTHING_USED
 
 
 def test_the_gates_part_of_what_was_noted_is_found_again(tmp_path: Path) -> None:
     leaf = Leaf(Hierarchies(1, {"cpuacct": tmp_path}), "run")
-    gates = gate_leaf.of(leaf)
-    noted = {**leaf.plan(), **gate_leaf.noted(gates)}
+    gates = cgroup.of(leaf)
+    noted = {**leaf.plan(), **cgroup.noted(gates)}
     for place in noted.values():
         place.mkdir(parents=True)
     adopted = Leaf(leaf.hierarchies, "run")
     adopted.adopt(noted)
-    found = gate_leaf.adopted_of(adopted)
+    found = cgroup.adopted_of(adopted)
     assert found is not None
     assert found.paths == gates.plan()
     alone = Leaf(leaf.hierarchies, "run")
     alone.adopt(leaf.plan())
-    assert gate_leaf.adopted_of(alone) is None
+    assert cgroup.adopted_of(alone) is None
 
 
 def test_what_is_not_counted_is_not_made_up(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_an_instance_is_told_the_intent_s_name_and_priority_and_for_whom_it_is()
     whom = {"display": "ada@laptop", "pubkey": "2"}
     issuer, reads = {"display": "uid7@local", "pubkey": "1"}, contract.on_behalf(**whom, by="uid7@local")
     request = Request(package, "hi", issuer, intent_id="i", priority="low", behalf=whom, told=reads)
-    told = standby_wire.ordered(standby_wire.order(request, "s"), package)
+    told = dispatch.ordered(dispatch.order(request, "s"), package)
     assert told is not None
     assert (told.intent_id, told.priority, told.issuer, told.behalf) == ("i", "low", issuer, whom)
     assert told.reads == reads == {"display": "ada@laptop.via.uid7", "pubkey": "2"}

@@ -13,7 +13,7 @@ from policy import errors
 from policy import package as packages
 from policy.manifest import parse
 from policy.signing import trust
-from sandbox.state import State
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 
 NOW, DAY = kit.NOW, kit.DAY

@@ -12,12 +12,14 @@ import pytest
 from covenant.keys import trust_root
 from policy import errors
 from policy.signing.root import TrustRoot
-from sandbox import bundle, durable, revocation
+from sandbox.control import revocation
 from sandbox.kernel.cgroup import kill
-from sandbox.network import cutting
-from sandbox.state import State
+from sandbox.network import disconnect
+from sandbox.rundir import directory as rundir_directory
+from sandbox.storage import atomic_file
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
-from tests.unit.sandbox.test_revocation import REASON, live, op
+from tests.unit.sandbox.control.test_revocation import REASON, live, op
 
 FIRST = kit.root_bytes(kit.root_document(op(1), op(2)), 1)
 SECOND = kit.root_bytes(kit.root_document(op(2), version=2, revoked=kit.revoked(keys=[kit.revoked_key(1)])), 1, 2)
@@ -28,7 +30,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     monkeypatch.setattr(revocation, "_STARTING_SECONDS", 0.0)
     monkeypatch.setattr(kill, "stop", lambda leaves: None)
     monkeypatch.setattr(kill, "kill", lambda leaves: None)
-    monkeypatch.setattr(cutting, "cut", lambda links: [])
+    monkeypatch.setattr(disconnect, "cut", lambda links: [])
     path = tmp_path / "state"
     (path / "runs").mkdir(parents=True)
     path.chmod(0o700)
@@ -63,7 +65,7 @@ def test_whoever_rests_on_it_ends_where_the_log_takes_no_line(
         assert refused.value.message.startswith("no space left on device; the version does not hold")
         assert "the runs that rested on it were ended all the same: one; not done: the log: no" in refused.value.message
         assert (refused.value.hint, refused.value.where) == ("mend it, then repeat the command", "the log")
-        assert (bundle.revoked_of(path), state.root_version()) == (REASON, 1)
+        assert (rundir_directory.revoked_of(path), state.root_version()) == (REASON, 1)
         # The same command again, once there is room.
         assert [one.run_id for one in _install(state, home, state.present_root()).ended] == ["one"]
         assert state.root_version() == 2
@@ -75,7 +77,7 @@ def test_a_version_that_came_too_late_ends_nobody(state: State, home: Path) -> N
     with live(state.path / "runs", "one", (1,)) as path:
         with pytest.raises(errors.TrustError, match="version 2 holds now, not 1"):
             _install(state, home, present)
-        assert bundle.revoked_of(path) is None
+        assert rundir_directory.revoked_of(path) is None
 
 
 @pytest.mark.parametrize("rests", [True, False])
@@ -83,14 +85,14 @@ def test_a_version_that_holds_is_not_said_to_be_refused(
     state: State, home: Path, monkeypatch: pytest.MonkeyPatch, *, rests: bool
 ) -> None:
     """It was installed, and its record cannot be written."""
-    replace = durable.replace
+    replace = atomic_file.replace
 
     def full(directory: int, name: str, *arguments: Any, **more: Any) -> None:
         if name == "clock.json":
             raise OSError(28, os.strerror(28))
         replace(directory, name, *arguments, **more)
 
-    monkeypatch.setattr(durable, "replace", full)
+    monkeypatch.setattr(atomic_file, "replace", full)
     with live(state.path / "runs", "one", (1 if rests else 2,)):
         if not rests:
             with pytest.raises(errors.StateError, match="the record of versions cannot be written: No space left"):

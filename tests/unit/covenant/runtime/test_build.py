@@ -14,7 +14,7 @@ from covenant.runtime.supervisor_client import Supervised
 from covenant.settings import Projection, Settings
 from covenant.wire.types import AgentId
 from policy import errors
-from sandbox.serve import places
+from sandbox.serve.api import paths
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ def test_a_socket_that_is_named_is_the_only_one() -> None:
 
 
 def test_the_state_s_socket_comes_before_the_machine_s() -> None:
-    assert build.sockets(Settings(home=Path("/h"))) == ["/h/supervisor/supervisor.sock", places.SYSTEM_SOCKET]
+    assert build.sockets(Settings(home=Path("/h"))) == ["/h/supervisor/supervisor.sock", paths.SYSTEM_SOCKET]
     assert build.sockets(Settings(home=Path("/h"), state=Path("/s")))[0] == "/s/supervisor.sock"
 
 

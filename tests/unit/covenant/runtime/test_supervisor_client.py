@@ -23,7 +23,7 @@ from covenant.runtime.runner import Intent, RunResult, Usage, spent
 from covenant.runtime.supervisor_client import Supervised
 from covenant.wire.types import AgentId, Priority
 from policy import errors
-from sandbox.serve import frames, places, protocol
+from sandbox.serve.api import frames, paths, protocol
 from tests import runtime_kit, supervisor_double
 from tests.supervisor_double import Document, SupervisorDouble
 
@@ -395,8 +395,8 @@ async def test_a_supervisor_that_is_only_away_is_waited_for_and_not_replaced(
     how: str, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, mark = tmp_path / "s.sock", tmp_path / "mark"
-    monkeypatch.setattr(places, "SYSTEM_SOCKET", str(place))
-    monkeypatch.setattr(places, "SYSTEM_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(place))
+    monkeypatch.setattr(paths, "SYSTEM_STATE", str(tmp_path / "state"))
 
     def asking() -> Supervised:
         connect = supervisor_client.connector([str(place)], named=how == "named", mark=mark)

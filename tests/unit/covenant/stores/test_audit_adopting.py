@@ -16,7 +16,7 @@ from covenant.stores.audit import adopt_v1, paths
 from covenant.stores.audit.durable import DurableAudit
 from policy import errors
 from policy.audit_log import chain
-from sandbox import durable
+from sandbox.storage import atomic_file
 from tests import daemon_kit
 
 pytestmark = pytest.mark.anyio
@@ -183,7 +183,7 @@ async def test_a_log_of_ours_whose_head_is_gone_is_not_signed_anew(home: Path) -
 
 async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is done before: the copies, the key."""
-    real = durable.replace
+    real = atomic_file.replace
 
     def cut_off(directory: int, name: str, data: bytes) -> None:
         if name == paths.HEAD:
@@ -191,7 +191,7 @@ async def test_a_crash_before_the_head_is_made_good(home: Path, monkeypatch: pyt
         real(directory, name, data)
 
     (home / "audit" / ".events.v1.jsonl.new").write_bytes(b"half")
-    monkeypatch.setattr(durable, "replace", cut_off)
+    monkeypatch.setattr(atomic_file, "replace", cut_off)
     with pytest.raises(errors.LedgerError, match="No space left"):
         await _opened(home)
     monkeypatch.undo()

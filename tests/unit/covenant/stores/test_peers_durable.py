@@ -169,7 +169,7 @@ async def test_a_full_disk_leaves_the_old_token(place: Path, monkeypatch: pytest
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("sandbox.durable.replace", full)
+        patch.setattr("sandbox.storage.atomic_file.replace", full)
         with pytest.raises(errors.StoreError):
             await peers.rotate_operator()
     assert token_of(place) == old

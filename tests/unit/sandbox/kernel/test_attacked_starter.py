@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import checks
+from sandbox import doctor
 from sandbox.kernel.proc import launcher, spawn
 
 HERE = spawn.Launch("/bin/echo", ["echo", "here"], {})
@@ -228,16 +228,16 @@ def test_doctor_says_of_a_starter_that_cannot_run_that_it_does_not(
     placed: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object], found: str
 ) -> None:
     """It was there, and that was called ok."""
-    monkeypatch.setattr(checks, "_TABLE", tuple(row for row in checks._TABLE if row[0] == "starter"))
+    monkeypatch.setattr(doctor, "_TABLE", tuple(row for row in doctor._TABLE if row[0] == "starter"))
     config: Any = None  # which this check has no use for
 
-    def said() -> checks.Check:
-        (check,) = checks.examine(config, deadline_seconds=1.0).checks
+    def said() -> doctor.Check:
+        (check,) = doctor.examine(config, deadline_seconds=1.0).checks
         return check
 
-    assert said().status is checks.Status.OK
+    assert said().status is doctor.Status.OK
     harm(placed)
-    assert said().status is checks.Status.MISSING
+    assert said().status is doctor.Status.MISSING
     assert str(placed) in said().found
     assert found in said().found
     assert said().mend == launcher.MEND

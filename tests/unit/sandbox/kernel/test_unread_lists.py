@@ -14,7 +14,7 @@ from policy import errors
 from sandbox.kernel import small_files
 from sandbox.kernel.cgroup import kill
 from sandbox.kernel.cgroup.cgroup import Hierarchies, Leaf
-from sandbox.network import cutting
+from sandbox.network import disconnect
 
 UNREADABLE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO)
 
@@ -93,10 +93,10 @@ def test_a_network_that_cannot_be_looked_for_is_told_and_that_of_the_dead_is_not
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return asked(path, flags, *more, **named)
 
-    gone, here = cutting.Link("gone", 0, {}), cutting.Link("here", os.getpid(), {})
+    gone, here = disconnect.Link("gone", 0, {}), disconnect.Link("here", os.getpid(), {})
     with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
         patch.setattr(os, "open", opened)
-        assert cutting._others([gone], stack, said) == []
+        assert disconnect._others([gone], stack, said) == []
         assert said == []
-        assert cutting._others([gone, here], stack, said) == []
+        assert disconnect._others([gone, here], stack, said) == []
     assert said == [f"the network that keeper {os.getpid()} is in cannot be seen: Too many open files"]

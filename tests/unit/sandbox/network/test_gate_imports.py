@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sandbox.network import gate_begun
+from sandbox.network.gate import prefork
 
 # Heavy, or the supervisor's own business.
 NOT_IN_A_GATE = {
@@ -18,10 +18,10 @@ NOT_IN_A_GATE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("module", ["sandbox.network.dns_serve", "sandbox.network.tls_serve"])
+@pytest.mark.parametrize("module", ["sandbox.network.dns.server", "sandbox.network.tls.server"])
 def test_a_gate_imports_little(module: str) -> None:
-    code = f"import sys; sys.path += sys.argv[1:]; import sandbox.network.gate_main, {module}; print(*sys.modules)"
-    command = [sys.executable, "-I", "-S", "-B", "-c", code, *gate_begun.roots()]
+    code = f"import sys; sys.path += sys.argv[1:]; import sandbox.network.gate.main, {module}; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-B", "-c", code, *prefork.roots()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={}, cwd="/")
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox import durable
 from sandbox.network import addresses, uplink
+from sandbox.storage import atomic_file
 
 PLACE = addresses.Uplink("192.0.2.2", "2001:db8::2")
 
@@ -31,7 +31,7 @@ class Made:
 
     def is_free(self) -> bool:
         with open(self._lock) as file:
-            return durable.take(file.fileno(), 0.0)
+            return atomic_file.take(file.fileno(), 0.0)
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from covenant.cli.main import cli
 from policy import errors
 from policy.audit_log import events, write_ahead
-from sandbox import ledger_files
-from sandbox.ledger import Ledger, Record
+from sandbox.audit import log_files
+from sandbox.audit.log import Ledger, Record
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
@@ -353,7 +353,7 @@ def test_a_tail_that_is_longer_than_a_writer_leaves_is_red(covenant_home: Path) 
     base = covenant_home / "supervisor"
     fill(base, 2)
     with (base / "audit" / "events.jsonl").open("ab") as stream:
-        stream.write(b"x" * ledger_files.MAX_TAIL_BYTES)
+        stream.write(b"x" * log_files.MAX_TAIL_BYTES)
     assert call("verify").exit_code == 0  # the control
     with (base / "audit" / "events.jsonl").open("ab") as stream:
         stream.write(b"x")

@@ -29,7 +29,7 @@ from covenant.wire import client, requests
 from policy import errors
 from policy.audit_log import note
 from policy.capabilities.token import Token
-from sandbox import durable
+from sandbox.storage import atomic_file
 from tests import server_kit
 
 
@@ -393,7 +393,7 @@ def test_two_who_cosign_with_one_key_take_turns(home: Path, tmp_path: Path) -> N
     request = works("checkpoint", "--old", "0")
     origin = note.Checkpoint.parse(note.Note.parse(request.split("\n\n", 1)[1].encode()).text).origin
     with lock.open("wb") as held:
-        assert durable.take(held.fileno(), 0)
+        assert atomic_file.take(held.fileno(), 0)
         command = [sys.executable, "-m", "covenant", "audit", *be]
         given = tmp_path / "request"
         given.write_text(request)

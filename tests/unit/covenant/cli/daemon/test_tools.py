@@ -153,11 +153,11 @@ def test_pin_without_the_servers_package_writes_nothing(fresh: Path) -> None:
 
 
 def test_what_a_killed_pin_left_is_no_file_of_the_package(fresh: Path) -> None:
-    from sandbox import durable
+    from sandbox.storage import atomic_file
 
-    (fresh / durable.temporary_name("tools.json")).write_bytes(b"half")
+    (fresh / atomic_file.temporary_name("tools.json")).write_bytes(b"half")
     document(0, "tools", "pin", fresh)
-    assert not (fresh / durable.temporary_name("tools.json")).exists()
+    assert not (fresh / atomic_file.temporary_name("tools.json")).exists()
 
 
 def test_pinned_tools_are_signed(pinned: Path) -> None:

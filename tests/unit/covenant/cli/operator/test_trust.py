@@ -16,9 +16,9 @@ from covenant.cli.operator import trust_update_steps
 from covenant.keys import identity, trust_root
 from policy import base58, errors
 from policy.signing import envelope, proposal, revocation
-from sandbox import durable
-from sandbox.ledger import Ledger
-from sandbox.state import State
+from sandbox.audit.log import Ledger
+from sandbox.storage import atomic_file
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 from tests import ssh_agent_kit
 from tests.cli_kit import call, document, done, refused
@@ -511,10 +511,10 @@ def test_a_working_copy_that_cannot_be_written_hides_no_version_that_holds(
             raise OSError(28, "No space left on device")
         real(directory, name, *more, **options)
 
-    real = durable.replace
+    real = atomic_file.replace
     for decides, says in ((True, "version 2 is installed, but the working copy"), (False, "the working copy cannot")):
         with monkeypatch.context() as patched:
-            patched.setattr(durable, "replace", full)
+            patched.setattr(atomic_file, "replace", full)
             if not decides:
                 patched.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: False)
                 patched.setattr("covenant.keys.trust_root._is_ours", lambda path: False)
@@ -536,9 +536,9 @@ def test_a_version_that_never_held_is_not_handed_on(
             raise KeyboardInterrupt
         real(directory, name, *more, **options)
 
-    real = durable.replace
+    real = atomic_file.replace
     with monkeypatch.context() as patched:
-        patched.setattr(durable, "replace", killed)
+        patched.setattr(atomic_file, "replace", killed)
         call("trust", "add", "eve", *BY_ANN)
     assert (covenant_home / "trust" / "root-00000002.json").exists()
     assert _version() == 1

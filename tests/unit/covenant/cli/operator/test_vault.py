@@ -13,11 +13,11 @@ import pytest
 
 from covenant.cli.operator import vault as command
 from policy import errors
-from sandbox import checks
-from sandbox.ledger import Ledger
-from sandbox.vault import file
+from sandbox import doctor
+from sandbox.audit.log import Ledger
+from sandbox.vault import embedded
 from tests import cli_kit
-from tests.unit.sandbox.vault.test_file import CHEAP
+from tests.unit.sandbox.vault.test_embedded import CHEAP
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
@@ -29,8 +29,8 @@ def home(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in (covenant_home, state):
         path.mkdir(mode=0o700, exist_ok=True)
     (state / "config.toml").write_text(f'[vault]\nkey = "{covenant_home}/vault.key"\n')
-    monkeypatch.setattr(file.FileVault.create, "__kwdefaults__", {"parameters": CHEAP})
-    monkeypatch.setattr(file.FileVault.rekey, "__kwdefaults__", {"parameters": CHEAP})
+    monkeypatch.setattr(embedded.FileVault.create, "__kwdefaults__", {"parameters": CHEAP})
+    monkeypatch.setattr(embedded.FileVault.rekey, "__kwdefaults__", {"parameters": CHEAP})
     return covenant_home
 
 
@@ -221,13 +221,13 @@ def test_a_vault_that_is_not_there(home: Path) -> None:
 
 
 def test_doctor_opens_it_as_a_run_does(home: Path) -> None:
-    def look() -> checks.Finding:
-        return checks._vault(command._config(), 1)
+    def look() -> doctor.Finding:
+        return doctor._vault(command._config(), 1)
 
     with pytest.raises(errors.VaultError, match="there is no vault"):
         look()
     cli_kit.done("vault", "init")
-    assert (look().status, look().found.endswith(f"opened by {home}/vault.key")) == (checks.Status.OK, True)
+    assert (look().status, look().found.endswith(f"opened by {home}/vault.key")) == (doctor.Status.OK, True)
     (home / "vault.key").chmod(0o644)
     with pytest.raises(errors.VaultKeyError):
         look()

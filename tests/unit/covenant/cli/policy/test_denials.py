@@ -9,7 +9,7 @@ import pytest
 
 from covenant.cli.policy import denials as command
 from policy.denials import Denial, Row
-from sandbox.ledger import Ledger
+from sandbox.audit.log import Ledger
 from tests import cli_kit
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}

@@ -8,26 +8,26 @@ import click.testing
 import pytest
 
 from covenant.cli import main
-from sandbox import checks
+from sandbox import doctor
 
 
-def _invoke(monkeypatch: pytest.MonkeyPatch, *found: checks.Check, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
+def _invoke(monkeypatch: pytest.MonkeyPatch, *found: doctor.Check, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
     seen: list[float] = []
 
-    def examine(config: object, *, deadline_seconds: float) -> checks.Report:
+    def examine(config: object, *, deadline_seconds: float) -> doctor.Report:
         seen.append(deadline_seconds)
-        return checks.Report(found)
+        return doctor.Report(found)
 
-    monkeypatch.setattr(checks, "examine", examine)
+    monkeypatch.setattr(doctor, "examine", examine)
     done = click.testing.CliRunner().invoke(main.cli, ["doctor", *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert seen == [7.0 if "--deadline" in arguments else 60.0]
     return done.exit_code, done.stdout
 
 
-GOOD = checks.Check("root", checks.Status.OK, "everything", "uid 0", required=True)
-OPTIONAL = checks.Check("nft", checks.Status.MISSING, "network modes", "no \x1b[31mnft", "apt-get install nftables")
-UNKNOWN = checks.Check("runsc live", checks.Status.UNKNOWN, "calls", "not probed", "run as root", required=True)
+GOOD = doctor.Check("root", doctor.Status.OK, "everything", "uid 0", required=True)
+OPTIONAL = doctor.Check("nft", doctor.Status.MISSING, "network modes", "no \x1b[31mnft", "apt-get install nftables")
+UNKNOWN = doctor.Check("runsc live", doctor.Status.UNKNOWN, "calls", "not probed", "run as root", required=True)
 
 
 def test_a_host_that_can_enforce(monkeypatch: pytest.MonkeyPatch) -> None:

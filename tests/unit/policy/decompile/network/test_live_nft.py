@@ -12,7 +12,7 @@ import pytest
 from policy import errors
 from policy.compile.network import gates
 from policy.decompile.network import live_nft
-from sandbox.network import broker
+from sandbox.network.dns import broker
 
 NAMED = {"family": "inet", "table": "covenant"}
 SET = {"set": {**NAMED, "name": "a4", "type": "ipv4_addr", "handle": 1, "flags": ["interval"], "elem": ["10.0.0.1"]}}

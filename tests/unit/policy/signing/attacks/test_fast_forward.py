@@ -8,7 +8,7 @@ import pytest
 
 from policy import errors
 from policy.signing import statement
-from sandbox.state import State
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 
 NOW, DAY = kit.NOW, kit.DAY

@@ -10,7 +10,7 @@ import pytest
 from policy import errors
 from policy.signing import envelope
 from policy.signing import root as roots
-from sandbox.state import State
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 
 NOW = kit.NOW

@@ -9,7 +9,7 @@ import pytest
 
 from policy import errors
 from policy.signing import trust
-from sandbox.state import State
+from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
 
 NOW = kit.NOW

@@ -13,7 +13,7 @@ import pytest
 from policy import errors
 from sandbox.kernel.net import unix_address
 from sandbox.kernel.runsc.start_trace import StartTrace
-from sandbox.serve import client
+from sandbox.serve.api import client
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Read the kernel back and compare it with the policy."""

@@ -1,0 +1,492 @@
+"""Attestation: what confines a running agent now, read out of the kernel and shown to lie within its manifest.
+
+    (1) whose processes they are, which rights they have, where they live       sandbox.attest.processes
+        who traces one of their threads                                         sandbox.attest.tracers
+    (2) under which filter of gVisor's own the sandbox and its gofer stand      kernel.filter_reader
+    (3) what is mounted, and that it is what was opened for it                  mountinfo of the gofer
+        that no mount of the host covers what is granted                        sandbox.rootfs.covered
+    (4) limits, flags, bundle and rules, put in the place of the artefacts      policy.prove.live
+    (5) the package's copy and the runsc binary, by digest
+    (6) links, addresses, routes and members of the run's network namespaces    sandbox.attest.network
+
+``Made`` is what the supervisor made for a run. It stands in the run's directory, which only root can enter, so that
+another process can attest the run; whoever does trusts the signed log for which policy it is (``covenant attest``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from policy.decompile.live import Readout
+from policy.prove import live
+from policy.prove.live import Layer, Standing
+from sandbox.attest import cgroups, processes, tracers
+from sandbox.attest import network as attest_network
+from sandbox.attest.network import Network, Seen, View
+from sandbox.attest.processes import Family
+from sandbox.kernel import libc, procfs, small_files
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.fs import filesystems, hanging
+from sandbox.kernel.net import netns
+from sandbox.kernel.procfs import Binary, Name
+from sandbox.kernel.runsc import debug_log
+from sandbox.kernel.seccomp import reader
+from sandbox.rootfs import covered
+from sandbox.run_io import Outcome, Round
+from sandbox.storage import json_cache, package_reader
+
+RECORD = "attest.json"
+# Where the state remembers which filters a runsc binary loads, below ``closures``.
+FILTERS = "host-filters.json"
+# The digest of the binary that ran last, with what tells that file from another.
+BINARY = "binary.json"
+# How long a sandbox may be on its way out before its absence is called drift, and how often it is looked for meanwhile.
+_LEAVING_SECONDS, _AGAIN_SECONDS = 10.0, 0.5
+# The same before the agent is told anything, when nothing else is done meanwhile.
+_FIRST_SECONDS, _FIRST_AGAIN_SECONDS = 2.0, 0.02
+# An operator who is only to be told is told this often at most in one run.
+_MOST_ALARMS = 100
+_BESIDE: Final = ("process", "rights", "namespace", "cgroup", "filter", "mounts", "package", "network")
+_BENEATH: Final = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made for one run.
+
+    ``cgroup_files`` maps controller to directory; ``memberships`` the same as /proc/PID/cgroup says it; ``limits`` each
+    file to what was written there. ``mounts`` maps each place to the device and inode of what is to be seen there;
+    ``granted`` maps each granted path to the number of the host's mount on which it was opened;
+    ``tells_calls`` says whether runsc writes what its filter refuses, and how the ``traced`` calls end, ``raises_log``
+    that it begins once the sandbox stands; ``arguments`` start a self-test, not the agent. ``nice`` is what its runner
+    was begun with.
+    """
+
+    run_id: str
+    agent_id: str
+    policy_digest: str
+    uid: int
+    runner: Name
+    directory: str
+    cgroup_version: int
+    cgroup_files: Mapping[str, str]
+    memberships: Mapping[str, str]
+    limits: Mapping[str, str]
+    mounts: Mapping[str, tuple[int, int]]
+    package: str
+    network: Network | None = None
+    tells_calls: bool = True
+    raises_log: bool = False
+    traced: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    nice: int = 0
+    granted: Mapping[str, int] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Leave it where ``read`` looks for it."""
+        network = None if self.network is None else self.network.to_json()
+        json_cache.write(directory / RECORD, {"version": 1, **asdict(self), "network": network})
+
+    @classmethod
+    def read(cls, directory: Path) -> Made | None:
+        """What a live run left in its directory; None when it has left nothing yet."""
+        found = json_cache.read(directory / RECORD)
+        if found is None or found.pop("version", None) != 1:
+            return None
+        runner, mounts, network = Name(**found.pop("runner")), found.pop("mounts"), found.pop("network")
+        return cls(
+            runner=runner,
+            mounts={place: (dev, ino) for place, (dev, ino) in mounts.items()},
+            network=None if network is None else Network.from_json(network),
+            arguments=tuple(found.pop("arguments")),
+            traced=tuple(found.pop("traced")),
+            **found,
+        )
+
+    @property
+    def places(self) -> dict[str, str]:
+        """runsc's flags that say where this run's files lie, and where it writes what its filter refuses."""
+        places = {"--root": f"{self.directory}/root", "--pod-init-config": f"{self.directory}/trace/pod-init.json"}
+        if self.tells_calls:
+            # The last is what runsc itself makes of the log for the sandbox.
+            written = debug_log.flags(Path(self.directory) / "trace", self.traced, raised=self.raises_log)
+            places |= {**written, "--debug-log-fd": "3"}
+        return places
+
+
+@dataclass
+class Known:
+    """What need not be looked at twice, since it cannot change unseen: files by identity, filters by process."""
+
+    digests: dict[Binary, str] = field(default_factory=dict)
+    filters: dict[Name, tuple[str, ...]] = field(default_factory=dict)
+    packages: dict[str, tuple[object, str]] = field(default_factory=dict)
+    network: Seen = field(default_factory=Seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one look came to. ``gone``: the sandbox was not there, or ended under the look, so nothing can be said.
+    ``missed``: it is there, and something that was to be read of it was not."""
+
+    run_id: str
+    layers: tuple[Layer, ...]
+    gone: bool = False
+    missed: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything that was looked at lies within the manifest."""
+        return not self.gone and all(layer.holds for layer in self.layers)
+
+
+class _LeftError(Exception):
+    """The look was left: nobody asks for what it would have come to."""
+
+
+def examine(
+    made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool] = lambda: False
+) -> Report:
+    """Look at a run once. Below ``state`` it is remembered which filters a runsc binary loads. A run that is ``over``
+    is gone, as far as this goes, and the look is left at the next of its parts."""
+    report = _examine(made, artefacts, known, state=state, over=over)
+    # Numbers of processes change hands under a look: what a second one misses as well has been taken away.
+    return _examine(made, artefacts, known, state=state, over=over) if report.missed else report
+
+
+def _examine(made: Made, artefacts: Artefacts, known: Known, *, state: Path, over: Callable[[], bool]) -> Report:
+    gone = Report(made.run_id, (), gone=True)
+    if over():
+        return gone
+    # nft's listing is most of a look, and another process's: what else there is to read is read meanwhile.
+    view = _viewed(made, known, state)
+    found: Family | None = None
+    try:
+        members = _members(made)
+        found = processes.family(made.runner, set().union(*members.values()))
+        if found is None:
+            return gone
+        expected, mounts = _expected(made), procfs.mounts(found.gofer.name.pid)
+        _go_on(over)
+        readout = _readout(made, artefacts, found, mounts, expected, known, state)
+        beside: list[Layer] = []
+        for part in _beside(made, artefacts, found, members, mounts, expected, known, readout, state):
+            _go_on(over)
+            beside += part
+        if made.network is not None and (network := view()) is not None:
+            readout = replace(readout, firewall=network.gateway.listing)
+            family = {one.name.pid for one in found.all()}
+            rules = artefacts.files["firewall.nft"]
+            beside += attest_network.judge(made.network, network, rules, state=state, family=family)
+    except _LeftError:
+        return gone
+    except (OSError, errors.CovenantError) as e:
+        failed = Layer("read-out", Standing.UNREADABLE, "a kernel that says what it holds", str(e))
+        there = processes.still_there(found) if found else procfs.name(made.runner.pid) == made.runner
+        missed = isinstance(e, FileNotFoundError | ProcessLookupError)
+        return Report(made.run_id, (failed,), missed=missed) if there else gone
+    finally:
+        # No thread outlives its look; what it found is told above.
+        with contextlib.suppress(Exception):
+            view()
+    layers = {layer.name: layer for layer in live.compare(artefacts, readout)}
+    layers |= {name: Layer(name, Standing.EQUAL) for name in _BESIDE if name not in layers}
+    for layer in beside:
+        if layers[layer.name].holds:
+            layers[layer.name] = layer
+    # Processes and files of a sandbox that ends disappear one by one: only of one that is still there is it drift.
+    return Report(made.run_id, tuple(layers.values())) if processes.still_there(found) else gone
+
+
+def _beside(
+    made: Made,
+    artefacts: Artefacts,
+    found: Family,
+    members: Mapping[str, set[int]],
+    mounts: tuple[procfs.Mount, ...],
+    expected: processes.Expected,
+    known: Known,
+    readout: Readout,
+    state: Path,
+) -> Iterator[Iterator[Layer]]:
+    """(1), (2), (3), (5): what no artefact has a word for, one after the other."""
+    # Listed before a process is asked for its threads: who is born meanwhile is in no list, and is asked itself.
+    expected = replace(expected, threads=_threads(made))
+    yield processes.judge(found, expected, members)
+    yield _filters(found, known, readout, made.nice, state / "closures" / FILTERS)
+    yield tracers.judge(found, () if made.network is None else made.network.bounded)
+    yield cgroups.judge(made.cgroup_files.values(), "the run")
+    yield cgroups.scheduled({task for one in found.all() for task in procfs.threads(one.name.pid)})
+    yield _identities(made, found, mounts)
+    yield _covered(made, artefacts)
+    yield _package(made, artefacts, known)
+
+
+def _go_on(over: Callable[[], bool]) -> None:
+    if over():
+        raise _LeftError
+
+
+def _viewed(made: Made, known: Known, state: Path) -> Callable[[], View | None]:
+    """Begin to look at the run's network; what is returned waits for it, and gives None for a run without one."""
+    network = made.network
+    if network is None:
+        return lambda: None
+    return netns.aside(lambda: attest_network.view(network, known.network, state=state))
+
+
+def _expected(made: Made) -> processes.Expected:
+    inode = None if made.network is None else made.network.agent.inode
+    return processes.Expected(made.places, made.memberships, inode)
+
+
+def _members(made: Made) -> dict[str, set[int]]:
+    """The processes in the run's cgroups, by controller; on version 2 all controllers are one."""
+    found: dict[str, set[int]] = {}
+    for controller, directory in made.cgroup_files.items():
+        if controller not in made.memberships and "" in found:
+            continue
+        text = small_files.whole(f"{directory}/cgroup.procs")
+        found[controller if controller in made.memberships else ""] = {int(line) for line in text.split()}
+    return found
+
+
+def _threads(made: Made) -> dict[str, set[int]]:
+    """The threads in the run's cgroups, by controller; none on version 2, where all of a process are in one."""
+    found = {}
+    for controller in made.memberships:
+        if directory := made.cgroup_files.get(controller):
+            text = small_files.whole(f"{directory}/tasks")
+            found[controller] = {int(line) for line in text.split()}
+    return found
+
+
+def _readout(
+    made: Made,
+    artefacts: Artefacts,
+    found: Family,
+    mounts: tuple[procfs.Mount, ...],
+    expected: processes.Expected,
+    known: Known,
+    state: Path,
+) -> Readout:
+    return Readout(
+        run_id=made.run_id,
+        uid=made.uid,
+        config=Path(made.directory, "bundle", "config.json").read_bytes(),
+        flags=processes.flags(found, expected),
+        runsc_sha256=_digest(found.sandbox.name.pid, known, state),
+        cgroup_version=made.cgroup_version,
+        limits=dict(_limits(made, artefacts)),
+        mounts={mount.place: mount.options for mount in mounts},
+        arguments=made.arguments,
+    )
+
+
+def _limits(made: Made, artefacts: Artefacts) -> Iterator[tuple[str, str | None]]:
+    """Each file of the policy with what it holds, in the policy's words where it holds what was written."""
+    for entry in artefacts.json("cgroup.json")[f"v{made.cgroup_version}"] or ():
+        name = entry["file"]
+        directory = made.cgroup_files.get(entry["controller"])
+        try:
+            held = None if directory is None else small_files.whole(f"{directory}/{name}").decode().strip()
+        except OSError:
+            held = None
+        yield name, entry["value"] if held is not None and cgroup.same(held, made.limits.get(name, "")) else held
+
+
+def _identities(made: Made, found: Family, mounts: tuple[procfs.Mount, ...]) -> Iterator[Layer]:
+    """(3) At each place lies what was opened for it, and one mount alone."""
+    places = [mount.place for mount in mounts]
+    for place in sorted({place for place in places if places.count(place) > 1}):
+        yield Layer("mounts", Standing.WIDER, f"one mount at {place}", "one over another")
+    root = os.open(f"/proc/{found.gofer.name.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for place, identity in made.mounts.items():
+            at = _identity(root, place)
+            if at != identity:
+                yield Layer("mounts", Standing.WIDER, f"at {place} what was opened for it", "another file or directory")
+    finally:
+        os.close(root)
+
+
+def _covered(made: Made, artefacts: Artefacts) -> Iterator[Layer]:
+    """(3) The agent sees what the host shows at the granted paths, by the mount table of the run's shim."""
+    if made.granted:
+        table = small_files.text(f"/proc/{procfs.parent(made.runner.pid)}/mountinfo")
+        plan = artefacts.json("mounts.json")["mounts"]
+        for path, point in covered.found(plan, made.granted, [*filesystems.mounts(table)]):
+            yield Layer("mounts", Standing.WIDER, f"on the host no mount over or in {path}", f"one at {point}")
+
+
+def _identity(root: int, place: str) -> tuple[int, int] | None:
+    if place == "/":
+        info = os.fstat(root)
+        return info.st_dev, info.st_ino
+    with hanging.within(f"the file system of what the agent has at `{place}`"):
+        try:
+            fd = libc.openat2(place.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, dir_fd=root, resolve=_BENEATH)
+        except OSError:
+            return None
+        info = os.fstat(fd)
+    os.close(fd)
+    return info.st_dev, info.st_ino
+
+
+def _digest(pid: int, known: Known, state: Path) -> str:
+    """(5) The SHA-256 of the file that a process runs, taken once for each file: here or by an earlier look."""
+    fd, binary = procfs.open_binary(pid)
+    with os.fdopen(fd, "rb") as stream:
+        if binary not in known.digests:
+            path, which = state / "closures" / BINARY, list(astuple(binary))
+            held = json_cache.read(path) or {}
+            if held.get("which") != which:
+                held = {"which": which, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+                json_cache.write(path, held)
+            known.digests[binary] = str(held["sha256"])
+    return known.digests[binary]
+
+
+def _filters(found: Family, known: Known, readout: Readout, nice: int, path: Path) -> Iterator[Layer]:
+    """(2) The filters of gofer and sandbox are those that this runsc, so called, has always loaded.
+
+    Beneath them lie those of whoever called it, which every child has and none can take off: the supervisor's own, and
+    nobody's where there is none. They are no word of this runsc's.
+    """
+    # gVisor's filter names the number of its control socket, which comes after a descriptor for each mount and its log.
+    before_it = len(readout.mounts) + any(one.startswith("--debug-log-fd=") for one in found.sandbox.arguments)
+    made_for: list[object] = ["own", readout.runsc_sha256, sorted(readout.flags), before_it, os.uname().release]
+    if nice:
+        made_for.append(nice)  # the number that setpriority(2) may be called with is one more
+    key = hashlib.sha256(json.dumps(made_for).encode())
+    remembered: dict[str, Any] = json_cache.read(path) or {}
+    before = remembered.get(key.hexdigest())
+    now: dict[str, list[str]] = {}
+    for process in (found.gofer, found.sandbox):
+        # A tracer who came since they were read may have put them out of force: asking anew waits for who but looks.
+        kept = None if process.tracer else known.filters.get(process.name)
+        digests = kept or reader.digests(process.name.pid)
+        if not kept and procfs.name(process.name.pid) != process.name:
+            raise ProcessLookupError(process.name.pid)  # the number was another's as it was read, perhaps
+        if digests is None:
+            return  # its being there is held by (1); which it is cannot be read on this kernel, or just now
+        if len(digests) > found.runner.filters:  # or it has not loaded its own yet, and is asked again
+            known.filters[process.name] = digests
+        now[process.arguments[0]] = list(digests[found.runner.filters :])
+    # INVARIANT: not of a sandbox that has not loaded its own yet. What is remembered holds for every run after it.
+    if before is None and all(now.values()):
+        json_cache.write(path, {**remembered, key.hexdigest(): now})
+    for name, loaded in now.items():
+        if before is not None and before.get(name) != loaded:
+            yield Layer("filter", Standing.WIDER, f"{name} under {before.get(name)}", f"{loaded}")
+
+
+def _package(made: Made, artefacts: Artefacts, known: Known) -> Iterator[Layer]:
+    """(5) The copy that runs is the package that was signed."""
+    expected = str(artefacts.json("effective.json")["package_digest"])
+    state = tuple(_tree(made.package))
+    before = known.packages.get(made.package)
+    if before is None or before[0] != state:
+        try:
+            digest = package_reader.read(Path(made.package)).digest
+        except errors.PackageError as e:
+            digest = e.message
+        before = known.packages[made.package] = (state, digest)
+    if before[1] != expected:
+        yield Layer("package", Standing.WIDER, f"the package {expected}", before[1])
+
+
+def _tree(top: str) -> Iterator[tuple[object, ...]]:
+    for path, directories, plain in os.walk(top):
+        directories.sort()
+        for name in (".", *sorted(plain)):
+            info = os.lstat(os.path.join(path, name))
+            yield path, name, info.st_ino, info.st_mode, info.st_size, info.st_ctime_ns
+
+
+class Attestor:
+    """The periodic attestation of one run; ``drifted`` is told of each layer that does not hold, before anything
+    follows from it. With ``alarm`` nothing does. Of one that is ``over`` nothing is looked at: that of a tree which is
+    being ended would have the processors from those who still die."""
+
+    def __init__(
+        self,
+        made: Made,
+        artefacts: Artefacts,
+        *,
+        state: Path,
+        seconds: float,
+        alarm: bool,
+        drifted: Callable[[Layer], None],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._made, self._artefacts, self._state = made, artefacts, state
+        self._seconds, self._alarm, self._drifted, self._over = seconds, alarm, drifted, over
+        self._known = Known()
+        self._started = self._seen = False
+        self._missing = 0.0
+        self._told: set[Layer] = set()
+        self._alarms = 0
+
+    def started(self) -> None:
+        """The agent's first process runs: from now on there is something to look at."""
+        self._started = True
+
+    def round(self) -> Round:
+        """As the exchange takes it: at the start, before the agent is told anything, and then by the clock."""
+        return Round(self._seconds, self._look, self._wait, at_start=True)
+
+    def _look(self) -> Outcome:
+        if not self._started:
+            return None
+        report = self._examine() if self._seen else self._first()
+        if not report.gone:
+            self._seen, self._missing = True, 0.0
+            return self._judge([layer for layer in report.layers if not layer.holds])
+        self._missing += _AGAIN_SECONDS
+        if self._over() or (self._missing < _LEAVING_SECONDS and (self._seen or not self._runs())):
+            return None
+        return self._judge([Layer("process", Standing.WIDER, "a gofer and a sandbox", "they are not there")])
+
+    def _first(self) -> Report:
+        """Who is not found is looked for until the process that runs it ends, or so long that it is not on its way out.
+        INVARIANT: nobody is given an intent unseen."""
+        until = time.monotonic() + _FIRST_SECONDS
+        while (report := self._examine()).gone and self._runs() and not self._over() and time.monotonic() < until:
+            time.sleep(_FIRST_AGAIN_SECONDS)
+        return report
+
+    def _examine(self) -> Report:
+        return examine(self._made, self._artefacts, self._known, state=self._state, over=self._over)
+
+    def _runs(self) -> bool:
+        return procfs.name(self._made.runner.pid) == self._made.runner
+
+    def _wait(self) -> float:
+        return min(_AGAIN_SECONDS, self._seconds) if self._missing else self._seconds
+
+    def _judge(self, drift: list[Layer]) -> Outcome:
+        for layer in drift:
+            if layer not in self._told and self._alarms < _MOST_ALARMS:
+                self._alarms += 1
+                self._drifted(layer)
+        # What was undone and is done again is told again.
+        self._told = set(drift)
+        if not drift or self._alarm:
+            return None
+        first = drift[0]
+        return errors.DriftError(
+            f"{first.name} is not as it was made: {first.found}, not {first.expected}",
+            hint="see `covenant audit recent`; whoever changed it had root",
+            layer=first.name,
+        )

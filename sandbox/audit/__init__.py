@@ -1,0 +1,1 @@
+"""The supervisor's log: events, open runs, reports, archive and denials."""

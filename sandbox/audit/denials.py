@@ -1,0 +1,169 @@
+"""One run's denials on their way into the log: told from everywhere, bounded, wound up before the run's last row.
+
+Whatever refuses something calls ``told``; a flood costs a dictionary's look-up each, and the log gets what
+``policy.denials.Bounds`` lets through. A row that cannot be written ends the run, as any other act that has none.
+
+A row is durable before the next, about a millisecond each, in the process that also looks at the agent's clocks. So
+only a few are written in a row, and what waits is written by the round: an agent that is refused five hundred
+different things at once holds up nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from policy import data, denials, errors
+from policy.compile.artefacts import Artefacts
+from sandbox.kernel.runsc import debug_log
+from sandbox.rate_limit import Tokens
+from sandbox.run_io import Outcome, Round
+
+_STARTS = frozenset({"execve", "execveat"})
+# Calls of which a failure is told. Each of the first costs far more than its line in the log; those of the second are
+# told where the operator says so (tell_files), since an open costs half as much again.
+TRACED: Final = ("clone", "fork", "vfork", "execve", "execveat")
+TRACED_FILES: Final = (
+    *("open", "openat", "creat", "write", "pwrite64", "writev", "pwritev", "ftruncate", "fallocate"),
+    *("sendfile", "copy_file_range", "mkdir", "mkdirat", "unlink", "unlinkat", "rename", "renameat", "renameat2"),
+)
+_FORKS, _OPENS = frozenset(TRACED[:3]), frozenset({"open", "openat", "creat"})
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+# What nobody could be granted, or has anyway: the package's own files, and what gVisor itself mounts.
+_NO_GRANT = ("/workspace/", "/proc/", "/sys/", "/dev/", "/tmp/")  # noqa: S108 - the sandbox's own
+# A path as gVisor writes it, behind where it lies in memory; before that what it is relative to, where the call has it.
+_PATH = re.compile(r"0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
+_PATH_AT = re.compile(r"(?:AT_FDCWD|0x[0-9a-f]+) (?P<at>[^,]*), 0x[0-9a-f]+ (?P<path>[^,]*), (?P<how>.*)")
+_WRITING = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC)")
+# Half of the second that a summary is for: it is written at most so much later.
+_LOOK_SECONDS = 0.5
+# Rows that are written in one go, how many a second beyond them, and how soon the next when some wait.
+_AT_ONCE, _ROWS_PER_SECOND, _SOON_SECONDS = 4, 100, 0.04
+# The errors that end a run because a limit was reached: each is a denial as well, with the limit as its target.
+_LIMITS: Mapping[type[errors.RunError], tuple[str, str]] = {
+    errors.OutOfMemoryError: ("memory", "memory_mb"),
+    errors.DeadlineError: ("time", ""),
+    errors.CpuTimeError: ("time", ""),
+}
+
+
+# What the tries of a run make a file of (sandbox.probes.preload).
+PRELUDE_FILE: Final = "/.covenant-prelude-file"
+
+
+class Denials:
+    """The denials of one run; ``write`` puts a row into the log. Not for several threads."""
+
+    def __init__(self, write: Callable[[denials.Row], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._bounds = denials.Bounds()
+        self._totals: dict[denials.Denial, int] = {}
+        self._waiting: deque[denials.Row] = deque()
+        self._tokens = Tokens(_ROWS_PER_SECOND, _AT_ONCE, clock())
+
+    def told(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Something was refused to the agent ``count`` times.
+
+        Raises:
+            errors.LedgerError: it could not be written down.
+        """
+        self._waiting += self._bounds.told(denial, now_ms=self._now(), count=count)
+        self._write_some()
+
+    def ended_by(self, error: errors.CovenantError | None) -> None:
+        """A run that a limit has ended was denied more of it."""
+        known = _LIMITS.get(type(error)) if isinstance(error, errors.RunError) else None
+        if error is not None and known is not None:
+            layer, target = known
+            self.told(denials.Denial(layer, target or error.details.get("clock") or "unknown", error.code))
+
+    def round(self) -> Round:
+        """For the exchange (run_io.Channel.rounds): writes the summaries whose time has come."""
+        return Round(_LOOK_SECONDS, self._look, lambda: _SOON_SECONDS if self._waiting else _LOOK_SECONDS)
+
+    def wind_up(self) -> None:
+        """Write what is left; once the run has ended, before its last row."""
+        self._waiting += self._bounds.wind_up()
+        while self._waiting:
+            self._put(self._waiting.popleft())
+
+    @property
+    def totals(self) -> tuple[denials.Row, ...]:
+        """Every denial that has a row with how often it was refused, in the order of their first."""
+        return tuple(denials.Row(denial, count) for denial, count in self._totals.items())
+
+    def _look(self) -> Outcome:
+        self._waiting += self._bounds.due(now_ms=self._now())
+        self._write_some()
+        return None
+
+    def _write_some(self) -> None:
+        while self._waiting and self._tokens.take(self._clock()):
+            self._put(self._waiting.popleft())
+
+    def _put(self, row: denials.Row) -> None:
+        self._write(row)
+        self._totals[row.denial] = self._totals.get(row.denial, 0) + row.count
+
+    def _now(self) -> int:
+        return int(self._clock() * 1000)
+
+
+def traced(*, files: bool, arch: str) -> tuple[str, ...]:
+    """The calls of this machine that are traced."""
+    known = data.syscalls(arch).numbers
+    return tuple(name for name in (*TRACED, *(TRACED_FILES if files else ())) if name in known)
+
+
+def failed_calls(told: denials.Told) -> Callable[[debug_log.Failed, int], None]:
+    """What to do when a traced call has failed so often; most failures are no refusal."""
+
+    def tell(failed: debug_log.Failed, count: int) -> None:
+        denial = _of_failed(failed)
+        if denial is not None:
+            told(denial, count=count)
+
+    return tell
+
+
+def _of_failed(failed: debug_log.Failed) -> denials.Denial | None:
+    if failed.call in _FORKS:
+        return denials.Denial("pids", "pids_max", denials.TOO_MANY) if failed.errno == errno.EAGAIN else None
+    if failed.errno in _FULL:
+        return denials.Denial("disk", "disk_mb", denials.FULL)
+    found = (_PATH_AT if failed.call.endswith("at") else _PATH).fullmatch(failed.arguments)
+    if found is None:
+        return None
+    path = posixpath.normpath(posixpath.join("/", found.groupdict().get("at", ""), found["path"]))
+    if failed.call in _STARTS:
+        is_refused = failed.errno in (errno.EACCES, errno.ENOENT)
+        return denials.Denial("exec", path, denials.NOT_GRANTED) if is_refused else None
+    if failed.call not in _OPENS or path == PRELUDE_FILE or path.startswith(_NO_GRANT):
+        return None
+    if failed.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and _WRITING.search(found["how"]):
+        return denials.Denial("path", path, denials.READ_ONLY)
+    return denials.Denial("path", path, denials.NOT_GRANTED) if failed.errno == errno.ENOENT else None
+
+
+def refused_calls(artefacts: Artefacts, told: denials.Told) -> Callable[[str, int], None]:
+    """What to do when the filter of these artefacts has refused a call of this name so often."""
+    rules = artefacts.json("seccomp.json")["syscalls"]
+    ruled = {name for rule in rules if rule.get("args") for name in rule["names"]}
+    # ENOSYS, so that a libc takes an older call: no refusal of anything.
+    missing = {name for rule in rules if rule["action"] == "SCMP_ACT_TRACE" for name in rule["names"]}
+
+    def tell(name: str, count: int) -> None:
+        if name in missing:
+            return
+        if name in _STARTS:
+            told(denials.Denial("exec", denials.EXECVE, denials.NOT_GRANTED), count=count)
+        else:
+            code = denials.ARGUMENTS if name in ruled else denials.NOT_GRANTED
+            told(denials.Denial("syscall", name, code), count=count)
+
+    return tell

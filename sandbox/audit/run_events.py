@@ -1,0 +1,384 @@
+"""The rows that one run leaves in the supervisor's log: who asked, what started, how it ended, what was refused.
+
+Every row of a run carries its id and the operator who answers for it, once that is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from policy import clocks, contract, denials, errors, lifecycle
+from policy.audit_log import events
+from policy.lifecycle import State
+from policy.manifest.agent import Manifest
+from policy.prove import live
+from policy.signing import trust
+from sandbox.audit import open_runs, run_archive
+from sandbox.audit.log import Ledger, Record
+from sandbox.run_io import Finished
+from sandbox.rundir import registry
+
+
+class Rows:
+    """One run's pen. ``attribute`` and ``agent_id`` are filled in as they become known."""
+
+    def __init__(self, ledger: Ledger, run_id: str, issuer: Mapping[str, str]) -> None:
+        self._ledger, self._run_id, self._issuer = ledger, run_id, issuer
+        self.agent_id: str | None = None
+        self.operator: str | None = None
+        self.signers: tuple[trust.Signer, ...] = ()
+        self.started = False
+        self.state: State | None = None
+        self._place: Path | None = None
+        self._waiting: list[Record] = []
+        self._together = False
+        self._about: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
+        self._refused = 0
+        # Why its record is not in the archive, when it is not: what ended is answered for all the same.
+        self.unarchived = ""
+        self._mark: open_runs.Mark | None = None
+
+    def asked_by(self, issuer: Mapping[str, str]) -> None:
+        """From here on the rows are about what this one asked for: an instance is given its intent."""
+        self._issuer = issuer
+
+    @contextlib.contextmanager
+    def together(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        """Rows that are durable only at the end of the block, all at once, and by one sync: somebody waits for it.
+        Nothing in it has an effect by itself. The state that others are shown is behind until ``show`` is called.
+        ``meanwhile`` is called just before or while the disk takes them, and raises nothing."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+        self._flush(meanwhile, carried=True)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Rows that are made as ever, each into its line, and dropped: the log and the run are as they were.
+
+        Raises:
+            errors.LedgerError, OSError: the log does not hold together, or cannot be read.
+        """
+        self._ledger.catch_up()
+        kept = self.state, self.started, self._waiting, self._about
+        self._waiting, self._together = [], True
+        try:
+            yield
+            for one in self._waiting:
+                events.event_line(one.kind, one.fields, event_id=self._run_id, issuer=self._issuer, now_ms=one.now_ms)
+        finally:
+            self._together = False
+            self.state, self.started, self._waiting, self._about = kept
+
+    def attribute(self, signers: tuple[trust.Signer, ...], operator: str | None) -> None:
+        """Who answers for the run: signers that count for this manifest, not a name that it merely gives."""
+        self.signers, self.operator = signers, operator or signers[0].name
+        # What was not written yet is of the same run, and is written with who answers for it.
+        self._waiting = [
+            dataclasses.replace(one, fields={**one.fields, "operator": self.operator}) for one in self._waiting
+        ]
+
+    def to(self, target: State, reason: str, *, waits: bool = False) -> None:
+        """The next state of the run, written down before the act. ``waits``: it need not be durable by itself, and goes
+        with the next row that is.
+
+        Raises:
+            errors.WrongStateError: the table does not lead there.
+        """
+        state = lifecycle.step(self.state, target)
+        self._append("run_state", waits=waits, agent_id=self.agent_id, state=str(state), reason=reason)
+        self.state = state
+        if not self._together:
+            self.show()
+
+    def remark(self, reason: str) -> None:
+        """Something happened to the run that is no change of its state."""
+        self._append("run_state", agent_id=self.agent_id, state=str(self.state), reason=reason)
+
+    def show_state(self, directory: Path | None) -> None:
+        """From here on the state stands in the run's directory as well, for whoever lists the runs; None: no more."""
+        self._place = directory
+        self.show()
+
+    def show(self) -> None:
+        """Write the state into the run's directory, where it is to stand.
+
+        Raises:
+            errors.StateError: it cannot be written.
+        """
+        if self._place is not None:
+            made = self._place / f".{registry.STATE}.new"
+            try:
+                made.write_text(f"{self.state}\n")
+                made.rename(self._place / registry.STATE)
+            except OSError as e:
+                raise errors.StateError(f"the state of the run cannot be written: {e.strerror}") from e
+
+    def capability_check(self, manifest: Manifest, *, missing: tuple[str, ...] = ()) -> None:
+        """What the manifest requires of its caller; the operator at the command line holds everything.
+
+        Raises:
+            errors.CapabilityError: the caller lacks ``missing``, which is written down first.
+        """
+        required = list(manifest.capabilities.required)
+        display = self._issuer["display"]
+        self._append(
+            "capability_check",
+            waits=True,
+            agent_id=manifest.agent.id,
+            required_actions=required,
+            missing_actions=list(missing),
+            passed=not missing,
+            authorized_by=[
+                {"action": a, "granted_by_display": display, "signature_b58": ""} for a in required if a not in missing
+            ],
+        )
+        if missing:
+            raise errors.CapabilityError(
+                f"`{display}` does not hold `{missing[0]}`, which agent `{manifest.agent.id}` requires of its caller",
+                hint="what an agent's own manifest requires of its caller it may hand on",
+                where=manifest.where("capabilities.required"),
+            )
+
+    def self_test_started(self, detail: str, *, name: str) -> None:
+        """Durable before the sandbox of a self-test starts: whatever becomes of it, the log says that it was there."""
+        self._append("self_test_started", name=name, detail=detail)
+
+    def self_test(self, detail: str, *, passed: bool, name: str = "system call filter") -> None:
+        """What the live probe of runsc found, or the canaries of a policy."""
+        self._append("self_test", name=name, passed=passed, detail=detail)
+
+    def expect_start(self) -> None:
+        """Mark the log as owed an end (sandbox.audit.open_runs) while nobody waits for the start: until that is written the
+        mark says nothing."""
+        if self._mark is None:
+            self._mark = open_runs.Mark(self._ledger, self._run_id)
+
+    def run_started(
+        self,
+        manifest: Manifest,
+        deadline: clocks.Deadline,
+        *,
+        intent_id: str,
+        package: str,
+        policy_digest: str | None,
+        payload_digest: str | None,
+        not_enforced: tuple[str, ...],
+        parent: str | None = None,
+        behalf: Mapping[str, str] | None = None,
+    ) -> None:
+        """Durable before the agent starts; from then on the log is owed an end (sandbox.audit.open_runs)."""
+        self.expect_start()
+        self.about(package=package, policy_digest=policy_digest, parent=parent, started_ms=int(time.time() * 1000))
+        self._append(
+            "run_started",
+            agent_id=manifest.agent.id,
+            intent_id=intent_id,
+            package=package,
+            policy_digest=policy_digest,
+            payload_digest=payload_digest,
+            backend=manifest.sandbox.backend,
+            signers=[s.name for s in self.signers],
+            not_enforced=list(not_enforced),
+            deadline_ms=deadline.milliseconds,
+            deadline_clock=deadline.clock,
+            parent=parent,
+            behalf_display=None if behalf is None else behalf["display"],
+            behalf_pubkey=None if behalf is None else behalf["pubkey"],
+        )
+        self.started = True
+
+    def leave(self) -> None:
+        """Nothing more comes from here. An end that could not be written is for whoever looks next, as it would be if
+        this process had ended (sandbox.audit.open_runs); where no start was, none is owed."""
+        if self._mark is not None:
+            if self.started:
+                self._mark.leave()
+            else:
+                self._mark.clear()
+            self._mark = None
+
+    def about(self, *, package: str, policy_digest: str | None, parent: str | None, started_ms: int) -> None:
+        """What the record in the archive says of the run beside its end."""
+        self._about = {"package": package, "policy_digest": policy_digest, "parent": parent, "started_ms": started_ms}
+
+    def denied(self, row: denials.Row) -> None:
+        """Something was refused to the agent, ``row.count`` times since its last row (sandbox.audit.denials bounds them)."""
+        denial = row.denial
+        self._refused += row.count
+        self._append(
+            "denied",
+            agent_id=self.agent_id,
+            denial=denial.id,
+            layer=denial.layer,
+            target=denial.target,
+            code=denial.code,
+            grant=denial.grant,
+            count=row.count,
+        )
+
+    def credential_granted(self, name: str, version: int, backend: str) -> None:
+        """A secret is about to be given to the agent; durable before it is."""
+        self._append("credential_granted", agent_id=self.agent_id, name=name, version=version, backend=backend)
+
+    def drift(self, layer: live.Layer) -> None:
+        """Something that confines the agent is not as it was made; durable before the run is ended for it."""
+        self._append("drift", agent_id=self.agent_id, layer=layer.name, expected=layer.expected, found=layer.found)
+
+    def over(self, reason: str) -> None:
+        """The last two states of a run that was started; they go with its last row."""
+        if self.state not in (State.TERMINATED, State.ARCHIVED):
+            self.to(State.TERMINATED, reason, waits=True)
+        if self.state is State.TERMINATED:
+            self.to(State.ARCHIVED, "its record goes into the archive", waits=True)
+
+    def run_ended(
+        self,
+        *,
+        status: Literal["ok", "failed"],
+        code: str | None,
+        finished: Finished | None = None,
+        digest: str | None = None,
+        message: str | None = None,
+        stderr: str = "",
+        usage: contract.Usage | None = None,
+    ) -> None:
+        """The last row of a run that was started, and its record in the archive; ``finished`` is None when the machine
+        failed it, and ``usage`` then what it had used as far as that is known. ``message`` and ``stderr`` are for the
+        record alone."""
+        exit_status = finished.exit_status if finished else None
+        # runsc says 128 + n for a signal as a shell does; an agent may exit with such a number itself.
+        by_signal = exit_status is not None and 0 < exit_status - 128 < signal.NSIG
+        usage = finished.usage if finished else usage
+        self._known = {"finished": finished, "stderr": stderr, "usage": usage}
+        with self._counted(usage):
+            self._append(
+                "run_ended",
+                agent_id=self.agent_id,
+                status=status,
+                code=code,
+                exit_status=None if by_signal else exit_status,
+                exit_signal=exit_status - 128 if exit_status is not None and by_signal else None,
+                duration_ms=int(finished.total_seconds * 1000) if finished else 0,
+                oom=finished is not None and finished.oom_kills > 0,
+                stdout_bytes=len(finished.stdout) if finished else 0,
+                stderr_bytes=finished.stderr_total if finished else 0,
+                result_hash_hex=digest,
+                **_used(usage),
+            )
+        self.started = False
+        record = run_archive.Record(
+            run_id=self._run_id,
+            agent_id=self.agent_id or "",
+            operator=self.operator,
+            issuer=self._issuer["display"],
+            status=status,
+            code=code,
+            message=message,
+            ended_ms=int(time.time() * 1000),
+            exit_status=exit_status,
+            result_hash_hex=digest,
+            denials=self._refused,
+            stderr=run_archive.tail(stderr),
+            stderr_bytes=finished.stderr_total if finished else 0,
+            **self._about,
+        )
+        try:
+            run_archive.store(self._ledger.place.parent, record)
+        except errors.StateError as e:
+            self.unarchived = e.message
+        if self._mark is not None:
+            self._mark.clear()
+            self._mark = None
+
+    @contextlib.contextmanager
+    def _counted(self, usage: contract.Usage | None) -> Iterator[None]:
+        """Where the last row cannot be written, whoever writes it next has what was used."""
+        try:
+            yield
+        except errors.CovenantError:
+            if usage is not None:
+                with contextlib.suppress(errors.CovenantError, OSError):
+                    open_runs.note_used(self._ledger.place.parent, self._run_id, usage)
+            raise
+
+    def runs_revoked(self, fields: Mapping[str, Any]) -> None:
+        """What a new trust root takes back among the live runs, when this run's keeper is the first to find it."""
+        fields = {"operator": self.operator, **fields}
+        self._ledger.append("runs_revoked", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
+
+    def runs_stopped(self, fields: Mapping[str, Any]) -> None:
+        """The runs that end because a newer serial was accepted: that of this run, or one that its keeper found."""
+        fields = {"operator": self.operator, **fields}
+        self._ledger.append("runs_stopped", fields, issuer=self._issuer, now_ms=int(time.time() * 1000))
+
+    def intent_dispatched(self, intent_id: str, text: str, digest: str) -> None:
+        """Version 1's row of an intent that was answered; it goes with the run's last."""
+        self._append(
+            "intent_dispatched",
+            waits=True,
+            intent_id=intent_id,
+            intent_text=text,
+            matched_agent=self.agent_id,
+            result_hash_hex=digest,
+            status="ok",
+        )
+
+    def failure(self, error: BaseException, *, package_digest: str) -> None:
+        """The row of a refusal, or of a run that was started and that the machine failed."""
+        self._place = None  # nobody looks there any more, and it may be gone
+        error = errors.exhausted(error) or error
+        fault = errors.InternalError if isinstance(error, Exception) else errors.StoppedError
+        code = error.code if isinstance(error, errors.CovenantError) else fault.code
+        if self.started:
+            self.over(code)
+            # What is known of it where the first try could not be written.
+            self.run_ended(status="failed", code=code, message=str(error) or None, **self._known)
+        elif isinstance(error, errors.CovenantError) and not isinstance(error, errors.UsageError):
+            fields = events.rejection(error, agent_id=self.agent_id, package_digest=package_digest)
+            if self.state in (State.PROVISIONED, State.VALIDATED):
+                self.to(State.REJECTED, code, waits=True)
+            self._append("manifest_rejected", **fields)
+
+    def _append(self, kind: str, *, waits: bool = False, **fields: Any) -> None:
+        fields |= {"run_id": self._run_id, "operator": self.operator}
+        self._waiting.append(Record(kind, fields, int(time.time() * 1000)))
+        if not waits and not self._together:
+            self._flush()
+
+    def _flush(self, meanwhile: Callable[[], None] = lambda: None, *, carried: bool = False) -> None:
+        # INVARIANT: what waits is durable before anything is started, ended or told to anybody.
+        records, self._waiting = self._waiting, []
+        self._ledger.append_all(records, issuer=self._issuer, carried=carried, meanwhile=meanwhile)
+
+
+def cut_off(ledger: Ledger) -> None:
+    """The last row of each run whose process died before it wrote it; the log would show them as running."""
+    with open_runs.settling(ledger) as events_of_starts:
+        for event in events_of_starts:
+            rows = Rows(ledger, event["kind"]["run_id"], event["issuer"])
+            rows.agent_id, rows.operator = event["kind"]["agent_id"], event["kind"]["operator"]
+            rows.state = State(event["kind"].get("state", State.ISOLATED))
+            rows.about(
+                package=event["kind"]["package"],
+                policy_digest=event["kind"]["policy_digest"],
+                parent=event["kind"].get("parent"),
+                started_ms=event["timestamp_ms"],
+            )
+            rows.over(errors.CutOffError.code)
+            used = open_runs.used(ledger.place.parent, event["kind"]["run_id"])
+            rows.run_ended(status="failed", code=errors.CutOffError.code, usage=used)
+
+
+def _used(usage: contract.Usage | None) -> dict[str, Any]:
+    names = ("cpu_ms", "memory_peak_bytes", "wall_ms")
+    return dict.fromkeys(names) if usage is None else {name: getattr(usage, name) for name in names}

@@ -1,0 +1,1 @@
+"""What a running agent may ask: credentials, children and packages."""

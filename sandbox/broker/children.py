@@ -1,0 +1,447 @@
+"""Children of a running agent: asked for over its broker, each with a keeper of its own, forked from its parent's.
+
+    (1) the parent's agent asks: an agent id, a text, and whether less than is asked for will do
+    (2) its keeper forks the child's, which is told who its parent is out of this process's own memory
+    (3) the child's keeper finds the package, verifies it, asks the nine rules with the parent's effective grants,
+        compiles, proves, and takes the child's place behind the gate (sandbox.rundir.admission)
+    (4) it says over a pipe that the child is admitted, or why it is not, and in the end what came of it
+
+So the parent's keeper reads nothing of a package and waits for nothing, and what fails in a child's keeper fails there.
+Each child's keeper holds the read end of one pipe whose only write end is the parent's keeper's: at its end of file
+the parent is gone, however it went, and the child does what its ``on_parent_exit`` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import select
+import signal
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from policy import denials, errors
+from policy.audit_log import event_text
+from policy.grants.effective import Effective
+from policy.grants.paths import PathSet
+from policy.rules.parent import Drawn, OnExcess
+from policy.signing import strict_json
+from sandbox.broker.server import Broker, Call, Handler
+from sandbox.rate_limit import Tokens
+from sandbox.run_io import Outcome
+from sandbox.rundir.admission import Lineage, Member
+from sandbox.shim import process
+
+# A child costs its machine a process and the reading of a package before any rule says no.
+PER_SECOND, BURST = 8.0, 64.0
+# A path is as long as the kernel takes one (PATH_MAX): what refuses it quotes it.
+TEXT_BYTES, MOST_PATHS, PATH_BYTES = 512 * 1024, 256, 4096
+# The text of a child that answers stands whole in the log of all (version 1's row has the intent), with up to six bytes
+# for one that the agent sends: so many bytes of rows at once, and then so many a second. That is 8 KiB for each of the
+# children that may be started; each run below has as much, and costs a place and a start.
+LOGGED_PER_SECOND, LOGGED_BURST = 64 * 1024, 4 << 20
+# Results that nobody has asked for yet, in number and in bytes.
+UNREAD, UNREAD_BYTES = 1024, 64 << 20
+# How long a child that ends with its parent may take beyond the grace, and then after it was told to end.
+_LEAVING_SECONDS, _STOPPING_SECONDS = 20.0, 20.0
+_CHUNK = 1 << 18
+
+# What a child's keeper says to its parent's: one JSON object a line.
+Say = Callable[[Mapping[str, Any]], None]
+_OUTLIVES: Final = "adopt"
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What one child is started for. ``alive`` is at its end of file once the parent's keeper is gone."""
+
+    run_id: str
+    agent_id: str
+    text: str
+    timeout_ms: int | None
+    lineage: Lineage
+    alive: int
+
+
+@dataclass
+class _Child:
+    run_id: str
+    agent_id: str
+    keeper: process.Keeper
+    pipe: int
+    call: Call | None
+    fate: str = ""
+    heard: bytearray = field(default_factory=bytearray)
+    waiting: list[Call] = field(default_factory=list)
+
+
+class Spawner:
+    """Starts the children of one run. ``member`` is that run; ``start`` does (3) and (4) in the child's keeper, and
+    ``keep`` are descriptors that it needs; ``use`` says what the run takes itself just now.
+
+    ``denied`` is told of every child that was refused, ``used`` the milliseconds of processor time of every one that
+    has ended, with those below it: else whoever is to be billed would leave its work to its children. While the run is
+    ``ending`` it starts no more.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        start: Callable[[Errand, Say], None],
+        use: Callable[[], Drawn],
+        denied: denials.Told,
+        used: Callable[[int], None],
+        grace_seconds: float,
+        keep: Collection[int] = (),
+        ending: Callable[[], errors.CovenantError | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._member, self._start, self._use, self._denied, self._used = member, start, use, denied, used
+        self._grace, self._keep, self._ending, self._clock = grace_seconds, tuple(keep), ending, clock
+        self._rate = Tokens(PER_SECOND, BURST, clock())
+        # Up to when the rate of texts is used up; never further back than the burst.
+        self._logged_at = clock() - LOGGED_BURST / LOGGED_PER_SECOND
+        self._broker: Broker | None = None
+        self._children: dict[str, _Child] = {}
+        self._results: dict[str, bytes] = {}
+        self._waiting: deque[tuple[Call, str]] = deque()
+        self._deadline: float | None = None
+        self._alive: tuple[int, int] | None = None
+        self._closing = False
+
+    @property
+    def table(self) -> dict[str, Handler]:
+        """The requests that it answers."""
+        return {"spawn": self.spawn, "wait": self.wait}
+
+    def served_by(self, broker: Broker) -> None:
+        """Whoever brings the requests watches for the children as well."""
+        self._broker = broker
+
+    def started(self, task_seconds: float) -> None:
+        """The agent is given its intent: no child lives longer than what is left of its task."""
+        self._deadline = time.monotonic() + task_seconds
+
+    def spawn(self, call: Call) -> None:
+        """``spawn``: start a child. Answered with its run id when it is admitted, else with the refusal."""
+        try:
+            asked = _request(call.fields)
+            self._check()
+        except errors.CovenantError as e:
+            self._refused(str(call.fields.get("agent", "")), e.code)
+            call.failed(e)
+            return
+        except _FieldError as e:
+            call.refuse("malformed_request", str(e))
+            return
+        refused = self._ending()
+        if isinstance(refused, errors.WrongStateError):
+            call.failed(refused)
+            return
+        if self._deadline is None or self._closing or refused is not None:
+            call.refuse("no_task", "children are started while the agent has a task, and at no other time")
+            return
+        if not self._rate.take(self._clock()):
+            self._refused(asked.agent_id, "too_many_requests")
+            call.refuse("too_many_requests", f"{PER_SECOND:g} children a second are started at most")
+            return
+        if not self._may_log(asked.text):
+            self._refused(asked.agent_id, "too_many_requests")
+            call.refuse("too_many_requests", f"{LOGGED_PER_SECOND} bytes of texts a second are taken at most")
+            return
+        try:
+            self._fork(call, asked)
+        except (OSError, errors.KernelError) as e:
+            call.refuse("kernel_error", f"no process can be started for it: {e}")
+
+    def wait(self, call: Call) -> None:
+        """``wait``: the result of a child, once, or the error that it ended with."""
+        run_id = call.fields.get("run")
+        if set(call.fields) != {"run"} or not isinstance(run_id, str):
+            call.refuse("malformed_request", "`wait` takes `run`, a text")
+        elif run_id in self._results:
+            self._waiting.append((call, run_id))
+            self.look()
+        elif (child := self._children.get(run_id)) is not None:
+            child.waiting.append(call)
+        else:
+            call.refuse("unknown_run", "no child of this run has that id, or its result was given already")
+
+    def look(self) -> None:
+        """Give the results that are waited for, as far as the agent reads them: what it does not read stays here, where
+        it is bounded."""
+        while self._waiting and self._broker is not None and self._broker.room:
+            call, run_id = self._waiting.popleft()
+            result = self._results.pop(run_id, None)
+            if result is None:
+                call.refuse("unknown_run", "its result was given already, or too many were not asked for")
+            else:
+                _tell(call, json.loads(result))
+
+    def close(self) -> None:
+        """The run has ended: its children do what they do without a parent, and those that end with it are waited for.
+
+        INVARIANT: the run's directory is still there: until its children are gone, they and it are counted.
+        """
+        self._closing = True
+        if self._alive is None:
+            return
+        os.close(self._alive[1])
+        until = self._clock() + self._grace + _LEAVING_SECONDS
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            for child in self._children.values():
+                if number is not None:
+                    child.keeper.signal(number)
+            self._listen(until)
+            until = self._clock() + _STOPPING_SECONDS
+        os.close(self._alive[0])
+        self._alive = None
+
+    def _listen(self, until: float) -> None:
+        """Until no child is left but those that go on: what one is, it says when it is admitted, which may be now."""
+        while self._clock() < until:
+            for child in [one for one in self._children.values() if one.fate == _OUTLIVES]:
+                self._let_go(child)
+                child.keeper.close()
+                del self._children[child.run_id]
+            if not self._children:
+                break
+            poll = select.poll()
+            for child in self._children.values():
+                poll.register(child.pipe, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(max(0, until - self._clock()) * 1000)}
+            for child in list(self._children.values()):
+                if child.pipe in ready:
+                    self._hear(child)
+
+    def _check(self) -> None:
+        """What can be said without looking at a package. The rules are asked again in the child's keeper."""
+        spawning = self._member.effective.spawning
+        if not spawning.allowed:
+            raise errors.SpawnBudgetViolation(
+                f"agent `{self._member.agent_id}` may not start agents", grant="spawn.allowed"
+            )
+        most = spawning.max_descendants
+        if most is not None and len(self._children) >= most:
+            raise errors.SpawnBudgetViolation(
+                f"agent `{self._member.agent_id}` has {len(self._children)} live descendants and may have {most}",
+                grant="spawn.max_descendants",
+                hint="wait until one of them has ended",
+            )
+
+    def _may_log(self, text: str) -> bool:
+        """Whether a child's text may go into the log now; one that may not takes nothing from the next."""
+        now = self._clock()
+        since = max(self._logged_at, now - LOGGED_BURST / LOGGED_PER_SECOND)
+        at = since + len(event_text.quoted(text)) / LOGGED_PER_SECOND
+        if at > now:
+            return False
+        self._logged_at = at
+        return True
+
+    def _fork(self, call: Call, asked: _Asked) -> None:
+        assert self._broker is not None
+        assert self._deadline is not None
+        if self._alive is None:
+            self._alive = os.pipe2(os.O_CLOEXEC)
+        run_id = str(uuid.uuid4())
+        lineage = self._member.lineage(
+            deadline=self._deadline, own=self._use(), on_excess=asked.on_excess, only=asked.only
+        )
+        errand = Errand(run_id, asked.agent_id, asked.text, asked.timeout_ms, lineage, self._alive[0])
+        with contextlib.ExitStack() as undo:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, read)
+            try:
+                work = functools.partial(_work, self._start, errand, write)
+                started = process.fork(work, keep={write, errand.alive, *self._keep})
+            finally:
+                os.close(write)
+            undo.pop_all()
+        os.set_blocking(read, False)
+        child = _Child(run_id, asked.agent_id, started, read, call)
+        self._children[run_id] = child
+        self._broker.watch(read, functools.partial(self._hear, child))
+
+    def _hear(self, child: _Child) -> None:
+        try:
+            data = os.read(child.pipe, _CHUNK)
+        except BlockingIOError:
+            return
+        child.heard += data
+        if b"\n" in data:
+            *lines, rest = bytes(child.heard).split(b"\n")
+            child.heard = bytearray(rest)
+            for line in lines:
+                self._said(child, json.loads(line))
+        if not data:
+            self._ended(child)
+
+    def _said(self, child: _Child, said: Mapping[str, Any]) -> None:
+        if "admitted" in said:
+            child.fate = said["admitted"]["on_parent_exit"]
+            if child.call is not None:
+                child.call.answer({"run": child.run_id})
+                child.call = None
+        elif "used" in said:
+            self._used(said["used"])
+        elif child.call is not None:
+            self._refused(child.agent_id, said["error"]["code"])
+            _tell(child.call, said)
+            child.call = None
+        else:
+            self._keep_result(child.run_id, said)
+
+    def _keep_result(self, run_id: str, said: Mapping[str, Any]) -> None:
+        self._results[run_id] = json.dumps(said).encode()
+        while len(self._results) > UNREAD or sum(map(len, self._results.values())) > UNREAD_BYTES:
+            del self._results[next(iter(self._results))]
+
+    def _ended(self, child: _Child) -> None:
+        """Its keeper has said all that it had to say."""
+        if child.call is not None or child.run_id not in self._results:
+            gone = {"error": {"code": errors.CutOffError.code, "message": "whoever kept the run is gone"}}
+            if child.call is not None:
+                _tell(child.call, gone)
+            elif child.fate:
+                self._keep_result(child.run_id, gone)
+        self._waiting.extend((call, child.run_id) for call in child.waiting)
+        self.look()
+        self._let_go(child)
+        child.keeper.reap()
+        child.keeper.close()
+        del self._children[child.run_id]
+
+    def _let_go(self, child: _Child) -> None:
+        if self._broker is not None:
+            self._broker.forget(child.pipe)
+        os.close(child.pipe)
+
+    def _refused(self, agent_id: str, code: str) -> None:
+        self._denied(denials.Denial("spawn", agent_id, code))
+
+
+class _FieldError(ValueError):
+    """A request that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    agent_id: str
+    text: str
+    on_excess: OnExcess
+    timeout_ms: int | None
+    only: Effective | None
+
+
+def _request(fields: Mapping[str, Any]) -> _Asked:
+    _closed("spawn", fields, ("agent", "text", "on_excess", "timeout_ms", "only"))
+    agent_id, text = fields.get("agent"), fields.get("text")
+    if not isinstance(agent_id, str) or not isinstance(text, str) or len(agent_id) > 128:
+        raise _FieldError("`spawn` takes `agent` and `text`, both texts")
+    if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES:
+        raise _FieldError(f"`text` is over {TEXT_BYTES} bytes")
+    on_excess, timeout_ms = fields.get("on_excess", "reject"), fields.get("timeout_ms")
+    if on_excess not in ("reject", "narrow"):
+        raise _FieldError("`on_excess` is `reject` or `narrow`")
+    if timeout_ms is not None and not _whole(timeout_ms):
+        raise _FieldError("`timeout_ms` is a number of milliseconds")
+    return _Asked(agent_id, text, cast("OnExcess", on_excess), timeout_ms, _only(fields.get("only")))
+
+
+def _only(value: Any) -> Effective | None:
+    """What the child is to have at most, beside what its manifest and its parent say."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise _FieldError("`only` is an object")
+    _closed("only", value, ("read", *Drawn.__slots__))
+    limits = {name: value[name] for name in Drawn.__slots__ if name in value}
+    if not all(_whole(one) for one in limits.values()):
+        raise _FieldError("a limit of `only` is a number above 0")
+    top = Effective.top()
+    resources = dataclasses.replace(top.resources, **limits)
+    filesystem = top.filesystem
+    if "read" in value:
+        paths = value["read"]
+        if not isinstance(paths, list) or len(paths) > MOST_PATHS or not all(isinstance(one, str) for one in paths):
+            raise _FieldError(f"`read` of `only` is a list of at most {MOST_PATHS} paths")
+        if not all(map(_nameable, paths)):
+            raise _FieldError(f"a path of `read` is UTF-8 and at most {PATH_BYTES} bytes")
+        # What may be written may be read as well: a top that keeps its writes would take nothing.
+        below = PathSet.of(paths)
+        filesystem = dataclasses.replace(filesystem, read=below, write=below)
+    return dataclasses.replace(top, resources=resources, filesystem=filesystem)
+
+
+def _nameable(path: str) -> bool:
+    """Whether the kernel can be asked about it. JSON can name half of a surrogate pair, which no path has."""
+    try:
+        return len(path.encode()) <= PATH_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _closed(what: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
+    odd = sorted(set(fields) - set(known))
+    if odd:
+        raise _FieldError(f"`{what}` takes no `{strict_json.shown(odd[0])}`")
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**53
+
+
+def _tell(call: Call, said: Mapping[str, Any]) -> None:
+    if "ok" in said:
+        call.answer(said["ok"])
+    else:
+        error = dict(said["error"])
+        call.refuse(error.pop("code"), error.pop("message"), **error)
+
+
+def _work(start: Callable[[Errand, Say], None], errand: Errand, pipe: int) -> None:
+    """In the child's keeper. A parent that is gone reads nothing: that is no reason not to end in order."""
+
+    def say(what: Mapping[str, Any]) -> None:
+        data = memoryview(json.dumps(what).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(pipe, data) :]
+
+    start(errand, say)
+
+
+def gone(alive: int) -> bool:
+    """Whether the parent's keeper is gone."""
+    poll = select.poll()
+    poll.register(alive, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def on_parent_exit(fate: str, adopted: Callable[[], None]) -> Callable[[], Outcome]:
+    """What a child does when its parent is gone, once: ``terminate`` ends it at once, ``wind-down`` asks it to end and
+    gives it the grace, ``adopt`` lets it go on."""
+    done = False
+
+    def look() -> Outcome:
+        nonlocal done
+        if done:
+            return None
+        done = True
+        if fate == _OUTLIVES:
+            adopted()
+            return None
+        return errors.ParentEndedError(
+            "its parent's run has ended", hint="on_parent_exit says what becomes of it", gently=fate == "wind-down"
+        )
+
+    return look

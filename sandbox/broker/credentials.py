@@ -1,0 +1,331 @@
+"""What an agent may ask its broker of secrets: a token once, then each granted secret by its name.
+
+    {"id": 1, "kind": "token"}                                     {"id": 1, "ok": {"token": T, "expires_ms": 60000}}
+    {"id": 2, "kind": "credential", "name": "github", "token": T}  {"id": 2, "ok": {"value": "...", "version": 3}}
+    anything else of these two kinds                               {"id": 3, "error": {"code": "credential_refused"}}
+
+The token is random, known here by its hash alone, given to whoever asks first, and ends with the run's deadline: what
+gets hold of the descriptor later and not of the token gets no secret. Names are the effective ones, so a child's are
+its parent's as well; a secret is that of the agent id which asks, so a child has its own.
+
+A refusal is one answer, whatever its cause; the cause is a denial in the log. What is not granted is looked for in the
+vault as what is not there is, under a name that cannot be there, so that the one takes what the other does.
+
+The vault is asked at each request: what was rotated or removed is so at the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from policy import denials, errors
+from policy.clocks import Deadline
+from policy.decide import Decision
+from sandbox.broker.server import Broker, Call, Handler
+from sandbox.broker.vault_process import Fetcher
+from sandbox.config import Config
+from sandbox.kernel.proc.secret_memory import Locked, guard_process
+from sandbox.rate_limit import Tokens
+from sandbox.run_io import Outcome, Watches
+from sandbox.vault.backend import Backend, Opened, is_name
+from sandbox.vault.open import configured
+
+# A program asks for what it needs once or twice; more is no use of a secret but a search for one.
+PER_SECOND, BURST, MOST_GRANTS = 10, 20, 1_000
+LAYER: Final = "credential"
+GRANT: Final = "permissions.credentials.grants"
+NO_NAME: Final = ""
+_TOKEN_BYTES = 32
+_REFUSED = ("credential_refused", "this credential is not available")
+_TOO_MANY = ("too_many_requests", f"at most {PER_SECOND} requests a second, and {MOST_GRANTS} answers a run")
+
+# The secret while the call lasts, None where there is none, or why it cannot be said.
+Found = Opened | errors.VaultError | None
+
+
+class Source(Protocol):
+    """Where secrets come from, and what that is called: calls ``then`` once, at once or when the answer is there."""
+
+    @property
+    def name(self) -> str:
+        """The backend's."""
+
+    def ask(self, agent_id: str, name: str, then: Callable[[Found], None]) -> None:
+        """Look a secret up. ``name`` may be ``NO_NAME``, which no secret has."""
+
+    def settle(self, watches: Watches) -> Outcome:
+        """Wait until what was asked has been answered, or has not been in time, or one of ``watches`` came to
+        something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What one run may have: the effective names, of this agent id, until so many seconds after its start."""
+
+    agent_id: str
+    names: Collection[str]
+    seconds: float
+
+    @classmethod
+    def of(cls, decision: Decision, deadline: Deadline) -> Scope:
+        """That of a run, by the artefact that was proved."""
+        names = frozenset(decision.artefacts.json("credentials.json")["names"])
+        return cls(decision.manifest.agent.id, names, deadline.milliseconds / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Tellers:
+    """Who is told. ``granted`` writes a durable row (name, version, backend) before the secret leaves; ``revoked`` says
+    whether the run is being ended for it."""
+
+    granted: Callable[[str, int, str], None]
+    denied: denials.Told
+    revoked: Callable[[], bool]
+
+
+@dataclass
+class Credentials:
+    """One run's secrets, served over its broker. A row that cannot be written ends the run."""
+
+    scope: Scope
+    source: Source
+    tell: Tellers
+    clock: Callable[[], float] = time.monotonic
+    _hash: bytes = field(default=b"", init=False)
+    _until: float | None = field(default=None, init=False)
+    _grants: int = field(default=0, init=False)
+    _early: list[tuple[Handler, Call]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._rate = Tokens(PER_SECOND, BURST, self.clock())
+        guard_process()
+
+    @property
+    def table(self) -> dict[str, Handler]:
+        """For the broker."""
+        return {"token": self.token, "credential": self.credential}
+
+    def begin(self) -> None:
+        """The agent is about to be given its intent: from here its deadline runs, and the token's time with it."""
+        self._until = self.clock() + self.scope.seconds
+        early, self._early = self._early, []
+        for handler, call in early:
+            handler(call)
+
+    def token(self, call: Call) -> None:
+        """The run's token, to whoever asks first."""
+        if self._is_early(self.token, call):
+            return
+        if not self._rate.take(self.clock()):
+            call.refuse(*_TOO_MANY)
+        elif call.fields or self._hash or self._cause_of_all():
+            self._refuse(call, NO_NAME, "token")
+        else:
+            token = secrets.token_urlsafe(_TOKEN_BYTES)
+            self._hash = _hashed(token)
+            call.answer({"token": token, "expires_ms": max(0, int((self._end() - self.clock()) * 1000))})
+
+    def credential(self, call: Call) -> None:
+        """One secret, to whoever has the token."""
+        if self._is_early(self.credential, call):
+            return
+        if self._grants >= MOST_GRANTS or not self._rate.take(self.clock()):
+            self._tell(NO_NAME, "rate")
+            call.refuse(*_TOO_MANY)
+            return
+        name, cause = self._judged(call.fields)
+        # INVARIANT: what is refused is looked for as well, under a name that nothing has.
+        self.source.ask(
+            self.scope.agent_id, NO_NAME if cause else name, lambda found: self._found(call, name, cause, found)
+        )
+
+    def put_all(self, put: Callable[[str, memoryview], None], watches: Watches, *, seconds: float) -> Outcome:
+        """Give each granted secret that is there to ``put``, before the agent is started; of a run that is being ended
+        no more than it has. ``watches`` are served while a vault takes its time; what one of them comes to ends it.
+
+        Raises:
+            errors.VaultError: the vault does not answer, or has taken longer than ``seconds`` for all.
+        """
+        until = self.clock() + seconds
+        for name in sorted(self.scope.names):
+            if self.tell.revoked():
+                return None  # it is not started (sandbox.runner.gvisor)
+            if self.clock() >= until:
+                raise errors.VaultError(f"the vault has not given every secret within {seconds:g} s")
+            said: list[errors.VaultError | None] = []
+            self.source.ask(self.scope.agent_id, name, functools.partial(self._put, name, put, said))
+            if (outcome := self.source.settle(watches)) is not None:
+                return outcome
+            error = said[0] if said else errors.VaultError("the vault does not answer")
+            if error is not None:
+                raise error
+        return None
+
+    def _put(
+        self, name: str, put: Callable[[str, memoryview], None], said: list[errors.VaultError | None], found: Found
+    ) -> None:
+        said.append(found if isinstance(found, errors.VaultError) else None)
+        if isinstance(found, Opened):
+            self.tell.granted(name, found.version, self.source.name)
+            put(name, found.value.view)
+        elif found is None:
+            self._tell(name, "absent")
+
+    def _judged(self, fields: Mapping[str, Any]) -> tuple[str, str]:
+        """The name as it may be written down, and why it is refused before it is looked for; empty when it is not."""
+        name, token = fields.get("name"), fields.get("token")
+        is_granted = isinstance(name, str) and name in self.scope.names
+        is_ours = isinstance(token, str) and hmac.compare_digest(_hashed(token), self._hash)
+        if not isinstance(name, str) or not is_name(name):
+            return NO_NAME, "malformed"
+        if set(fields) != {"name", "token"} or not self._hash or not is_ours:
+            return name, "token"
+        return name, self._cause_of_all() or ("" if is_granted else denials.NOT_GRANTED)
+
+    def _cause_of_all(self) -> str:
+        """Why nothing at all is given any more."""
+        if self.clock() >= self._end():
+            return "expired"
+        return "revoked" if self.tell.revoked() else ""
+
+    def _found(self, call: Call, name: str, cause: str, found: Found) -> None:
+        # Once more: the answer may have taken its time.
+        cause = cause or self._cause_of_all()
+        if cause or not isinstance(found, Opened):
+            self._refuse(call, name, cause or ("absent" if found is None else "unavailable"))
+            return
+        self.tell.granted(name, found.version, self.source.name)
+        self._grants += 1
+        with json_text(found.value.view) as text:
+            call.answer({"version": found.version}, secret=text)
+
+    def _refuse(self, call: Call, name: str, cause: str) -> None:
+        self._tell(name, cause)
+        call.refuse(*_REFUSED)
+
+    def _tell(self, name: str, cause: str) -> None:
+        self.tell.denied(denials.Denial(LAYER, name, cause))
+
+    def _end(self) -> float:
+        return 0.0 if self._until is None else self._until
+
+    def _is_early(self, handler: Handler, call: Call) -> bool:
+        """Keep what is asked before the intent is given: an instance that waits for one may wait for long, and would
+        have secrets of before."""
+        if self._until is not None:
+            return False
+        if len(self._early) < BURST:
+            self._early.append((handler, call))
+        else:
+            call.refuse(*_TOO_MANY)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A vault that answers at once."""
+
+    vault: Backend
+
+    @property
+    def name(self) -> str:
+        return self.vault.name
+
+    def ask(self, agent_id: str, name: str, then: Callable[[Found], None]) -> None:
+        try:
+            with self.vault.opened(agent_id, name) as found:
+                then(found)
+        except errors.VaultError as e:
+            then(e)
+
+    def settle(self, watches: Watches) -> Outcome:
+        """It has answered."""
+        return None
+
+
+class _Far:
+    """A vault that takes its time, in a process of its own."""
+
+    def __init__(self, name: str, fetcher: Fetcher, broker: Broker) -> None:
+        self.name, self._fetcher, self._broker, self._is_watched = name, fetcher, broker, False
+
+    def ask(self, agent_id: str, name: str, then: Callable[[Found], None]) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._broker.watch(self._fetcher.fileno(), self._fetcher.serve)
+        self._fetcher.ask(agent_id, name, then)
+
+    def settle(self, watches: Watches) -> Outcome:
+        return self._fetcher.settle(watches)
+
+
+def serve(
+    broker: Broker, scope: Scope, tell: Tellers, *, config: Config, is_dev: bool, stack: contextlib.ExitStack
+) -> Credentials | None:
+    """Have ``broker`` answer for the secrets of ``scope``, by the vault that is configured; ``stack`` outlives the run.
+    None where there are none.
+
+    Raises:
+        errors.VaultError: the vault cannot be opened, now, before anything is started; or no operator signed for the
+            agent id, whose secrets these are.
+    """
+    if not scope.names:
+        return None
+    if is_dev:
+        raise errors.VaultError(
+            "what `covenant dev` signed is given no secret",
+            hint="have an operator sign the package, and run it",
+            grant=GRANT,
+        )
+    try:
+        served = Credentials(scope, _source(broker, scope, config, stack), tell)
+    except errors.VaultError as e:
+        e.details["grant"] = GRANT
+        raise
+    broker.add(served.table, begin=served.begin)
+    return served
+
+
+def _source(broker: Broker, scope: Scope, config: Config, stack: contextlib.ExitStack) -> Source:
+    """The configured vault, once it has answered a question."""
+    if config.vault.backend == "file":
+        vault = configured(config)
+        with vault.opened(scope.agent_id, NO_NAME):
+            return Near(vault)
+    seconds = 2.0 * config.vault.timeout_seconds
+    fetcher = stack.enter_context(Fetcher(lambda: configured(config), scope.agent_id, seconds=seconds))
+    return _Far(config.vault.backend, fetcher, broker)
+
+
+def json_text(value: memoryview) -> Locked:
+    """UTF-8 text as it stands between the quotes of a JSON string, made without a copy outside locked memory."""
+    text = Locked(sum(len(_ESCAPES.get(byte, b"-")) for byte in value))
+    at, out = 0, text.view
+    for byte in value:
+        escaped = _ESCAPES.get(byte)
+        if escaped is None:
+            out[at] = byte
+            at += 1
+        else:
+            out[at : at + len(escaped)] = escaped
+            at += len(escaped)
+    return text
+
+
+_ESCAPES: Final[Mapping[int, bytes]] = {
+    **{byte: b"\\u%04x" % byte for byte in (*range(0x20), 0x7F)},
+    ord('"'): b'\\"',
+    ord("\\"): b"\\\\",
+}
+
+
+def _hashed(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,221 @@
+"""How one run starts others: the broker of its agent, and what its children's keepers are told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import select
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from policy import data, decide, denials, errors
+from policy.clocks import Deadline
+from policy.grants.effective import Effective
+from policy.lifecycle import State
+from policy.manifest.agent import Manifest
+from policy.rules import nine
+from policy.rules.parent import Drawn, delegate
+from policy.signing import trust
+from sandbox.broker import children
+from sandbox.broker.children import Errand, Say, Spawner
+from sandbox.broker.server import Broker
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.runsc import command
+from sandbox.network import gateway
+from sandbox.run_io import Outcome
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import registry
+from sandbox.rundir.admission import Above, Lineage, Member
+from sandbox.shim import control_socket
+
+_MIB = 1024 * 1024
+# How long a run that can be seen may take until it listens, and how often it is asked meanwhile.
+_PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+# Starts a child, in the child's own keeper.
+Start = Callable[[Errand, Say], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What a child's own run knows of its being one: who its parent is, and whom it tells.
+    ``stack`` owns what it opens for as long as it runs."""
+
+    errand: Errand
+    say: Say
+    stack: contextlib.ExitStack
+
+    @property
+    def run_id(self) -> str:
+        """The id that its parent's keeper gave it."""
+        return self.errand.run_id
+
+    @property
+    def lineage(self) -> Lineage:
+        """Where it comes from."""
+        return self.errand.lineage
+
+    def admitted(self, label: Mapping[str, str]) -> None:
+        """Its place is taken, or about to be: behind the gate.
+
+        Raises:
+            errors.ParentEndedError: whoever asked for it is gone.
+        """
+        if children.gone(self.errand.alive):
+            raise errors.ParentEndedError("the run that asked for it has ended")
+        self.say({"admitted": {"on_parent_exit": label["on_parent_exit"]}})
+
+    def watches(self, label: Mapping[str, str], adopted: Callable[[], None]) -> gateway.Watches:
+        """What its exchange looks at beside its own: its parent's end, once. ``adopted`` is called when it goes on."""
+        epoll = self.stack.enter_context(contextlib.closing(select.epoll()))
+        # At its end of file a pipe is readable for good: it is told of once.
+        epoll.register(self.errand.alive, select.EPOLLIN | select.EPOLLONESHOT)
+        look = children.on_parent_exit(label["on_parent_exit"], adopted)
+
+        def ended() -> Outcome:
+            return look() if epoll.poll(0) else None
+
+        return {epoll.fileno(): ended}
+
+
+@dataclass(frozen=True, slots=True)
+class Elder:
+    """One run as what its children will have above them."""
+
+    run_id: str
+    intent_id: str
+    issuer: dict[str, str]
+    lineage: Lineage | None
+
+    def member(self, decision: decide.Decision) -> Member:
+        """The run with what it was granted."""
+        trusted, manifest = decision.trusted, decision.manifest
+        assert isinstance(trusted, trust.TrustedPackage)
+        line = () if self.lineage is None else self.lineage.parent.line
+        own = Above(self.run_id, manifest.agent.id, len(line), decision.effective.spawning)
+        return Member(
+            run_id=self.run_id,
+            intent_id=self.intent_id,
+            agent_id=manifest.agent.id,
+            payload_digest=trusted.payload_digest,
+            effective=decision.effective,
+            artefacts=decision.artefacts,
+            line=(*line, own),
+            issuer=self.issuer,
+            capabilities=frozenset(manifest.capabilities.required),
+        )
+
+
+def broker(
+    elder: Elder,
+    decision: decide.Decision,
+    *,
+    runs: Path,
+    deadline: Deadline,
+    denied: denials.Told,
+    used: Callable[[int], None],
+    grace_seconds: float,
+    start: Start | None,
+    keep: Collection[int],
+    alive: int | None = None,
+) -> Broker | None:
+    """The agent's broker with what it may be asked for; None where the policy has none. ``alive`` is at its end of file
+    when the run's own parent is gone."""
+    if command.BROKER_FLAG not in decision.artefacts.json("runtime.json")["flags"]:
+        return None
+    made = Broker()
+    if start is not None and decision.effective.spawning.allowed:
+        spawner = Spawner(
+            elder.member(decision),
+            start=start,
+            use=functools.partial(_use, runs / elder.run_id, decision.artefacts.json("cgroup.json")["overhead"]["mb"]),
+            denied=denied,
+            used=used,
+            grace_seconds=grace_seconds,
+            keep=keep,
+            ending=functools.partial(_ending, runs / elder.run_id, alive, decision.effective.spawning.on_parent_exit),
+        )
+        spawner.served_by(made)
+        begin = functools.partial(spawner.started, deadline.milliseconds / 1000)
+        made.add(spawner.table, begin=begin, close=spawner.close, look=spawner.look)
+    return made
+
+
+def _ending(place: Path, alive: int | None, fate: str) -> errors.CovenantError | None:
+    """Why the run starts nothing now: it winds down, or is suspended."""
+    if (refused := standing(place)) is not None:
+        return refused
+    gone = alive is not None and fate != "adopt" and children.gone(alive)
+    return errors.ParentEndedError("the run that asked for it is being ended") if gone else None
+
+
+def standing(place: Path) -> errors.CovenantError | None:
+    """Why the run of that directory starts nothing now: it is suspended, or being ended."""
+    state = (place / registry.STATE).read_text().strip()
+    if state == State.SUSPENDED:
+        return errors.WrongStateError("the run that asked for it is suspended", hint="ask again once it goes on")
+    return errors.ParentEndedError("the run that asked for it is being ended") if state == State.TERMINATED else None
+
+
+def _use(directory: Path, overhead_mb: int) -> Drawn:
+    """What the parent takes of its ceilings itself: the memory that it has now beyond its sandbox's own, and a process.
+    Its processor time is what its children leave."""
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), directory.name)
+    leaf.adopt(rundir_directory.cgroups_of(directory))
+    return Drawn(memory_mb=max(0, leaf.memory_bytes() // _MIB - overhead_mb), pids_max=1)
+
+
+def end_below(runs: Path, run_id: str, by: str, reason: str) -> None:
+    """By the keeper of a run that somebody was to end with everything below it, and was killed over it: each of those
+    stands from then on, which is ended by its own keeper (``steering``). One that does not answer keeps no other alive.
+    """
+    until, asked = time.monotonic() + _PATIENCE_SECONDS, {run_id}
+    while moving := [one for one in registry.subtree(registry.live(runs), run_id) if one.run_id not in asked]:
+        for one in moving:
+            try:
+                _have_end(one.path, by=by, reason=reason)
+            except errors.NoRunError:
+                if time.monotonic() < until:  # it listens a moment after it can be seen, or is seen no more
+                    time.sleep(_AGAIN_SECONDS)
+                    continue
+            except errors.CovenantError:
+                pass
+            asked.add(one.run_id)
+
+
+def _have_end(path: Path, *, by: str, reason: str) -> None:
+    try:
+        control_socket.ask(path, "suspend", by=by, reason=reason, ending=True)
+    except (errors.NotEnforceableError, errors.WrongStateError, errors.KernelError):
+        control_socket.ask(path, "kill", by=by, reason=reason)  # it is just starting, or nothing stops it
+
+
+def narrowed(lineage: Lineage, manifest: Manifest, runs: Path) -> Effective | None:
+    """What is left of a child's wishes under its parent, by which the host is looked at; None where nothing is taken.
+
+    Raises:
+        errors.ParentEndedError: the run that asked for it has ended.
+    """
+    if lineage.on_excess == "reject" and lineage.only is None:
+        return None
+    wishes = nine.requested(manifest, roles=data.roles())
+    if lineage.only is not None:
+        wishes = wishes.meet(lineage.only)
+    return delegate(lineage.present(registry.live(runs)), wishes).granted
+
+
+def missing(lineage: Lineage | None, manifest: Manifest) -> tuple[str, ...]:
+    """What the manifest requires of whoever asks and they do not hold. An operator holds all; an agent hands on what
+    its own caller was shown to hold for it."""
+    required = manifest.capabilities.required
+    return () if lineage is None else tuple(sorted(set(required) - lineage.parent.capabilities))
+
+
+def refuse_backend(backend: str) -> errors.BackendError:
+    """A child of a confined agent that would not be confined."""
+    return errors.BackendError(
+        f"an agent starts no agent of backend `{backend}`",
+        hint='write backend = "linux-gvisor"',
+        grant="sandbox.backend",
+    )

@@ -1,0 +1,1 @@
+"""Operators over all runs: list, kill, logs, metrics and revocation."""

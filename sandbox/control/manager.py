@@ -1,0 +1,455 @@
+"""What can be asked about runs, and of them, wherever it is asked: in a command of root's, or in a supervisor's keeper.
+
+Who lives is read from the runs' own directories (registry), what is done to one its keeper does (control, steering),
+and what is left of one that ended stands in the archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from policy import base58, errors
+from policy.lifecycle import State
+from sandbox.audit import open_runs, run_archive
+from sandbox.audit.log import Ledger
+from sandbox.control import metrics, revocation
+from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import admission, directory, registry
+from sandbox.rundir.registry import Entry
+from sandbox.shim import control_socket
+
+Operation = Literal["suspend", "resume", "kill"]
+T = TypeVar("T")
+# How long whatever is to be stopped or ended may take, and how often it is looked at meanwhile.
+_PATIENCE_SECONDS, _AGAIN_SECONDS = 15.0, 0.02
+# When whoever waits comes back whose place another took.
+_PUSHED_OUT_SECONDS = 0.25
+# What ends may first wait for its children: their grace, and then twice what they have to go (sandbox.broker.children).
+_GONE_SECONDS = 120.0
+# Deeper than any manifest may say that a tree is.
+_MOST_ABOVE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks: ``display`` is how labels and rows name them, ``root`` may see and end the runs of all."""
+
+    display: str
+    root: bool
+
+    def may(self, displays: Iterable[str]) -> bool:
+        """Whether one of those that a run is for is this one."""
+        return self.root or self.display in displays
+
+
+def listed(state: Path, asker: Asker) -> list[dict[str, Any]]:
+    """The live runs that the asker may see, parents before children, each as ``ps --json`` shows it."""
+    entries = _seen(state, asker)
+    below = {entry.run_id: registry.subtree(entries, entry.run_id) for entry in entries if not _above(entry, entries)}
+    return [_shown(entry) for tree in below.values() for entry in tree]
+
+
+def used(state: Path, asker: Asker) -> list[dict[str, Any]]:
+    """The live runs that the asker may see, parents before children, each as ``top --json`` shows it."""
+    counted = metrics.tally(state, whole=False)
+    for _ in counted.read():
+        pass
+    return [seen.to_json() for seen in metrics.used(_seen(state, asker), counted)]
+
+
+def act(
+    state: Path,
+    asker: Asker,
+    operation: Operation,
+    run: str,
+    *,
+    reason: str = "",
+    tree: bool = False,
+    grace_ms: int | None = None,
+) -> list[str]:
+    """Do it to the run whose id begins so, and with ``tree`` to everything below it; the ids of those it was done to.
+
+    What is to be ended is gone when this returns; with ``grace_ms`` a single run is asked first, and has
+    so long.
+
+    Raises:
+        errors.NoRunError: there is no such run.
+        errors.WrongStateError: a run is in a state in which this cannot be done.
+        errors.KeeperError: a run did not answer, or did not end.
+    """
+    if operation == "kill" and tree:
+        return _kill_tree(state, asker, run, reason)
+    chosen = _find(_seen(state, asker), run)
+    ask = _Ask(state, asker, reason)
+    if not tree:
+        ask(operation, chosen, **({} if grace_ms is None or operation != "kill" else {"grace_ms": grace_ms}))
+        done = [chosen.run_id]
+    elif operation == "resume":
+        done = [one.run_id for one in reversed(ask.subtree(chosen.run_id)) if ask.where_it_can(operation, one)]
+    else:
+        done = ask.stop(chosen)
+    if operation == "kill":
+        _until_gone(state, done)
+    return done
+
+
+def _kill_tree(state: Path, asker: Asker, run: str, reason: str) -> list[str]:
+    # Agents that are to be ended may keep every processor from us (kernel.urgent).
+    with revocation.urgent():
+        chosen = _find(_seen(state, asker), run)
+        ask = _Ask(state, asker, reason)
+        done = ask.end(chosen)
+    _until_gone(state, done)
+    # A child that a keeper was just starting is there only when its parent is gone, and may outlive it.
+    while ask.subtree(chosen.run_id):
+        done += ask.end(chosen)
+        _until_gone(state, done)
+    if ask.unwritten is not None:
+        raise ask.unwritten
+    return done
+
+
+def logs(state: Path, asker: Asker, run: str, offset: int = 0) -> dict[str, Any]:
+    """What a run wrote to stderr from ``offset`` on, in part where it is much: ask again from ``next``.
+
+    ``begins`` is where the text begins: later than ``offset`` when what lies between was not kept. ``live`` says
+    whether there may be more.
+
+    Raises:
+        errors.NoRunError: there is no such run, and no record of one.
+        errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
+        errors.KeeperError: its keeper does not answer, or is still writing its end.
+    """
+    return _once_begun(lambda: _logs(state, asker, run, offset))
+
+
+def _logs(state: Path, asker: Asker, run: str, offset: int) -> dict[str, Any]:
+    entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
+    if len(entries) == 1:
+        try:
+            return {"run_id": entries[0].run_id, "live": True, **_asked(entries[0], "logs", offset=offset)}
+        except errors.NoRunError:
+            record = _await_record(state, entries[0].run_id, time.monotonic() + _PATIENCE_SECONDS)
+    else:
+        record = _record(state, asker, run)
+    kept = record.stderr.encode()
+    begins = max(offset, record.stderr_bytes - len(kept))
+    text = kept[len(kept) - max(0, record.stderr_bytes - begins) :] if record.stderr_bytes > begins else b""
+    return {
+        "run_id": record.run_id,
+        "live": False,
+        "begins": begins,
+        "next": max(begins, record.stderr_bytes),
+        "text": text.decode(errors="replace"),
+    }
+
+
+def ended(
+    state: Path, asker: Asker, run: str, *, left: Callable[[], bool] = lambda: False
+) -> run_archive.Record | None:
+    """The record of a run when it has ended, at once when it did already; None when whoever asks has ``left``.
+
+    Raises:
+        errors.NoRunError: there is no such run, and no record of one.
+        errors.CutOffError: its keeper ended without a word; the next start writes down what became of it.
+        errors.KeeperError: its keeper does not answer, or is still writing its end.
+    """
+    return _once_begun(lambda: _ended(state, asker, run, left))
+
+
+def _ended(state: Path, asker: Asker, run: str, left: Callable[[], bool]) -> run_archive.Record | None:
+    entries = [one for one in _seen(state, asker) if one.run_id.startswith(run)]
+    if len(entries) != 1:
+        return _record(state, asker, run)
+    entry = entries[0]
+    while not left():
+        try:
+            # The end of file is the end of the run. Whoever else asks may take our place in the keeper: then again.
+            with control_socket.Connection(entry.path) as connection:
+                while not (over := connection.closed(0.25)) and not left():
+                    pass
+                if over and not (entry.path / control_socket.NAME).exists():
+                    return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+            # More who wait than the keeper takes would push each other out without a pause.
+            time.sleep(_PUSHED_OUT_SECONDS)
+        except errors.NoRunError:
+            if not registry.under_way(entry.path) or not control_socket.until_there(entry.path, 1.0):
+                return _await_record(state, entry.run_id, time.monotonic() + _PATIENCE_SECONDS)
+            time.sleep(_AGAIN_SECONDS)
+        except errors.KeeperError:
+            time.sleep(_AGAIN_SECONDS)
+    return None
+
+
+class _Ask:
+    """One operation on one run or many, in the name of whoever asks."""
+
+    def __init__(self, state: Path, asker: Asker, reason: str) -> None:
+        self._runs, self._asker = state / "runs", asker
+        # As every keeper takes it: an argument of a command may be of any length, and no text.
+        self._reason = reason[: directory.WORDS].encode("utf-8", "backslashreplace").decode()
+        # Why the log does not say in whose name a tree has ended.
+        self.unwritten: errors.CovenantError | None = None
+
+    def __call__(self, operation: Operation, entry: Entry, **more: Any) -> None:
+        _asked(entry, operation, by=self._asker.display, reason=self._reason, **more)
+
+    def subtree(self, run_id: str) -> list[Entry]:
+        """The run and everything below it, parents first."""
+        return registry.subtree(registry.live(self._runs), run_id)
+
+    def where_it_can(self, operation: Operation, entry: Entry, **more: Any) -> bool:
+        """Whether it was done: not to a run that ended meanwhile, or that is in no state for it."""
+        try:
+            self(operation, entry, **more)
+        except (errors.NoRunError, errors.WrongStateError):
+            return False
+        return True
+
+    def stop(self, entry: Entry) -> list[str]:
+        """Suspend the whole subtree, parents first, and look again until nothing of it came in between.
+
+        A run that is just starting cannot be suspended yet: it is asked again until it can.
+        """
+        until = time.monotonic() + _PATIENCE_SECONDS
+        stopped: list[str] = []
+        while moving := [one for one in self.subtree(entry.run_id) if one.state != State.SUSPENDED]:
+            if time.monotonic() > until:
+                raise errors.KeeperError(f"{len(moving)} runs of the tree could not be suspended")
+            stopped += [one.run_id for one in moving if self.where_it_can("suspend", one)]
+            if not stopped or moving[-1].run_id != stopped[-1]:
+                time.sleep(_AGAIN_SECONDS)
+        return stopped
+
+    def end(self, entry: Entry) -> list[str]:
+        """End the whole subtree. Each run of it is stopped before any is ended, so that none starts another meanwhile;
+        marked, so that it ends also where we are killed over it; named in one row; and killed with the others.
+
+        It asks no keeper, as a revocation asks none: agents that run keep the processors from theirs, and each would
+        have a row of its own to write. Only that of a run that could not be marked is asked, afterwards: its agent may
+        be one that nobody could see yet. A log that takes no row keeps nobody alive: it is in ``unwritten``.
+        """
+        ended: list[str] = []
+        with revocation.first(self._runs):
+            while True:
+                moving, leaves = self._catch(entry.run_id, ended)
+                if not moving:
+                    return ended
+                try:
+                    self._tell(moving)
+                except errors.CovenantError as e:
+                    self.unwritten = e
+                revocation.end_together(moving, leaves, [])
+                for one in moving:
+                    if directory.verdict(one.path) is None:
+                        with contextlib.suppress(errors.CovenantError):  # whether it is gone is looked at
+                            self("kill", one)
+                ended += [one.run_id for one in moving]
+
+    def _catch(self, run_id: str, known: Collection[str]) -> tuple[list[Entry], list[cgroup.Leaf]]:
+        """What there is of the subtree but for those that are ``known``, stopped and marked; and their leaves.
+
+        INVARIANT: behind the gate. Whoever is shown below one of them, lets it go on or gives its directory away has
+        done so before, or finds the mark.
+        """
+        with directory.gate(self._runs):
+            below = registry.subtree(registry.seen(self._runs), run_id)
+            found = [one for one in below if one.run_id not in known]
+            leaves = revocation.stop(found)
+            revocation.mark_stopped(found, self._asker.display, self._reason)
+        return found, [leaf for both in leaves.values() for leaf in both]
+
+    def _tell(self, entries: Sequence[Entry]) -> None:
+        """The row that names them, durable when this returns."""
+        state = self._runs.parent
+        with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as log:
+            # The kernel's word for who asks, and the key of the log that vouches.
+            issuer = {
+                "display": self._asker.display,
+                "pubkey": base58.encode(log.public_key.public_bytes_raw()),
+            }
+            named = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in entries]
+            fields = {"operator": None, "reason": self._reason, "runs": named}
+            log.append("runs_stopped", fields, issuer=issuer, now_ms=int(time.time() * 1000))
+
+
+def _seen(state: Path, asker: Asker) -> list[Entry]:
+    entries = list(registry.agents(registry.live(state / "runs")))
+    displays = {entry.run_id: entry.issuer["display"] for entry in entries}
+    return [
+        entry
+        for entry in entries
+        # Whoever outlives its parent is still for whom the first of its line was started.
+        if asker.may(
+            [
+                entry.issuer["display"],
+                entry.label.get(admission.CALLER, ""),
+                *(displays.get(one, "") for one in entry.ancestors),
+            ]
+        )
+    ]
+
+
+def _above(entry: Entry, entries: Sequence[Entry]) -> bool:
+    return any(one.run_id in entry.ancestors for one in entries)
+
+
+def _find(entries: Sequence[Entry], run: str) -> Entry:
+    found = [one for one in entries if one.run_id.startswith(run)]
+    if len(found) != 1 or not run:
+        how = "no live run has" if not found or not run else f"{len(found)} live runs have"
+        raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists them")
+    return found[0]
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    return {
+        "run_id": entry.run_id,
+        "agent_id": entry.agent_id,
+        "intent_id": entry.label.get("intent_id") or None,
+        "state": entry.state or str(State.ISOLATED),
+        "parent": entry.parent or None,
+        "depth": entry.depth,
+        "issuer": entry.issuer["display"],
+        "operator": entry.operator or None,
+        "package": entry.package,
+        "started_ms": entry.started_ms,
+        "memory_mb": entry.memory_mb,
+        "pids_max": entry.pids_max,
+        "cpu_millis": entry.cpu_millis,
+        "keeper": entry.keeper,
+    }
+
+
+def _record(state: Path, asker: Asker, run: str) -> run_archive.Record:
+    """The record of the run whose id begins so."""
+    found = [one for one in run_archive.ids(state) if one.startswith(run)] if run else []
+    if not asker.root:
+        # What is another's and begins alike makes nothing ambiguous for them, and is not told by that either.
+        found = _theirs(state, asker, found)
+    ending = None if found else open_runs.named(state, run)
+    gone = ending is not None and not registry.under_way(state / "runs" / ending)
+    if ending is not None and gone and asker.may(_started_by(state, ending)):
+        # It lives no more and has no record yet: whoever keeps it has still to write its end, or was killed.
+        try:
+            found = [_await_record(state, ending, time.monotonic() + _PATIENCE_SECONDS, unseen=True).run_id]
+        except errors.CutOffError:
+            if asker.root:
+                raise
+    record = run_archive.read(state, found[0]) if len(found) == 1 else None
+    # What somebody may not see is not there for them.
+    if record is None or not asker.may(_asked_by(state, record.issuer, record.parent, _live(state))):
+        how = f"{len(found)} runs have" if len(found) > 1 and asker.root else "no run, live or archived, has"
+        raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant ps lists the live ones")
+    return record
+
+
+def _theirs(state: Path, asker: Asker, run_ids: Sequence[str]) -> list[str]:
+    """Those among runs that ended of which the asker may see the record. A damaged one is of nobody, and says so when
+    it is asked for alone."""
+    found, live = [], _live(state)
+    for run_id in run_ids:
+        try:
+            record = run_archive.read(state, run_id)
+        except errors.StateError:
+            if len(run_ids) == 1:
+                raise
+            continue
+        if record is not None and asker.may(_asked_by(state, record.issuer, record.parent, live)):
+            found.append(run_id)
+    return found
+
+
+def _started_by(state: Path, run_id: str) -> Iterator[str]:
+    """As ``_asked_by``, of a run that has neither a label any more nor a record yet: by the row of its start. Whoever
+    may not see it does not wait for its end."""
+    event = open_runs.start_of(state, run_id)
+    if event is not None:
+        yield from _asked_by(state, event["issuer"]["display"], event["kind"].get("parent"), _live(state))
+
+
+def _live(state: Path) -> dict[str, Entry]:
+    return {entry.run_id: entry for entry in registry.live(state / "runs")}
+
+
+def _asked_by(state: Path, issuer: str, parent: str | None, live: Mapping[str, Entry]) -> Iterator[str]:
+    """Who asked for the run, and for each one above it: those that ended have records, those that live their labels."""
+    yield issuer
+    for _ in range(_MOST_ABOVE):
+        if parent is None:
+            return
+        entry = live.get(parent)
+        if entry is not None:
+            # Of one that outlives the first of its line: those above it may be gone, and so may their records.
+            yield entry.label.get(admission.CALLER, "")
+            yield from (live[one].issuer["display"] for one in (parent, *entry.ancestors) if one in live)
+            return
+        above = run_archive.read(state, parent)
+        if above is None:
+            return
+        yield above.issuer
+        parent = above.parent
+
+
+def _asked(entry: Entry, operation: str, **fields: Any) -> dict[str, Any]:
+    """As ``control_socket.ask``, of a run that may listen only a moment after it can be seen.
+
+    Raises:
+        errors.NoRunError: it has ended.
+        errors.KeeperError: as ``control_socket.ask``.
+    """
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return control_socket.ask(entry.path, operation, **fields)
+        except errors.NoRunError:
+            if not registry.under_way(entry.path) or time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+
+
+def _await_record(state: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.Record:
+    """The record of a run that has just ended: it is written a moment after, by whoever owes the log its end. One that
+    is ``unseen`` may also be about to begin."""
+    while True:
+        owed = open_runs.owed(state, run_id)
+        if (record := run_archive.read(state, run_id)) is not None:
+            return record
+        if not owed:
+            raise errors.CutOffError(
+                f"run `{run_id}` ended without a record: its keeper was killed", hint="the next start writes it down"
+            )
+        # The log is owed an end before the run can be seen.
+        if unseen and registry.under_way(state / "runs" / run_id):
+            raise _BegunError
+        if time.monotonic() > until:
+            raise errors.KeeperError(f"run `{run_id}` is still being begun, or its end written", hint="ask again")
+        time.sleep(_AGAIN_SECONDS)
+
+
+class _BegunError(Exception):
+    """What had no record had not ended: it had not begun, and has now."""
+
+
+def _once_begun(ask: Callable[[], T]) -> T:
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except _BegunError:
+            if time.monotonic() > until:
+                raise errors.KeeperError("the run's keeper does not answer", hint="ask again") from None
+            time.sleep(_AGAIN_SECONDS)
+
+
+def _until_gone(state: Path, run_ids: Sequence[str]) -> None:
+    until = time.monotonic() + _GONE_SECONDS
+    while left := {one.run_id for one in registry.live(state / "runs")} & set(run_ids):
+        if time.monotonic() > until:
+            raise errors.KeeperError(f"run `{min(left)}` was to end and is still there")
+        time.sleep(_AGAIN_SECONDS)

@@ -1,0 +1,148 @@
+"""What ``covenant doctor`` says of the network: how runsc takes one, by which interface, and whose rules stand beside.
+
+Each look gives (status word, what was found, the mend). They look at the namespace of the thread that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from policy.host import RunscFacts
+from sandbox.config import Config, trusted_binary
+from sandbox.host import facts as host_facts
+from sandbox.host import runsc_network
+from sandbox.kernel.net import nft
+from sandbox.network import addresses, resolvers, uplink
+
+OK: Final = "ok"
+DEGRADED: Final = "degraded"
+MISSING: Final = "missing"
+UNKNOWN: Final = "unknown"
+Look = tuple[str, str, str]
+_WORDS: Final = {
+    "plain": "--network=sandbox, started in the agent's namespace as it is",
+    "masked": "--network=sandbox, started in the agent's namespace with /proc/sys/net/core covered: this runsc takes "
+    "rmem_default there for a sign of the machine's own namespace, and this kernel shows it in every one",
+    "host": "--network=host in the agent's namespace, by runsc_network of config.toml: the host kernel's stack and not "
+    "gVisor's own makes agents' packets; the gateway's rules are the same",
+}
+_AS_ROOT: Final = "run covenant doctor as root"
+# Rules of the old kind are not in what nft lists.
+_LEGACY: Final = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
+# Whose a table or chain is, by how it begins.
+_OWNERS: Final = {
+    "DOCKER": "docker",
+    "ufw-": "ufw",
+    "firewalld": "firewalld",
+    "LIBVIRT": "libvirt",
+    "KUBE-": "kubernetes",
+}
+
+
+def way(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """How this runsc takes a network on this kernel, tried anew.
+
+    Raises:
+        errors.MachineError: it cannot be tried.
+    """
+    if facts is None:
+        return UNKNOWN, "no usable runsc to try", "see the line `runsc`"
+    if os.geteuid() != 0:
+        return UNKNOWN, "not tried: needs root", _AS_ROOT
+    found = runsc_network.find(
+        config,
+        Path(facts.path),
+        sha256=facts.sha256,
+        kernel=os.uname().release,
+        deadline_seconds=deadline_seconds,
+    )
+    if not found.name:
+        mend = "install a newer runsc" + ("" if config.runsc_network == "host" else ', or write runsc_network = "host"')
+        return MISSING, f"no way works, last said: {found.fault}", f"{mend}; network off is enforced"
+    return OK, _WORDS[found.name], ""
+
+
+def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """The operator's uplink, and what is switched on for it while runs with a network are live.
+
+    Raises:
+        errors.NotEnforceableError: it is not there.
+    """
+    found = host_facts.network_facts(config)
+    if found.lacks:
+        return MISSING, f"this host has not {found.lacks}: modes other than off are refused", found.mend
+    before = uplink.look(config.uplink)
+    four = "forwards IPv4 already" if before.ipv4 else "forwards IPv4 while such a run is live"
+    if before.ipv6 is None:
+        mend = "boot Linux 6.17 or newer, or set net.ipv6.conf.all.forwarding=1 if this machine is a router"
+        return DEGRADED, f"{config.uplink} {four}; IPv6 cannot be forwarded for one interface alone, so none is", mend
+    six = "IPv6 already" if before.ipv6 else "IPv6 likewise"
+    return OK, f"{config.uplink} {four}, {six}; {uplink.reserved()}", ""
+
+
+def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """Whom the DNS gate asks. Nothing is asked here.
+
+    Raises:
+        errors.HostError: there is nobody.
+    """
+    asked = ", ".join(resolvers.of(config))
+    return OK, f"asks {asked} ({'config.toml' if config.resolvers else 'the resolv.conf of this host'})", ""
+
+
+def others(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """Rules of others on the way that agents' packets take.
+
+    Raises:
+        errors.MachineError: nft is missing or does not answer.
+    """
+    binary = trusted_binary(config.nft)
+    if os.geteuid() != 0:
+        return UNKNOWN, "not looked at: needs root", _AS_ROOT
+    listed: dict[str, Any] = json.loads(nft.listed(binary, "chains"))
+    chains = [entry["chain"] for entry in listed["nftables"] if "chain" in entry]
+    dropping = [c for c in chains if c.get("hook") == "forward" and c.get("policy") == "drop" and not _ours(c)]
+    owners = sorted({owner for c in chains for owner in _owners(c)})
+    legacy = [path for path in _LEGACY if _first_line(path)]
+    said = f" ({', '.join(owners)})" if owners else ""
+    if dropping:
+        device = config.uplink or "UPLINK"
+        names = ", ".join(f"{c['family']} {c['table']} {c['name']}" for c in dropping)
+        mend = "; ".join(line for c in dropping for line in _mend(c, chains, device))
+        return DEGRADED, f"chain {names} drops what it does not know{said}: agents' packets as well", mend
+    if legacy or "firewalld" in owners:
+        whose = "firewalld" if "firewalld" in owners else "iptables-legacy"
+        mend = f"let {whose} forward from {addresses.HOST_PREFIX}* to the uplink, and answers back"
+        return DEGRADED, f"rules of {whose} stand beside ours, and may drop agents' packets", mend
+    return OK, f"no chain on the way drops by default{said}", ""
+
+
+def _mend(chain: dict[str, Any], chains: list[dict[str, Any]], device: str) -> Iterator[str]:
+    """The lines that let agents' packets pass a chain: in the place that docker leaves for others where it is there."""
+    mine = f"{addresses.HOST_PREFIX}*"
+    where = (chain["family"], chain["table"])
+    user = any((c["family"], c["table"]) == where and c["name"] == "DOCKER-USER" for c in chains)
+    place = f"{where[0]} {where[1]} {'DOCKER-USER' if user else chain['name']}"
+    yield f'nft \'insert rule {place} iifname "{mine}" oifname "{device}" accept\''
+    yield f'nft \'insert rule {place} iifname "{device}" oifname "{mine}" ct state established,related accept\''
+
+
+def _ours(chain: dict[str, Any]) -> bool:
+    return (chain["family"], chain["table"]) == ("inet", uplink.TABLE)
+
+
+def _owners(chain: dict[str, Any]) -> Iterator[str]:
+    for start, owner in _OWNERS.items():
+        if chain["name"].startswith(start) or chain["table"].startswith(start):
+            yield owner
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().partition("\n")[0]
+    except OSError:
+        return ""

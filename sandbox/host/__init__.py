@@ -1,0 +1,1 @@
+"""Facts of this machine, its runsc and its memory."""

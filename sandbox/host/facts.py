@@ -1,0 +1,321 @@
+"""What this machine is and can enforce, as the plain values that the pure half is given (policy/host.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from policy import data, errors
+from policy.grants.effective import Effective
+from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts
+from policy.manifest.agent import Manifest
+from sandbox.config import Config, trusted_binary
+from sandbox.host import memory as host_memory
+from sandbox.kernel import small_files
+from sandbox.kernel.cgroup import cgroup
+from sandbox.rootfs import closure, host_paths, loader_patch
+from sandbox.storage import json_cache
+
+_VERSION_SECONDS = 15
+_MIB = 1024 * 1024
+# By the version of control groups: how much memory may be used in one, how much is, and the name in memory.stat of the
+# pages of files that nobody has asked for lately. Version 1 writes a number for no limit, which no machine has.
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+_NO_LIMIT = 1 << 60
+_NET = Path("/proc/sys/net")
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+def probe(config: Config) -> HostFacts:
+    """The facts about this machine that no manifest changes. Without root the cgroup facts may be weaker.
+
+    ``runsc`` is None when there is none that may be used; ``covenant doctor`` says why.
+
+    Raises:
+        errors.HostError: a machine on which nothing can be enforced: another architecture, no /proc.
+    """
+    try:
+        memory = host_memory.read()
+        return HostFacts(
+            arch=architecture(),
+            kernel=os.uname().release,
+            audience=config.host,
+            cpus=len(os.sched_getaffinity(0)),
+            memory_mb=memory.total_mb,
+            memory_available_mb=available_mb(memory),
+            disk_free_mb=disk_free_mb(config.state),
+            pids_free=_pids_free(),
+            cgroup=cgroup_facts(),
+            runsc=_usable_runsc(config),
+            network=network_facts(config),
+        )
+    except (OSError, KeyError, ValueError) as e:
+        raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
+
+
+def for_manifest(
+    facts: HostFacts,
+    manifest: Manifest,
+    *,
+    config: Config,
+    package: Mapping[str, bytes] | None = None,
+    extra_never: Sequence[str] = (),
+    effective: Effective | None = None,
+) -> HostFacts:
+    """The facts with what this manifest asks about: its runtime, its granted executables, its granted paths.
+
+    ``package`` maps the package's file names to their verified bytes (for a rust-bin entry); ``extra_never`` are
+    paths never granted on this host beside those of the data file, such as COVENANT_HOME; ``effective`` is what a
+    parent left of the manifest, whose paths may lie below the manifest's own.
+
+    Raises:
+        errors.GrantedPathError, errors.ProgramError: something granted is not to be had here.
+        errors.HostError: the runtime is missing or in other hands.
+    """
+    never = never_granted(config, extra_never)
+    permissions = manifest.permissions
+    found: dict[str, GrantedPath] = {}
+    written = (permissions if effective is None else effective).filesystem.write
+    for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
+        asked = {path: f"[{i}]" for i, path in enumerate(getattr(permissions.filesystem, table))}
+        if effective is not None:
+            asked = {path: asked.get(path, "") for path in getattr(effective.filesystem, table)}
+        for path, index in asked.items():
+            where = manifest.where(f"permissions.filesystem.{table}{index}")
+            found[path] = host_paths.look_up(
+                path,
+                owners=config.path_owners,
+                never=trees,
+                where=where,
+                writing=table == "write",
+                beside=() if table == "write" else tuple(written),
+            )
+    programs: dict[str, Closure] = {}
+    for i, entry in enumerate(permissions.executables.allow):
+        where = manifest.where(f"permissions.executables.allow[{i}]")
+        programs[entry.path] = _executable(entry.path, entry.sha256, config, never, where)
+    runtime = _runtime(manifest, config, package or {})
+    return dataclasses.replace(
+        facts,
+        runtimes={**facts.runtimes, **runtime},
+        executables={**facts.executables, **programs},
+        granted={**facts.granted, **found},
+    )
+
+
+def never_granted(config: Config, extra: Sequence[str] = ()) -> dict[str, str]:
+    """Paths never granted on this host, with their reasons: the data file's, the state, our own code, ``extra``."""
+    out = dict.fromkeys(_own_code(), "it is the supervisor's own code")
+    own = {str(config.state), *config.vault.private_files(), *extra}
+    out.update({os.path.realpath(p): "it is Covenant's own" for p in own})
+    return {**out, **data.never_grantable().trees}
+
+
+@functools.cache
+def _own_code() -> tuple[str, ...]:
+    """Where the code of this process was loaded from; that it is found there once is what the process itself did."""
+    own = {str(Path(__file__).resolve().parents[2] / name) for name in ("policy", "sandbox", "covenant")}
+    if sys.prefix != sys.base_prefix:
+        # Else it is installed into the machine's own Python, whose prefix is /usr and not all ours.
+        own.add(os.path.realpath(sys.prefix))
+    return tuple(sorted(own))
+
+
+def architecture() -> Literal["x86_64", "aarch64"]:
+    """The machine's architecture.
+
+    Raises:
+        errors.HostError: it is another one.
+    """
+    machine = os.uname().machine
+    if machine == "x86_64":
+        return "x86_64"
+    if machine == "aarch64":
+        return "aarch64"
+    raise errors.HostError(f"architecture `{machine}` is not supported", hint="x86_64 and aarch64 are")
+
+
+def cgroup_facts(hierarchies: cgroup.Hierarchies | None = None) -> CgroupFacts:
+    """Where memory, pids and cpu live, and whether swap is counted there."""
+    found = hierarchies or cgroup.Hierarchies.read()
+    version: Literal[0, 1, 2] = 1 if found.version == 1 else 2 if found.version == 2 else 0
+    if version == 0:
+        return CgroupFacts(0, frozenset())
+    memory = found.mounts["memory"]
+    if version == 1:
+        return CgroupFacts(1, frozenset(found.mounts), (memory / "memory.memsw.limit_in_bytes").exists())
+    controllers = frozenset((memory / "cgroup.controllers").read_text().split())
+    # The root cgroup has no such file; any other with the memory controller shows whether swap is counted.
+    return CgroupFacts(2, controllers, any(memory.glob("*/memory.swap.max")))
+
+
+def network_facts(config: Config) -> NetworkFacts:
+    """What a gateway needs of this host: nft, IPv6 to refuse it by, and the interface that the operator named."""
+    try:
+        trusted_binary(config.nft)
+    except errors.HostError as e:
+        return NetworkFacts(f"nft ({e.message})", e.hint or "apt-get install nftables")
+    if not _NET.joinpath("ipv6").is_dir():
+        return NetworkFacts("IPv6, which a gateway must have to refuse it", "boot without ipv6.disable=1")
+    if not config.uplink:
+        return NetworkFacts("an uplink", 'write uplink = "NAME" in config.toml, an interface that `ip link` shows')
+    if not _NET.joinpath("ipv4", "conf", config.uplink).is_dir():
+        return NetworkFacts(f"the uplink `{config.uplink}`", "name an interface that `ip link` shows")
+    return NetworkFacts("", "", config.runsc_network)
+
+
+def runsc_facts(config: Config) -> RunscFacts:
+    """The configured runsc: checked for its owner, hashed and asked for its version once per binary.
+
+    Raises:
+        errors.HostError: missing, in other hands, or it does not answer.
+    """
+    path = trusted_binary(config.runsc)
+    info = path.stat()
+    seen = [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+    held = json_cache.read(config.state / "closures" / "runsc.json")
+    if held is not None and held.get("path") == str(path) and held.get("seen") == seen:
+        return RunscFacts(str(path), str(held["version"]), str(held["sha256"]))
+    version = _version(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    record = {"path": str(path), "seen": seen, "version": version, "sha256": digest}
+    json_cache.write(config.state / "closures" / "runsc.json", record)
+    return RunscFacts(str(path), version, digest)
+
+
+def capacity_mb(hierarchies: cgroup.Hierarchies | None = None) -> int:
+    """The memory that runs may be promised in all: what the machine has, or what the cgroup in which this process lives
+    leaves of it, in MiB."""
+    return min([host_memory.read().total_mb, *(most for most, _ in _memory_limits(hierarchies))])
+
+
+def available_mb(memory: host_memory.Memory, hierarchies: cgroup.Hierarchies | None = None) -> int:
+    """The memory that a new process may have now: of the machine's, what the cgroups above this process leave, in
+    MiB."""
+    return min([memory.available_mb, *(max(most - used, 0) for most, used in _memory_limits(hierarchies))])
+
+
+def _memory_limits(hierarchies: cgroup.Hierarchies | None = None) -> Iterator[tuple[int, int]]:
+    """Of each cgroup above this process that has a limit: how much may be used in it, and how much is, in MiB; but for
+    what the kernel takes back first (Documentation/admin-guide/cgroup-v2.rst)."""
+    found = hierarchies or cgroup.Hierarchies.read()
+    place = found.mounts.get("memory")
+    own = next((one for one in _own_cgroups() if one[0] in ("memory", "")), None)
+    if place is None or own is None:
+        return
+    most, used, old = _MEMORY_FILES[found.version]
+    for part in (own[1], *Path(own[1]).parents):
+        directory = f"{place}/{str(part).lstrip('/')}"
+        # The root of a hierarchy has no such file, and no limit.
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(small_files.whole(f"{directory}/{most}"))
+            if limit < _NO_LIMIT:
+                yield limit // _MIB, _used_mb(directory, used, old, limit)
+
+
+def _used_mb(directory: str, used: str, old: str, limit: int) -> int:
+    """All of the limit where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        stat = dict(line.split() for line in small_files.text(f"{directory}/memory.stat").splitlines())
+        taken = int(small_files.whole(f"{directory}/{used}")) - int(stat.get(old, "0"))
+        return -(-min(max(taken, 0), limit) // _MIB)
+    return limit // _MIB
+
+
+def _own_cgroups() -> list[tuple[str, str]]:
+    """Controller and path of each cgroup of this process (cgroups(7)); version 2 has no controller's name."""
+    out = []
+    for line in small_files.text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        out += [(name, path) for name in controllers.split(",")]
+    return out
+
+
+def disk_free_mb(path: Path) -> int:
+    """Free MiB where ``path`` is or would be made."""
+    while not path.exists():
+        path = path.parent
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize // _MIB
+
+
+def _usable_runsc(config: Config) -> RunscFacts | None:
+    with contextlib.suppress(errors.HostError):
+        return runsc_facts(config)
+    return None
+
+
+def _version(path: Path) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_SECONDS,
+            check=False,
+            cwd="/",
+            start_new_session=True,  # Ctrl-C is ours to hear, and no fault of the machine
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise errors.HostError(f"`{path} --version` does not answer", where=str(path)) from e
+    first = done.stdout.decode("ascii", "replace").splitlines()[:1]
+    if done.returncode != 0 or not first or not first[0].startswith("runsc version "):
+        raise errors.HostError(f"`{path} --version` failed with status {done.returncode}", where=str(path))
+    return first[0].removeprefix("runsc version ").strip()
+
+
+def _runtime(manifest: Manifest, config: Config, package: Mapping[str, bytes]) -> dict[str, Closure]:
+    runtime, entry = manifest.agent.runtime, manifest.agent.entry
+    if runtime in closure.RUNTIMES:
+        return {runtime: closure.of_runtime(runtime, config)}
+    if runtime == "rust-bin" and entry in package:
+        libraries = {os.path.basename(n): b for n, b in package.items() if ".so" in os.path.basename(n)}
+        return {runtime: closure.of_elf(package[entry], config, entry=f"/workspace/{entry}", siblings=libraries)}
+    return {}
+
+
+def _executable(path: str, sha256: str | None, config: Config, never: Mapping[str, str], where: str) -> Closure:
+    try:
+        loader = loader_patch.LOADERS[architecture()]
+        loader_patch.patch(Path(loader).read_bytes(), name=loader)
+    except (errors.NotEnforceableError, OSError) as e:
+        raise errors.NotEnforceableError(
+            f"executable `{path}` cannot be granted on this host: {e}",
+            hint="leave permissions.executables out",
+            where=where,
+        ) from e
+    # Only root's: a program that someone else may replace is that one's program.
+    if host_paths.look_up(path, never=never, where=where).kind != "file":
+        raise errors.GrantedPathError(f"executable `{path}` is a directory", where=where)
+    try:
+        found = closure.of_elf(Path(path), config)
+    except errors.ProgramError as e:
+        e.where = where
+        raise
+    program = next(f for f in found.files if f.path == found.entry)
+    if sha256 is not None and program.sha256 != sha256:
+        raise errors.ProgramError(
+            f"executable `{path}` has digest {program.sha256}, the manifest wants {sha256}",
+            hint="sign the digest of the program that this host has",
+            where=where,
+        )
+    return found
+
+
+def _pids_free() -> int:
+    limits = [int(small_files.whole(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
+    # loadavg(5): the fourth field is runnable/existing scheduling entities.
+    existing = int(small_files.text("/proc/loadavg").split()[3].partition("/")[2])
+    return max(0, min(limits) - existing)

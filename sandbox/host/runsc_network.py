@@ -1,0 +1,94 @@
+"""How this runsc is started with a network on this kernel: found out by starting it, once for each pair of the two.
+
+    plain    in the agent's namespace, as it is
+    masked   the same, with /proc/sys/net/core covered by an empty directory
+    host     with the host kernel's network stack instead of gVisor's, where the operator says so: the only one then
+
+Releases up to 20240729 take /proc/sys/net/core/rmem_default for a sign of the machine's own namespace and refuse, and
+from about Linux 6.7 on every namespace shows it. Covered, they see what older kernels showed (sandbox-facts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from policy import errors
+from policy.host import HostFacts
+from sandbox.config import Config
+from sandbox.host import runsc_probe
+from sandbox.network import namespaces
+from sandbox.storage import json_cache
+
+# The directories that the sandbox's own processes see empty, by the name of the way; tried in this order.
+WAYS: Final[Mapping[str, tuple[str, ...]]] = {"plain": (), "masked": ("/proc/sys/net/core",)}
+HOST: Final[Mapping[str, tuple[str, ...]]] = {"host": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``name`` is one of ``WAYS`` or ``HOST``, empty where none works; ``fault`` is what runsc said of the last."""
+
+    name: str
+    fault: str = ""
+
+
+def known(config: Config, *, sha256: str, kernel: str) -> Way | None:
+    """What was found before for this binary on this kernel."""
+    held = json_cache.read(_record(config))
+    if held is None or held.get("key") != [sha256, kernel] or held.get("way") not in _ways(config):
+        return None
+    return Way(str(held["way"]))
+
+
+def find(config: Config, binary: Path, *, sha256: str, kernel: str, deadline_seconds: float) -> Way:
+    """Start a sandbox on a link of its own by each way until one shows the device; a success is remembered.
+
+    Raises:
+        errors.MachineError: the attempt itself could not be made.
+    """
+    fault = ""
+    for name, covered in _ways(config).items():
+        with contextlib.ExitStack() as stack:
+            spaces = stack.enter_context(namespaces.made())
+            namespaces.connect(spaces)
+            namespaces.open_link(spaces)
+            fault = runsc_probe.networked(
+                config, binary, network=spaces.agent, covered=covered, deadline_seconds=deadline_seconds
+            )
+        if not fault:
+            json_cache.write(_record(config), {"key": [sha256, kernel], "way": name})
+            return Way(name)
+    return Way("", fault)
+
+
+def covered(config: Config, facts: HostFacts) -> tuple[str, ...]:
+    """What a run with a network must not see of /proc.
+
+    Raises:
+        errors.NotEnforceableError: this runsc takes no network on this kernel.
+        errors.MachineError: it could not be tried.
+    """
+    assert facts.runsc is not None
+    key = {"sha256": facts.runsc.sha256, "kernel": facts.kernel}
+    way = known(config, **key)
+    if way is None:
+        way = find(config, Path(facts.runsc.path), **key, deadline_seconds=config.start_deadline_seconds)
+    if not way.name:
+        raise errors.NotEnforceableError(
+            f"this runsc takes no network on this kernel: {way.fault}",
+            hint="run `covenant doctor` for the mend",
+            grant="resources.network",
+        )
+    return _ways(config)[way.name]
+
+
+def _ways(config: Config) -> Mapping[str, tuple[str, ...]]:
+    return HOST if config.runsc_network == "host" else WAYS
+
+
+def _record(config: Config) -> Path:
+    return config.state / "closures" / "runsc-network.json"

@@ -1,0 +1,1 @@
+"""One run from the bytes of its package to its answer."""

@@ -1,0 +1,96 @@
+"""A child's own process: from the errand that its parent's keeper gave it to the word that it gives back.
+
+Everything about who its parent is and what it may have came with the fork, out of the parent's keeper's memory. The
+package is found and read here, by its agent id; the log and the state are those of the installation, opened anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from policy import contract, errors
+from policy.audit_log import events
+from policy.package import Package
+from sandbox.broker import delegation, package_lookup
+from sandbox.broker.children import Errand, Say
+from sandbox.lifecycle import run
+from sandbox.lifecycle.run import Means, Request, Run
+
+
+def keep(means: Means, parent: Request, errand: Errand, say: Say) -> None:
+    """Run one child. Whatever becomes of it is said, and stands in the log.
+
+    ``means`` are opened in this process; ``parent`` is the request by which its parent runs.
+    """
+    issuer = errand.lineage.issuer
+    try:
+        found = package_lookup.find(errand.agent_id, means.config.agents, parent.children, rights=parent.rights)
+    except (errors.CovenantError, OSError) as e:
+        error = e if isinstance(e, errors.CovenantError) else errors.PackageError(f"it cannot be read: {e.strerror}")
+        fields = events.rejection(error, agent_id=errand.agent_id, run_id=errand.run_id)
+        means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
+        say(refusal(error))
+        return
+    request = Request(
+        package=found.package,
+        text=errand.text,
+        issuer=issuer,
+        timeout_ms=errand.timeout_ms,
+        package_name=found.name,
+        children=parent.children,
+        rights=parent.rights,
+        behalf=parent.behalf,
+        # The key that its parent's intent names, whoever that is.
+        told={**issuer, "pubkey": parent.reads["pubkey"]},
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            child = delegation.Child(errand, say, stack)
+            one = Run(means, request, now_ms=_now_ms(), child=child)
+        except errors.CovenantError as e:
+            _rejected(means, errand, found.package, issuer, e)
+            say(refusal(e))
+            return
+        # Until its parent has heard: a signal after its end would have it billed nothing, and named as cut off.
+        with one.signals:
+            try:
+                outcome = _outcome(one.go())
+            except BaseException as e:
+                outcome = refusal(e if isinstance(e, errors.CovenantError) else errors.StoppedError("it was stopped"))
+                if not isinstance(e, errors.CovenantError):
+                    raise
+            finally:
+                stack.close()
+                if one.used_ms:
+                    say({"used": one.used_ms})
+                say(outcome)
+
+
+def refusal(error: errors.CovenantError) -> dict[str, Any]:
+    """A refusal as its parent's agent is told it: what was asked, what would have been given and what was taken, where
+    rule 4 says so."""
+    more = {name: error.details[name] for name in ("domains",) if name in error.details}
+    hint = {"hint": error.hint} if error.hint else {}
+    return {"error": {"code": error.code, "message": error.message, **hint, **more}}
+
+
+def _outcome(answer: run.Answer) -> dict[str, Any]:
+    """What came of it. An agent's stderr is for its operator, and not for another agent."""
+    if answer.result is None:
+        assert answer.error is not None
+        return refusal(answer.error)
+    result: contract.AgentResult = answer.result
+    return {"ok": {"run": answer.run_id, "text": result.text, "sources": list(result.sources)}}
+
+
+def _rejected(
+    means: Means, errand: Errand, package: Package, issuer: dict[str, str], error: errors.CovenantError
+) -> None:
+    fields = events.rejection(error, agent_id=errand.agent_id, run_id=errand.run_id, package_digest=package.digest)
+    means.ledger.append("manifest_rejected", fields, issuer=issuer, now_ms=_now_ms())
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

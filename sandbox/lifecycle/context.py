@@ -1,0 +1,255 @@
+"""What one run is held to from outside its sandbox: its place beside others, its clocks, who may end or ask it.
+
+``Run`` (sandbox.lifecycle.run) goes through the procedure with these terms; an instance (sandbox.standby) asks for them
+again once it has an intent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from policy import clocks, decide, errors
+from policy.grants.effective import Effective
+from policy.grants.lifetime import Lifetime
+from policy.host import HostFacts
+from policy.manifest.agent import Manifest
+from policy.rules.case import Claimant, Unsigned
+from policy.rules.succession import OnNewer
+from policy.signing import authority, trust
+from sandbox import config as configuration
+from sandbox.audit.denials import Denials
+from sandbox.audit.run_events import Rows
+from sandbox.broker import delegation, server
+from sandbox.control import revocation, succession
+from sandbox.host import facts
+from sandbox.lifecycle.types import Means, Request
+from sandbox.run_io import Limits, Round
+from sandbox.rundir import admission, directory, registry
+from sandbox.rundir.uid_pool import UidLease
+from sandbox.runner import gvisor, prepare
+from sandbox.shim.operations import Steering
+
+
+class Terms:
+    """The terms of one run: ``now_ms`` is when it was asked for, ``child`` what its parent's keeper says of it."""
+
+    # The trust root that a signed package was verified under, and the place that the run asks for.
+    _root: trust.TrustRoot
+    _place: admission.Claim
+
+    def __init__(self, means: Means, request: Request, *, now_ms: int, child: delegation.Child | None = None) -> None:
+        self._means, self._request, self._now_ms = means, request, now_ms
+        self._child, self._lineage = child, None if child is None else child.lineage
+        self.run_id = str(uuid.uuid4()) if child is None else child.run_id
+        self.intent_id = request.intent_id or str(uuid.uuid4())
+        self._rows = Rows(means.ledger, self.run_id, request.issuer)
+        self._denials = Denials(self._rows.denied)
+        self._secrets: gvisor.Secrets | None = None
+        self._below_ms: list[int] = []
+        self._root_version: int | None = None
+
+    def adopted(self) -> None:
+        """Its parent has ended, and it goes on."""
+        self._rows.remark("its parent's run has ended, and it goes on without it")
+
+    def _case(self, trusted: trust.TrustedPackage | Unsigned) -> dict[str, Any]:
+        """What the rules look at beside the package and the host."""
+        entries, lineage = registry.live(self._means.path / "runs"), self._lineage
+        above: dict[str, Any] = {}
+        if lineage is not None:
+            above = {"parent": lineage.present(entries), "on_excess": lineage.on_excess, "wanted": lineage.only}
+        return {
+            **above,
+            "now_ms": self._now_ms,
+            "identities": admission.owners(entries, admission.shown_to(self._request.issuer["display"], lineage)),
+            "claimant": self._claimant(trusted),
+            "package_name": self._request.package_name,
+            "extra_never": dict.fromkeys(self._means.never_granted, "it holds what decides"),
+        }
+
+    def _claimant(self, trusted: trust.TrustedPackage | Unsigned) -> Claimant | None:
+        """The package beside others of its agent id. `covenant dev` has serials of its own, which say nothing here."""
+        if not isinstance(trusted, trust.TrustedPackage) or self._request.dev:
+            return None
+        return Claimant(
+            serial=trusted.statement.serial,
+            signers=frozenset(one.keyid for one in self._rows.signers),
+            listed=trust.listed(self._root, trusted.statement.agent_id, now_ms=self._now_ms),
+            above=frozenset(one.run_id for one in self._lineage.parent.line) if self._lineage else frozenset(),
+        )
+
+    def _uids(self) -> UidLease:
+        config = self._means.config
+        return UidLease(self._means.path / "uids", first=config.uid_first, count=config.uid_count)
+
+    def _look(self, manifest: Manifest) -> HostFacts:
+        """(2) The host facts, with what this manifest names."""
+        means = self._means
+        return facts.for_manifest(
+            facts.probe(means.config),
+            manifest,
+            config=means.config,
+            package=self._request.package.files,
+            extra_never=means.never_granted,
+            effective=delegation.narrowed(self._lineage, manifest, means.path / "runs") if self._lineage else None,
+        )
+
+    def _asked(
+        self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest, effective: Effective
+    ) -> admission.Claim:
+        """The place that the run asks for: looked at now, and again when it is taken."""
+        config = self._means.config
+        claim = admission.Claim(
+            manifest,
+            trusted,
+            effective,
+            self._request.package_name,
+            facts.capacity_mb(),
+            config.overcommit,
+            self._lineage,
+            admission.caller(self._means.path / "runs", self._request.issuer, self._lineage),
+            config.caller_requests,
+            claimant=self._claimant(trusted),
+        )
+        claim.check(registry.live(self._means.path / "runs"))
+        self._place = claim
+        return claim
+
+    def _accept(self, trusted: trust.TrustedPackage) -> None:
+        """Make it durable that the package was accepted, before anything of it starts. Raises as ``succession``."""
+        means, place = self._means, self._place
+        setting, write, runs = means.config.on_newer_serial, self._rows.runs_stopped, means.path / "runs"
+        succession.accept(trusted, place, means.state, runs, setting=setting, write=write, now_ms=self._now_ms)
+
+    def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
+        """Behind the gate, before the label can be seen: return the highest serial that was accepted.
+
+        Raises:
+            errors.SerialError: it is newer than that of the package.
+        """
+        one = trusted.statement
+        last = self._means.state.accepted(one.agent_id)
+        trust.check_rollback(one.agent_id, one.serial, trusted.payload_digest, last)
+        return last
+
+    def _claim(self, claim: admission.Claim) -> tuple[dict[str, str], Callable[[], None]]:
+        """The label of the run, and what is asked behind the gate before others can see it."""
+        runs, trusted = self._means.path / "runs", claim.trusted
+        label = claim.label(
+            issuer=self._request.issuer,
+            operator=self._rows.operator,
+            signers=self._rows.signers,
+            now_ms=self._now_ms,
+        )
+        signed = trusted if isinstance(trusted, trust.TrustedPackage) else None
+        own = None
+        if signed is not None and not self._request.dev:  # what dev signed rests on a root that no operator revokes by
+            own = authority.Authority.of(self.run_id, signed, self._rows.signers)
+        self._root_version = signed.root_version if signed else None
+        label["intent_id"] = self.intent_id
+        label[revocation.AUTHORITY] = revocation.line_below(runs, label["parent"], own)
+
+        def settle() -> None:
+            above = [runs / one for one in label["ancestors"].split()]
+            line = label[revocation.AUTHORITY]
+            revocation.refuse(self._means.state, self._root_version, above, "" if self._request.dev else line)
+            if signed is not None:
+                self._ratchet(signed)
+            claim.settle(runs)
+            if self._child is not None:
+                if (refused := delegation.standing(runs / label["parent"])) is not None:
+                    raise refused
+                self._child.admitted(label)
+
+        return label, settle
+
+    def _outdated(self, trusted: trust.TrustedPackage) -> str | None:
+        """Return why the package starts no more, None while its serial is the highest."""
+        try:
+            Terms._ratchet(self, trusted)
+        except errors.SerialError as e:
+            return e.message
+        return None
+
+    def _broker(
+        self, decision: decide.Decision, deadline: clocks.Deadline, stack: contextlib.ExitStack
+    ) -> server.Broker | None:
+        """What the agent may ask its supervisor for while it runs."""
+        means, request = self._means, self._request
+        elder = delegation.Elder(self.run_id, self.intent_id, dict(request.issuer), self._lineage)
+        start = means.start_child
+        made = delegation.broker(
+            elder,
+            decision,
+            runs=means.path / "runs",
+            deadline=deadline,
+            denied=self._denials.told,
+            used=self._below_ms.append,
+            grace_seconds=means.config.grace_seconds,
+            start=None if start is None else functools.partial(start, request),
+            keep=(*means.below, *(() if request.children is None else (request.children,))),
+            alive=None if self._child is None else self._child.errand.alive,
+        )
+        if made is not None and decision.artefacts.json("credentials.json")["names"]:
+            # Only here: to import its cryptography and documents is a tenth of a cold start.
+            from sandbox.broker import credentials
+
+            scope = credentials.Scope.of(decision, deadline)
+            tell = credentials.Tellers(self._rows.credential_granted, self._denials.told, self._is_revoked)
+            served = credentials.serve(made, scope, tell, config=means.config, is_dev=bool(request.dev), stack=stack)
+            if served is not None:
+                self._secrets = functools.partial(served.put_all, seconds=means.config.start_deadline_seconds)
+        return made
+
+    def _is_revoked(self) -> bool:
+        return directory.verdict(self._means.path / "runs" / self.run_id) is not None
+
+    def _watch(self, label: Mapping[str, str]) -> tuple[Round, ...]:
+        """The looks that end the run once it is marked, a new root revokes it, or a newer serial of its agent id was
+        accepted. ``_claim`` made its label."""
+        means, path = self._means, self._means.path / "runs" / self.run_id
+        state = None if self._request.dev else means.state
+        revoked = revocation.Watch(path, label, state, self._rows.runs_revoked, version=self._root_version)
+        newer = succession.Watch(path, label, means.state, self._on_newer, self._rows.runs_stopped)
+        return revoked.round(), newer.round()
+
+    def _on_newer(self) -> OnNewer:
+        """Read `on_newer_serial` again: a keeper has the configuration of its start."""
+        config = self._means.config
+        with contextlib.suppress(errors.ConfigError):
+            config = configuration.load(config.state)
+        return config.on_newer_serial
+
+    def _steering(self, lifetime: Lifetime) -> Steering:
+        return Steering(
+            self._rows,
+            ttl_seconds=lifetime.ttl_seconds or None,
+            suspends=lifetime.on_expiry == "suspend",
+            shown=lambda raw: prepare.redacted(raw, self._means.path),
+            going_on=revocation.going_on,
+            below=functools.partial(delegation.end_below, self._means.path / "runs", self.run_id),
+        )
+
+    def _deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
+        return clocks.effective_deadline(
+            now_ms=self._now_ms,
+            cpu_ms_per_task=manifest.resources.cpu_ms_per_task,
+            timeout_ms=self._request.timeout_ms,
+            ttl_seconds=manifest.lifetime.ttl_seconds,
+            parent_deadline_ms=None if self._lineage is None else self._now_ms + self._lineage.remaining_ms,
+            suspends=manifest.lifetime.on_expiry == "suspend",
+            expires_at_ms=trusted.statement.expires_at if isinstance(trusted, trust.TrustedPackage) else None,
+        )
+
+    def _limits(self, deadline: clocks.Deadline) -> Limits:
+        config = self._means.config
+        return Limits(
+            start_seconds=config.start_deadline_seconds,
+            task_seconds=deadline.milliseconds / 1000,
+            task_clock=deadline.clock,
+            grace_seconds=config.grace_seconds,
+        )

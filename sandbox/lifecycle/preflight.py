@@ -1,0 +1,72 @@
+"""What is tried before an agent may start: that this runsc applies a filter, and that its policy holds what it forbids.
+
+Each has its rows in the log, the first before the sandbox of the trial is there.
+"""
+
+from __future__ import annotations
+
+from policy import decide, errors
+from policy.host import HostFacts
+from sandbox import progress
+from sandbox.audit.run_events import Rows
+from sandbox.host import filter_check
+from sandbox.lifecycle import probe_run
+from sandbox.lifecycle.types import Means
+from sandbox.rundir.uid_pool import UidLease
+from sandbox.runner import gvisor, prepare
+
+
+def runsc(means: Means, rows: Rows, facts: HostFacts) -> bool:
+    """A runsc that does not apply the filter runs nothing. Whether it had to be tried now.
+
+    Raises:
+        errors.NotEnforceableError: it does not.
+    """
+    if filter_check.proved(means.config, facts):
+        return False
+    assert facts.runsc is not None
+    rows.self_test_started(f"runsc sha256 {facts.runsc.sha256[:16]}", name="system call filter")
+    with progress.step("trying whether this runsc holds an agent"):
+        proof = filter_check.prove(means.config, facts)
+    rows.self_test(proof.detail, passed=not proof.fault)
+    if proof.fault:
+        raise errors.NotEnforceableError(
+            f"this runsc cannot hold an agent: {proof.fault}",
+            hint="run `covenant doctor` for the mend",
+            grant="permissions.syscalls",
+        )
+    return True
+
+
+def policy(
+    means: Means,
+    rows: Rows,
+    decision: decide.Decision,
+    facts: HostFacts,
+    job: gvisor.Job,
+    uids: UidLease,
+    *,
+    now_ms: int,
+) -> bool:
+    """What the policy forbids is tried under it, once a day and after any change, before the agent may start. Whether
+    it had to be tried now.
+
+    Raises:
+        errors.SelfTestError: something that it forbids was not refused, or could not be tried.
+    """
+    key = probe_run.Key(decision.policy_digest, facts, means.config.uplink)
+    if probe_run.passed(means.path, key, now_ms=now_ms):
+        return False
+    rows.self_test_started(f"policy {decision.policy_digest[:16]}", name="canaries")
+    try:
+        closures = prepare.closures(decision, facts)
+        with progress.step("trying what its policy forbids, before its first run of the day"):
+            faults = probe_run.attempt(job, closures, runs=means.path / "runs", uids=uids)
+    except errors.CovenantError as e:
+        faults = (f"it could not be tried: {e.message}",)
+    says = faults[0] if faults else "what it forbids is refused, what it allows is not"
+    rows.self_test(f"policy {decision.policy_digest[:16]}: {says}", passed=not faults, name="canaries")
+    if faults:
+        raise probe_run.error(faults)
+    probe_run.remember(means.path, key, now_ms=now_ms)
+    return True

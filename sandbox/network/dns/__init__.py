@@ -1,0 +1,1 @@
+"""The DNS gate and the broker that opens the firewall for its answers."""

@@ -1,0 +1,203 @@
+"""What the DNS gate asks of the supervisor, since it can open no socket and change no rule itself.
+
+Two requests over a pair of sequenced packets, each of a fixed form: put an address into the sets of a pattern, and a
+connected socket to one of the operator's resolvers. The broker holds every request against the plan by its own means,
+so that whoever takes the gate over can add public addresses to the sets of names, within the times and sizes of the
+plan, and talk to the resolvers, and no more. A request that an honest gate would not make ends the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from policy import errors
+from policy.compile.network import nft
+from policy.grants.sets import addresses
+from sandbox.kernel.net import nft_sets
+from sandbox.network.dns import broker_wire, names
+from sandbox.rate_limit import Tokens
+
+# A connection at the very end of the answer's time must still find its element.
+GRACE_SECONDS = 10
+PORT = 53
+_AT_ONCE = 16
+# A name may take several questions (aliases that lead on, a resolver that does not answer): so many for each.
+_QUESTIONS = 4
+# An honest gate asks for a few sockets and one change of sets for each question of the agent's; more is another.
+_REQUESTS = 32
+
+
+class Broker:
+    """Serves one gate. ``gate_end`` is the descriptor for the gate's process; ``netlink`` a socket of the gateway.
+
+    ``resolvers`` are addresses; sockets to them are made in the caller's own network namespace.
+    """
+
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        netlink: socket.socket,
+        resolvers: Sequence[str],
+        *,
+        port: int = PORT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sets = [(tuple(row["sets"]["v4"]), tuple(row["sets"]["v6"])) for row in plan["names"]]
+        self._least, self._most = plan["ttl_seconds"]
+        self._elements = nft_sets.Elements(nft.TABLE, netlink)
+        self._held: dict[tuple[str, bytes], float] = {}
+        self._resolvers, self._port, self._clock = resolvers, port, clock
+        rate, burst = plan["queries_per_second"], plan["burst"]
+        self._sockets = Tokens(rate * _QUESTIONS, burst * _QUESTIONS, clock())
+        self._requests = Tokens(rate * _REQUESTS, burst * _REQUESTS, clock())
+        self._public = names.Public(addresses.PUBLIC)
+        self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._own, self._gates):
+            end.setblocking(False)
+
+    def close(self) -> None:
+        """Release both ends."""
+        self._own.close()
+        self._gates.close()
+
+    @property
+    def gate_end(self) -> int:
+        """The descriptor for the gate; ``started`` closes it here."""
+        return self._gates.fileno()
+
+    def fileno(self) -> int:
+        """Readable when there are requests."""
+        return self._own.fileno()
+
+    def started(self) -> None:
+        """The gate has its end: from now on, its death is the end of the line."""
+        self._gates.close()
+
+    def serve(self) -> errors.RunError | None:
+        """Answer the requests that are there, a bounded number."""
+        for _ in range(_AT_ONCE):
+            try:
+                message = self._own.recv(broker_wire.MESSAGE_BYTES + 1)
+            except BlockingIOError:
+                return None
+            except OSError:
+                message = b""
+            if not message:
+                return errors.GateError("the dns gate hung up")
+            if not self._requests.take(self._clock()) or not self._one(message):
+                return errors.GateError("the dns gate asked for what it may not have")
+        return None
+
+    def _one(self, message: bytes) -> bool:
+        if not broker_wire.HEADER.size <= len(message) <= broker_wire.MESSAGE_BYTES:
+            return False
+        operation, ident, value, patterns, count = broker_wire.HEADER.unpack_from(message)
+        rest = message[broker_wire.HEADER.size :]
+        if operation == broker_wire.ADD:
+            change = self._change(value, patterns, count, rest)
+            if change is None:
+                return False
+            self._say(ident, self._add(change, value + GRACE_SECONDS))
+            return True
+        if value >= len(self._resolvers) or patterns or count:
+            return False
+        if operation == broker_wire.UDP and 0 < len(rest) <= broker_wire.QUERY_BYTES:
+            self._connect(ident, self._resolvers[value], rest)
+            return True
+        if operation == broker_wire.TCP and not rest:
+            self._connect(ident, self._resolvers[value], None)
+            return True
+        return False
+
+    def _change(self, ttl: int, patterns: int, count: int, rest: bytes) -> list[tuple[str, bytes]] | None:
+        """The (set, address) pairs of an ADD; None when it is none that an honest gate asks for."""
+        if patterns > broker_wire.PATTERNS or count > broker_wire.ADDRESSES or not self._least <= ttl <= self._most:
+            return None
+        named = broker_wire.patterns_of(rest, patterns)
+        if named is None:
+            return None
+        numbers, rest = named
+        packed = broker_wire.addresses_of(rest, count)
+        if not packed or len(set(numbers)) != len(numbers):
+            return None
+        pairs: list[tuple[str, bytes]] = []
+        for number in numbers:
+            if number >= len(self._sets):
+                return None
+            pairs += [(name, one) for one in packed for name in self._sets[number][len(one) == 16]]
+        return pairs if all(one in self._public for one in packed) else None
+
+    def _add(self, pairs: Sequence[tuple[str, bytes]], seconds: float) -> int:
+        now = self._clock()
+        until = now + seconds
+        # What stays long enough anyway is left alone: a name that is asked often costs no transaction each time.
+        late = [pair for pair in dict.fromkeys(pairs) if self._held.get(pair, 0) < until - GRACE_SECONDS / 2]
+        there = [pair for pair in late if self._held.get(pair, 0) > now]
+        try:
+            try:
+                self._elements.add(_by_set(late, seconds), instead=_by_set(there, None))
+            except OSError as e:
+                if e.errno != errno.ENOENT or not there:
+                    raise
+                # One of them has ended in between; then all are looked at anew.
+                self._replace(late, there, seconds)
+        except OSError as e:
+            return broker_wire.FULL if e.errno == errno.ENFILE else broker_wire.FAILED
+        if len(self._held) > 1 << 16:
+            self._held = {pair: end for pair, end in self._held.items() if end > now}
+        self._held.update(dict.fromkeys(late, until))
+        return broker_wire.DONE
+
+    def _replace(self, late: Sequence[tuple[str, bytes]], there: Sequence[tuple[str, bytes]], seconds: float) -> None:
+        for pair in late:
+            instead = _by_set([pair], None) if pair in there else {}
+            try:
+                self._elements.add(_by_set([pair], seconds), instead=instead)
+            except OSError as e:
+                if e.errno != errno.ENOENT or not instead:
+                    raise
+                self._elements.add(_by_set([pair], seconds))
+
+    def _connect(self, ident: int, resolver: str, query: bytes | None) -> None:
+        """Over UDP with a ``query``, else over TCP."""
+        if not self._sockets.take(self._clock()):
+            self._say(ident, broker_wire.FAILED)
+            return
+        family = socket.AF_INET6 if ":" in resolver else socket.AF_INET
+        kind = socket.SOCK_STREAM if query is None else socket.SOCK_DGRAM
+        try:
+            with socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
+                # Each has a port of its own, drawn by the kernel: a forger has to guess it with the id.
+                number = made.connect_ex((resolver, self._port))
+                if number not in (0, errno.EINPROGRESS):
+                    self._say(ident, broker_wire.FAILED)
+                    return
+                if query is not None:
+                    made.send(query)
+                    # INVARIANT: the gate gets no UDP socket that can still send. A connected one sends anywhere when
+                    # sendto(2) names an address, and this one lies in the supervisor's own network.
+                    made.shutdown(socket.SHUT_WR)
+                self._say(ident, broker_wire.DONE, made.fileno())
+        except OSError:
+            self._say(ident, broker_wire.FAILED)
+
+    def _say(self, ident: int, status: int, fd: int | None = None) -> None:
+        message = [broker_wire.REPLY.pack(ident, status)]
+        try:
+            if fd is None:
+                self._own.send(message[0])
+            else:
+                socket.send_fds(self._own, message, [fd])
+        except OSError:
+            return  # a gate that does not read gets no answer, and its question ends by its own clock
+
+
+def _by_set(pairs: Sequence[tuple[str, bytes]], seconds: float | None) -> dict[str, list[nft_sets.Element]]:
+    change: dict[str, list[nft_sets.Element]] = {}
+    for name, packed in pairs:
+        change.setdefault(name, []).append(nft_sets.Element(packed, seconds))
+    return change

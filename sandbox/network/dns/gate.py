@@ -1,0 +1,112 @@
+"""Opens the DNS gate of a run: its sockets in the gateway's namespace, its broker, and the process that serves them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policy import denials, errors
+from policy.compile.network.firewall import GATE_UID
+from policy.grants.sets import addresses as grants
+from sandbox.kernel.net import nft_sets
+from sandbox.kernel.proc.spawn import PATIENCE, Patience
+from sandbox.network import addresses
+from sandbox.network.dns import broker
+from sandbox.network.gate import prefork
+from sandbox.network.gate import process as gate_process
+
+LAYER = "dns"
+# Why a question is refused, and what is wrong with it or with its answer.
+CODES = frozenset({"malformed", "name_not_granted", "rate", "rebinding", "set_full", "type_refused", "upstream"})
+# Not the TLS gate's: the firewall lets that one connect, and this one never does.
+UID = GATE_UID - 1
+CALLS = frozenset({"accept4", "getsockname"})
+# About 40 questions and answers; more is a flood, and falls out here instead of being worked off.
+_BUFFER_BYTES = 128 * 1024
+# What has to be begun for it.
+KIND = prefork.Kind("sandbox.network.dns.server", own_network=True)
+_BACKLOG = 16
+_DESCRIPTORS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DnsGate:
+    """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
+
+    process: gate_process.GateProcess
+    watches: Mapping[int, Callable[[], errors.RunError | None]]
+
+
+@contextlib.contextmanager
+def open(  # noqa: A001 - the module's verb: gate.open(...)
+    plan: Mapping[str, Any],
+    *,
+    inside: Callable[[Callable[[], Any]], Any],
+    denied: Callable[[denials.Denial], None],
+    resolvers: Sequence[str],
+    join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[DnsGate]:
+    """Serve the ``dns`` part of gates.json while the block lasts.
+
+    ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
+    ``resolvers`` (sandbox.network.resolvers) are asked from the caller's own namespace. Does not wait until the gate
+    is ready: a question that comes before waits in the socket.
+
+    Raises:
+        errors.RunError: what ``patience`` watches said so, or it was not executed in time.
+        errors.KernelError: the sockets cannot be made, or the process cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            netlink = stack.enter_context(inside(nft_sets.open_socket))
+            serves = broker.Broker(plan, netlink, resolvers)
+            stack.callback(serves.close)
+            # The gate alone holds the listeners from here on: with it they end, and no name is answered.
+            with contextlib.ExitStack() as ours:
+                udp, tcp = (ours.enter_context(one) for one in inside(lambda: _listeners(plan["listen"])))
+                gate = gate_process.Gate(
+                    module=KIND.module,
+                    layer=LAYER,
+                    codes=CODES,
+                    uid=UID,
+                    plan={
+                        **plan,
+                        "agent": addresses.AGENT4,
+                        "public": grants.PUBLIC,
+                        "resolvers": len(resolvers),
+                    },
+                    fds={"udp": udp.fileno(), "tcp": tcp.fileno(), "broker": serves.gate_end},
+                    calls=CALLS,
+                    descriptors=_DESCRIPTORS,
+                    join_files=join_files,
+                    patience=patience,
+                )
+                process = stack.enter_context(gate_process.start(gate))
+                serves.started()
+        except OSError as e:
+            raise errors.KernelError(f"cannot open the DNS gate: {os.strerror(e.errno or 0)}") from e
+        yield DnsGate(process, {**process.watches(denied), serves.fileno(): serves.serve})
+
+
+def _listeners(port: int) -> tuple[socket.socket, socket.socket]:
+    """A UDP and a TCP socket on the gateway's address, which take from the agent's link alone."""
+    made: list[socket.socket] = []
+    try:
+        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+            one = socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK)
+            made.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, addresses.GATEWAY_DEVICE.encode() + b"\0")
+            one.bind((addresses.GATEWAY4, port))
+        made[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        made[1].listen(_BACKLOG)
+    except BaseException:
+        for one in made:
+            one.close()
+        raise
+    return made[0], made[1]

@@ -1,0 +1,245 @@
+"""The DNS gate: what runs in its process. The only resolver that an agent has.
+
+A question is answered when its name is granted, from what a resolver of the operator's says to a question that was
+made anew; its addresses are in the sets of the firewall before the answer leaves. What is not granted is answered at
+once and reaches no resolver: nothing can be said to the outside by asking for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+import types
+from typing import NoReturn
+
+# INVARIANT: before dnspython. It asks which optional packages are installed, for features that a gate never uses, and
+# reading the metadata of packages is a third of the gate's start.
+sys.modules.setdefault("importlib.metadata", types.ModuleType("importlib.metadata"))
+
+from sandbox.network.dns import (
+    broker_wire,
+    names,
+)
+from sandbox.network.dns import wire as dns_wire  # noqa: E402
+from sandbox.network.dns.https_record import Service  # noqa: E402
+from sandbox.network.dns.loop import READ, Loop  # noqa: E402
+from sandbox.network.dns.upstream import TOTAL_SECONDS, Broker, Upstream, UpstreamError  # noqa: E402
+from sandbox.network.gate.main import Gate  # noqa: E402
+from sandbox.rate_limit import Tokens  # noqa: E402
+
+# Questions that wait for a resolver at once, and TCP connections, with the seconds that one may be silent or lasts.
+_WAITING = 32
+_CONNECTIONS, _IDLE_SECONDS, _LASTS_SECONDS = 8, 5.0, 30.0
+# Datagrams that are read at all, for each that the plan lets be asked: a flood waits in the socket's small buffer, and
+# falls out of it there.
+_READ_FOR_EACH, _PAUSE_SECONDS = 10, 0.05
+_AT_ONCE = 16
+# Aliases that are followed out of what one answer holds.
+_FOLLOWED = 4
+
+
+class _Refused(Exception):
+    def __init__(self, rcode: int, code: str) -> None:
+        super().__init__(code)
+        self.rcode, self.code = rcode, code
+
+
+class Server:
+    """Answers the questions of one agent."""
+
+    def __init__(self, gate: Gate, loop: Loop) -> None:
+        plan = gate.plan
+        self._gate, self._loop = gate, loop
+        self._patterns, self._public = names.tables(plan)
+        self._filled = [{4: bool(row["sets"]["v4"]), 16: bool(row["sets"]["v6"])} for row in plan["names"]]
+        self._types = {dns_wire.TYPES[name] for name in plan["types"]}
+        self._ttl, self._name_bytes = plan["ttl_seconds"], plan["name_bytes"]
+        now = time.monotonic()
+        rate, burst = plan["queries_per_second"], plan["burst"]
+        self._tokens = Tokens(rate, burst, now)
+        self._reading = Tokens(_READ_FOR_EACH * rate, _READ_FOR_EACH * burst, now)
+        self._agent = plan["agent"]
+        self._broker = Broker(loop, gate.fds["broker"])
+        self._upstream = Upstream(loop, self._broker, plan["resolvers"])
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 0, fileno=gate.fds["udp"])
+        self._tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=gate.fds["tcp"])
+        self._waiting = self._connections = 0
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._loop.on_readable(self._udp.fileno(), self._datagrams)
+        self._loop.on_readable(self._tcp.fileno(), self._connection)
+
+    # --- over UDP and TCP ---------------------------------------------------------------------------
+
+    def _datagrams(self) -> None:
+        for _ in range(_AT_ONCE):
+            now = time.monotonic()
+            if not self._reading.take(now):
+                self._loop.forget(self._udp.fileno())
+                self._loop.at(now + _PAUSE_SECONDS, self._resume)
+                return
+            try:
+                wire, peer = self._udp.recvfrom(dns_wire.QUERY_BYTES + 1)
+            except BlockingIOError:
+                return
+            if peer[0] == self._agent:
+                self._loop.spawn(self._datagram(wire, peer))
+
+    def _resume(self) -> None:
+        self._loop.on_readable(self._udp.fileno(), self._datagrams)
+
+    async def _datagram(self, wire: bytes, peer: tuple[str, int]) -> None:
+        answer = await self._answer(wire, udp=True)
+        if answer is not None:
+            try:
+                self._udp.sendto(answer, peer)
+            except OSError:
+                return  # its buffer is full or its port is gone: UDP
+
+    def _connection(self) -> None:
+        try:
+            made, peer = self._tcp.accept()
+        except OSError:
+            return
+        if peer[0] != self._agent or self._connections >= _CONNECTIONS:
+            made.close()
+            return
+        self._connections += 1
+        self._loop.spawn(self._stream(made))
+
+    async def _stream(self, made: socket.socket) -> None:
+        """Questions one after the other, each with its length in front (RFC 7766)."""
+        try:
+            ends, data = time.monotonic() + _LASTS_SECONDS, b""
+            while True:
+                until = min(ends, time.monotonic() + _IDLE_SECONDS)
+                while len(data) < 2 or len(data) < 2 + int.from_bytes(data[:2], "big"):
+                    if len(data) >= 2 and int.from_bytes(data[:2], "big") > dns_wire.QUERY_BYTES:
+                        self._gate.denied("question: too long", "malformed")
+                        return
+                    if not await self._loop.ready(made.fileno(), READ, until):
+                        return
+                    more = made.recv(4096, socket.MSG_DONTWAIT)
+                    if not more:
+                        return
+                    data += more
+                size = 2 + int.from_bytes(data[:2], "big")
+                wire, data = data[2:size], data[size:]
+                answer = await self._answer(wire, udp=False)
+                if answer is None:
+                    return
+                whole = struct.pack("!H", len(answer)) + answer
+                # A peer that does not read what it asked for has asked enough.
+                if made.send(whole, socket.MSG_DONTWAIT) != len(whole):
+                    return
+        except OSError:
+            return
+        finally:
+            self._connections -= 1
+            made.close()
+
+    # --- a question ---------------------------------------------------------------------------------
+
+    async def _answer(self, wire: bytes, *, udp: bool) -> bytes | None:
+        """The answer to a question, in these steps: read it, hold it to the rate, is the name granted, is the type
+        answered, what do the resolvers say, are the addresses public, are they in the sets. None for silence."""
+        try:
+            query = dns_wire.parse_query(wire)
+        except dns_wire.MalformedError as e:
+            self._gate.denied(f"question: {e}", "malformed")
+            return None if e.rcode is None else dns_wire.refusal(wire, e.rcode)
+        room = query.payload if udp else 65535
+        try:
+            data, ttl = await self._granted(query)
+        except _Refused as e:
+            self._gate.denied(query.shown[:253], e.code)
+            return dns_wire.reply(query, e.rcode, room=room)
+        if data is None:
+            return dns_wire.reply(query, dns_wire.NXDOMAIN, room=room)
+        return dns_wire.reply(query, dns_wire.NOERROR, data=data, ttl=ttl, room=room)
+
+    async def _granted(self, query: dns_wire.Query) -> tuple[list[bytes] | None, int]:
+        """Records and their time to live; None for the records of a name that does not exist."""
+        if not self._tokens.take(time.monotonic()) or self._waiting >= _WAITING:
+            raise _Refused(dns_wire.REFUSED, "rate")
+        host = query.host
+        covering = self._patterns.covering(host) if host is not None and len(host) <= self._name_bytes else ()
+        if host is None or not covering:
+            raise _Refused(dns_wire.NXDOMAIN, "name_not_granted")
+        if query.klass != dns_wire.IN:
+            raise _Refused(dns_wire.REFUSED, "type_refused")
+        if query.type not in self._types:
+            raise _Refused(dns_wire.NOERROR, "type_refused")
+        self._waiting += 1
+        try:
+            return await self._resolved(host, query.type, covering)
+        finally:
+            self._waiting -= 1
+
+    async def _resolved(self, host: str, kind: int, covering: tuple[int, ...]) -> tuple[list[bytes] | None, int]:
+        answer, ttl = await self._followed(host, kind)
+        if answer is None:
+            return None, 0
+        services = [one for one in answer.services if self._leads(one, host)]
+        named = [*answer.addresses, *(hint for one in services for hint in one.hints)]
+        public = [packed for packed in named if packed in self._public]
+        inward = len(public) != len(named)
+        # Hints of many records may be more than anybody needs; those that stay out of the sets stay out of the answer.
+        public = list(dict.fromkeys(public))[: dns_wire.RECORDS]
+        if inward:
+            # Said even when others are left: the name's owner has tried to lead the agent inwards.
+            if answer.addresses and not public:
+                raise _Refused(dns_wire.NOERROR, "rebinding")
+            self._gate.denied(host, "rebinding")
+        if public:
+            await self._open(covering, public, ttl)
+        kept = set(public)
+        data = [packed for packed in answer.addresses if packed in kept]
+        data += [one.data([hint for hint in one.hints if hint in kept]) for one in services]
+        return data, ttl
+
+    async def _followed(self, host: str, kind: int) -> tuple[dns_wire.Answer | None, int]:
+        """The resolvers' answer, with aliases followed to their end, and its time to live; None: no such name."""
+        until = time.monotonic() + TOTAL_SECONDS
+        name, ttls, seen = host, [], {host}
+        for _ in range(_FOLLOWED):
+            try:
+                answer = await self._upstream.ask(name, kind, until)
+            except UpstreamError:
+                raise _Refused(dns_wire.SERVFAIL, "upstream") from None
+            if answer.ttl is not None:
+                ttls.append(answer.ttl)
+            if answer.addresses or answer.services or answer.negative:
+                none = answer.rcode == dns_wire.NXDOMAIN
+                return None if none else answer, names.clamp(min(ttls, default=None), self._ttl)
+            name = answer.last
+            if name in seen:
+                break
+            seen.add(name)
+        raise _Refused(dns_wire.SERVFAIL, "upstream")
+
+    async def _open(self, covering: tuple[int, ...], packed: list[bytes], ttl: int) -> None:
+        """Let connections to the addresses pass. Returns when the kernel has them."""
+        wanted = [one for one in packed if any(self._filled[number][len(one)] for number in covering)]
+        if not wanted:
+            return  # every public address is granted anyway
+        status = await self._broker.add(ttl, covering, wanted)
+        if status != broker_wire.DONE:
+            raise _Refused(dns_wire.SERVFAIL, "set_full" if status == broker_wire.FULL else "upstream")
+
+    def _leads(self, service: Service, host: str) -> bool:
+        """Whether the agent may follow an HTTPS record to its target."""
+        return service.target in ("", host) or bool(self._patterns.covering(service.target))
+
+
+def serve(gate: Gate) -> NoReturn:
+    """The gate's life."""
+    loop = Loop()
+    server = Server(gate, loop)
+    gate.seal()
+    server.start()
+    loop.run()
+    raise SystemExit("nothing left to wait for")

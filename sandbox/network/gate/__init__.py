@@ -1,0 +1,1 @@
+"""Processes of gates: prefork, confinement and cgroup."""

@@ -1,0 +1,155 @@
+"""A gate's interpreter before it is anybody's: begun as early as it is known that one will be needed, or ahead of that.
+
+It has imported what it serves with, and waits for a document and descriptors, which come over a socket. Until then it
+is root, as it has to be to give that up, but holds nothing, has read nothing, and is in no run's namespace. It serves
+one run and no other.
+
+What is begun belongs to the thread that did it: the kernel ends it with that thread (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import socket
+import sys
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from policy import errors
+from sandbox.kernel.proc import pipes, spawn
+
+START: Final = "import sys; sys.path += sys.argv[3:]; from sandbox.network.gate import main as gate_main; gate_main.main(*sys.argv[1:3])"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is begun: ``module`` has ``serve(main.Gate)``; with ``own_network`` it lives in an empty network
+    namespace of its own, else in the one that it is given."""
+
+    module: str
+    own_network: bool
+
+
+@dataclass(slots=True)
+class Begun:
+    """One of them. Use as a context manager: leaving ends it, whatever it does."""
+
+    child: spawn.Child
+    _control: socket.socket
+
+    def __enter__(self) -> Begun:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._control.close()
+        self.child.__exit__(None, None, None)
+
+    def give(self, fds: Sequence[int], *, join_files: Sequence[str] = ()) -> None:
+        """Have it serve: the descriptors as main.main takes them. From now on the leaf of ``join_files`` pays.
+
+        Raises:
+            OSError: it is not there any more, or the kernel does not take it into the leaf.
+        """
+        for file in join_files:
+            with open(file, "w", encoding="ascii") as procs:
+                procs.write(str(self.child.pid))
+        socket.send_fds(self._control, [b"g"], fds)
+        self._control.close()
+
+    def lives(self) -> bool:
+        """Whether it is there."""
+        return not pipes.readable(self.child.pidfd, 0)
+
+
+class _Own(threading.local):
+    """Of this thread: those that wait, and the kinds that were asked for since ``let_go``."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Kind, Begun] = {}
+        self.asked: set[Kind] = set()
+
+
+_own = _Own()
+
+
+def ahead(kinds: Collection[Kind], patience: spawn.Patience = spawn.PATIENCE) -> None:
+    """Begin one of each kind that none waits of; where that cannot be had now, whoever needs it hears why."""
+    for kind in kinds:
+        if kind not in _own.waiting:
+            with contextlib.suppress(errors.KernelError):
+                _own.waiting[kind] = begin(kind, patience)
+
+
+def drop() -> None:
+    """End those that wait."""
+    while _own.waiting:
+        with _own.waiting.popitem()[1]:
+            pass
+
+
+def let_go() -> Collection[Kind]:
+    """End those that wait and were not needed. The kinds that were, since this was last called."""
+    drop()
+    asked, _own.asked = _own.asked, set()
+    return asked
+
+
+@contextlib.contextmanager
+def one(kind: Kind, patience: spawn.Patience) -> Iterator[Begun]:
+    """One that waits, or a new one; it ends with the block.
+
+    Raises:
+        errors.KernelError: it could not be started.
+        errors.RunError: it did not come to execve in time, or what ``patience`` watches said so.
+    """
+    _own.asked.add(kind)
+    found = _own.waiting.pop(kind, None)
+    if found is not None and not found.lives():
+        with found:
+            found = None
+    with found or begin(kind, patience) as begun:
+        yield begun
+
+
+def begin(kind: Kind, patience: spawn.Patience) -> Begun:
+    """A new one, which the caller owns.
+
+    Raises:
+        As ``one``.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        # -I: no variable and no directory of the caller's decides what is imported; -S: nor does a .pth file. The
+        # paths are those that this process has its own modules from, so that it works from a wheel and from a clone.
+        launch = spawn.Launch(
+            program=sys.executable,
+            arguments=[sys.executable, "-I", "-S", "-B", "-c", START, kind.module, str(theirs.fileno()), *roots()],
+            environment={"LC_ALL": "C.UTF-8"},
+            own_network=kind.own_network,
+            keep=(theirs.fileno(),),
+        )
+        begun = Begun(spawn.spawn(launch, patience), ours)
+        undo.pop_all()
+    return begun
+
+
+@functools.lru_cache(maxsize=1)
+def roots() -> tuple[str, ...]:
+    """Where the modules of a gate lie.
+
+    Raises:
+        errors.InstallationError: one of them is missing.
+    """
+    found_roots: dict[str, None] = {}
+    for name in ("sandbox", "policy", "dns"):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise errors.InstallationError(f"module `{name}` is missing", hint="install Covenant again")
+        found_roots[str(Path(found.origin).resolve().parents[1])] = None
+    return tuple(found_roots)

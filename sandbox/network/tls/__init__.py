@@ -1,0 +1,1 @@
+"""The TLS gate: ClientHello parser, plan and splice."""

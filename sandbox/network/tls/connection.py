@@ -1,0 +1,271 @@
+"""One connection of the agent through the TLS gate: its hello is judged, then bytes are carried.
+
+    hello ──granted──▶ connect ──▶ answer ──ServerHello──▶ carry
+                                     │ ▲
+                    HelloRetryRequest▼ │granted, the same name
+                                    again
+
+Until the server has answered with a ServerHello nothing of the agent's passes but hellos that were judged, because a
+server that asks for a second one may take the name from there. After a ServerHello a second plaintext hello is an
+error to every server, so from then on the bytes are nobody's business (docs/adr/0026).
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import select
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sandbox.network.tls.client_hello import AnswerReader, Hello, HelloReader, Refused
+from sandbox.network.tls.plan import TlsPlan
+from sandbox.network.tls.splice import Flow, Pipes
+
+HELLO_SECONDS: Final = 3.0
+CONNECT_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 900.0
+TOTAL_SECONDS: Final = 24 * 3600.0
+_READ_BYTES: Final = 16384
+# Closing with this sends a reset: the agent's next call fails at once instead of waiting for an answer.
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class Stage(enum.Enum):
+    """Where a connection stands; the diagram above."""
+
+    HELLO = "hello"
+    CONNECT = "connect"
+    ANSWER = "answer"
+    AGAIN = "again"
+    CARRY = "carry"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The other side of a connection, and the flow of each direction."""
+
+    upstream: socket.socket
+    up: Flow
+    down: Flow
+
+
+class Connection:
+    """One agent's connection, whose original destination is ``host`` and ``port``.
+
+    ``agent`` does not block and is closed with the connection. ``refused`` is told the name, if there is one, and the
+    code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``connect`` begins a
+    connection to the destination and does not wait for it.
+    """
+
+    def __init__(
+        self,
+        agent: socket.socket,
+        host: str,
+        port: int,
+        *,
+        plan: TlsPlan,
+        pipes: Pipes,
+        refused: Callable[[str | None, str], None],
+        now: float,
+        connect: Callable[[str, int], socket.socket] | None = None,
+    ) -> None:
+        self.stage = Stage.HELLO
+        self._agent = agent
+        self._host, self._port = host, port
+        self._plan, self._pipes, self._refused = plan, pipes, refused
+        self._dial = connect or dial
+        self._reader, self._answer = HelloReader(), AnswerReader()
+        self._name: str | None = None
+        self._retried = False
+        self._way: _Way | None = None
+        self._last = now + TOTAL_SECONDS
+        self.deadline = now + HELLO_SECONDS
+
+    def interest(self) -> Mapping[int, int]:
+        """What each descriptor is waited for, as epoll(7) has it; one without interest is left out."""
+        if self.stage is Stage.CLOSED:
+            return {}
+        way = self._way
+        if way is None:
+            return {self._agent.fileno(): select.EPOLLIN}
+        if self.stage is Stage.CONNECT:
+            return {way.upstream.fileno(): select.EPOLLOUT}
+        reads = {
+            Stage.ANSWER: (False, not way.down.wants_to_write),
+            Stage.AGAIN: (True, False),
+            Stage.CARRY: (way.up.wants_to_read, way.down.wants_to_read),
+        }[self.stage]
+        writes = (way.down.wants_to_write, way.up.wants_to_write)
+        wanted = {}
+        for one, read, write in zip((self._agent, way.upstream), reads, writes, strict=True):
+            mask = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+            if mask:
+                wanted[one.fileno()] = mask
+        return wanted
+
+    def turn(self, now: float) -> None:
+        """Do what can be done now, and never wait."""
+        try:
+            if self._way is None:
+                if self.stage is Stage.HELLO:
+                    self._hello(now)
+                return
+            steps = {
+                Stage.CONNECT: self._connect,
+                Stage.ANSWER: self._await_answer,
+                Stage.AGAIN: self._again,
+                Stage.CARRY: self._carry,
+            }
+            if (step := steps.get(self.stage)) is not None:
+                step(self._way, now)
+        except BlockingIOError:
+            pass
+        except Refused as refusal:
+            self._refuse(refusal.code)
+        except OSError:
+            self.close()
+
+    def expire(self) -> None:
+        """End a connection whose deadline has come."""
+        if self.stage in (Stage.HELLO, Stage.AGAIN):
+            self._refuse("hello_timeout")
+        else:
+            self.close()
+
+    def close(self, *, reset: bool = True) -> None:
+        """End both sides, by a reset unless everything was carried."""
+        self.stage = Stage.CLOSED
+        sockets = [self._agent]
+        if self._way is not None:
+            self._way.up.close()
+            self._way.down.close()
+            sockets.append(self._way.upstream)
+        for one in sockets:
+            if reset:
+                reset_on_close(one)
+            one.close()
+
+    def _refuse(self, code: str) -> None:
+        self._refused(self._name, code)
+        self.close()
+
+    def _hello(self, now: float) -> None:
+        hello = self._read_hello()
+        if hello is None:
+            return
+        self._name = hello.name
+        self._judge(hello)
+        upstream = self._dial(self._host, self._port)
+        up = Flow(self._agent, upstream, self._pipes, pending=self._reader.raw)
+        self._way = _Way(upstream, up, Flow(upstream, self._agent, self._pipes))
+        self.stage, self.deadline = Stage.CONNECT, now + CONNECT_SECONDS
+
+    def _read_hello(self) -> Hello | None:
+        """Read until the hello is whole; None when the agent went away before it began one."""
+        while True:
+            data = self._agent.recv(_READ_BYTES)
+            if not data:
+                # Half a hello is one that went wrong; none at all is a look whether the port is open.
+                if self._reader.begun:
+                    raise Refused("malformed")
+                self.close(reset=False)
+                return None
+            hello = self._reader.feed(data)
+            if hello is not None:
+                return hello
+
+    def _judge(self, hello: Hello) -> None:
+        code = self._plan.refusal(self._host, self._port, hello)
+        if code is not None:
+            raise Refused(code)
+
+    def _connect(self, way: _Way, now: float) -> None:
+        if way.upstream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.close()
+            return
+        self.stage, self.deadline = Stage.ANSWER, now + ANSWER_SECONDS
+        self._await_answer(way, now)
+
+    def _await_answer(self, way: _Way, now: float) -> None:
+        """Hellos go up; everything of the server's goes down, and is read on the way."""
+        way.up.flush()
+        while self.stage is Stage.ANSWER and way.down.flush():
+            data = way.upstream.recv(_READ_BYTES)
+            if not data:
+                # It said no, perhaps with an alert, which has been passed on and shall be read.
+                self._agent.shutdown(socket.SHUT_WR)
+                self.close(reset=False)
+                return
+            way.down.push(data)
+            retry = self._answer.feed(data)
+            if retry:
+                self._expect_second(way, now)
+            elif retry is not None:
+                # What the agent sent after its hello has been held until now.
+                way.up.push(self._reader.rest)
+                self.stage, self.deadline = Stage.CARRY, min(now + IDLE_SECONDS, self._last)
+
+    def _expect_second(self, way: _Way, now: float) -> None:
+        if self._retried:
+            raise Refused("malformed")  # RFC 8446, 4.1.4: a second HelloRetryRequest is none
+        self._retried = True
+        held, begun = self._reader.rest, self._answer.rest
+        self._reader, self._answer = HelloReader(again=True), AnswerReader()
+        self.stage, self.deadline = Stage.AGAIN, now + HELLO_SECONDS
+        if self._answer.feed(begun) is not None:
+            raise Refused("malformed")  # an answer to a hello that it has not seen
+        self._second(way, self._reader.feed(held), now)
+
+    def _again(self, way: _Way, now: float) -> None:
+        way.down.flush()
+        self._second(way, self._read_hello(), now)
+
+    def _second(self, way: _Way, hello: Hello | None, now: float) -> None:
+        if hello is None:
+            return
+        if hello.name != self._name:
+            # RFC 8446, 4.1.2: the second hello is the first but for what was asked for.
+            self._name = hello.name
+            raise Refused("sni_not_granted" if hello.name else "no_sni")
+        self._judge(hello)
+        way.up.push(self._reader.raw)
+        self.stage, self.deadline = Stage.ANSWER, now + ANSWER_SECONDS
+
+    def _carry(self, way: _Way, now: float) -> None:
+        self.deadline = min(now + IDLE_SECONDS, self._last)
+        way.up.pump()
+        way.down.pump()
+        if way.up.ended and way.down.ended:
+            self.close(reset=False)
+
+
+def dial(host: str, port: int) -> socket.socket:
+    """A socket that does not block and is connecting to an address.
+
+    Raises:
+        OSError: the kernel refused at once.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    send_at_once(made)
+    result = made.connect_ex((host, port))
+    if result not in (0, errno.EINPROGRESS):
+        made.close()
+        raise OSError(result, "connect")
+    return made
+
+
+def send_at_once(one: socket.socket) -> None:
+    """What comes in small pieces was meant to go in small pieces: each write goes out by itself."""
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def reset_on_close(one: socket.socket) -> None:
+    """Have the next close of this socket send a reset."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,0 +1,101 @@
+"""Opens the TLS gate of a run: listeners in the gateway's namespace, and the process that serves them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from policy import denials, errors
+from policy.compile.network.firewall import GATE_UID
+from sandbox.kernel.proc.spawn import PATIENCE, Patience
+from sandbox.network.gate import prefork
+from sandbox.network.gate import process as gate_process
+from sandbox.network.tls import client_hello, server, splice
+
+T = TypeVar("T")
+LAYER = "sni"
+CODES = client_hello.CODES | {"not_redirected", "too_many_connections"}
+# Beyond what every gate needs: taking connections, making them, and carrying bytes between the two.
+CALLS = frozenset({
+    "accept4", "connect", "getsockname", "getsockopt", "pipe2", "setsockopt", "shutdown", "socket", "splice",
+})  # fmt: skip
+# Two sockets a connection, the stock of pipes, and what the interpreter and the gate hold besides.
+_DESCRIPTORS = 2 * server.CONNECTIONS + 2 * splice.PIPES + 64
+# What has to be begun for it.
+KIND = prefork.Kind(server.__name__, own_network=False)
+_BACKLOG = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TlsGate:
+    """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
+
+    process: gate_process.GateProcess
+    watches: Mapping[int, Callable[[], errors.RunError | None]]
+
+
+@contextlib.contextmanager
+def open(  # noqa: A001 - the module's verb: gate.open(...)
+    plan: Mapping[str, Any],
+    *,
+    inside: Callable[[Callable[[], Any]], Any],
+    denied: Callable[[denials.Denial], None],
+    join_files: Sequence[str] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[TlsGate]:
+    """Serve the ``tls`` part of gates.json while the block lasts.
+
+    ``inside`` runs a call in the gateway's namespace and returns its value. Does not wait until the gate is ready:
+    a connection that comes before waits in the backlog.
+
+    Raises:
+        errors.RunError: what ``patience`` watches said so, or it was not executed in time.
+        errors.KernelError: the listeners cannot be made, or the process cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        # The gate alone holds the listeners from here on: with it they end, and the network is closed.
+        with contextlib.ExitStack() as ours:
+            try:
+                listeners = [ours.enter_context(one) for one in inside(lambda: _listeners(plan["listen"]))]
+                namespace = inside(lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError as e:
+                raise errors.KernelError(f"cannot listen for the TLS gate: {e.strerror}") from e
+            ours.callback(os.close, namespace)
+            gate = gate_process.Gate(
+                module=KIND.module,
+                layer=LAYER,
+                codes=CODES,
+                uid=GATE_UID,
+                plan=plan,
+                fds={name: one.fileno() for name, one in zip(("v4", "v6"), listeners, strict=True)},
+                calls=CALLS,
+                namespace=namespace,
+                descriptors=_DESCRIPTORS,
+                join_files=join_files,
+                patience=patience,
+            )
+            process = stack.enter_context(gate_process.start(gate))
+        yield TlsGate(process, process.watches(denied))
+
+
+def _listeners(port: int) -> list[socket.socket]:
+    """Listening sockets for IPv4 and IPv6. On every address: a redirect goes to whichever the device has first."""
+    made: list[socket.socket] = []
+    try:
+        for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - ruleset: dnat alone
+            one = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            made.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((host, port))
+            one.listen(_BACKLOG)
+    except BaseException:
+        for one in made:
+            one.close()
+        raise
+    return made

@@ -1,0 +1,69 @@
+"""What the TLS gate lets through: its part of gates.json, asked about one connection."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sandbox.network.tls.client_hello import Hello
+
+_Ports = tuple[tuple[int, int], ...]
+
+
+class TlsPlan:
+    """Names with their ports, and spans of addresses with theirs."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._names: dict[str, _Ports] = {}
+        for one in document["names"]:
+            self._names[one["pattern"]] = self._names.get(one["pattern"], ()) + _ports(one["ports"])
+        self._addresses = {
+            version: [
+                (int(first), int(ipaddress.ip_address(one["last"])), _ports(one["ports"]))
+                for one in document["addresses"]
+                if (first := ipaddress.ip_address(one["first"])).version == version
+            ]
+            for version in (4, 6)
+        }
+
+    def refusal(self, host: str, port: int, hello: Hello) -> str | None:
+        """Why a connection to the address ``host`` with this hello is refused; None when it is granted.
+
+        An address that is granted itself may be asked for any name, or for none: nothing is compared there, and so an
+        encrypted hello hides nothing that matters.
+        """
+        if self._by_address(host, port):
+            return None
+        if hello.ech:
+            return "ech_present"
+        if hello.name is None:
+            return "no_sni"
+        return None if self._by_name(hello.name, port) else "sni_not_granted"
+
+    def _by_address(self, host: str, port: int) -> bool:
+        address = ipaddress.ip_address(host)
+        number = int(address)
+        spans = self._addresses[address.version]
+        return any(first <= number <= last and _within(port, ports) for first, last, ports in spans)
+
+    def _by_name(self, name: str, port: int) -> bool:
+        return any(_within(port, self._names.get(pattern, ())) for pattern in _patterns(name))
+
+
+def _patterns(name: str) -> Iterator[str]:
+    """The patterns that hold a name: itself, ``*.`` before each of its parents, ``*``."""
+    yield name
+    dot = name.find(".")
+    while dot >= 0:
+        yield "*" + name[dot:]
+        dot = name.find(".", dot + 1)
+    yield "*"
+
+
+def _ports(spans: Sequence[Sequence[int]]) -> _Ports:
+    return tuple((first, last) for first, last in spans)
+
+
+def _within(port: int, ports: _Ports) -> bool:
+    return any(first <= port <= last for first, last in ports)

@@ -1,0 +1,175 @@
+"""The TLS gate's own process: takes the connections that the ruleset redirects, and carries the granted ones.
+
+One thread, one epoll, no copy of what is carried. Runs as the firewall's gate uid in the gateway's namespace, where
+the ruleset bounds whatever it connects to: a gate in an agent's hands reaches what the agent's tls grants name and
+nothing else. Started by ``sandbox.network.tls.gate``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sandbox.network.tls.connection import Connection, Stage, reset_on_close, send_at_once
+from sandbox.network.tls.plan import TlsPlan
+from sandbox.network.tls.splice import Pipes
+
+CONNECTIONS: Final = 256
+# How often deadlines are looked at while there are connections (seconds).
+_LOOK_SECONDS: Final = 0.25
+# New connections that are taken in one turn: the others are served in between.
+_AT_ONCE: Final = 64
+# linux/netfilter_ipv4.h and linux/netfilter_ipv6/ip6_tables.h give both the same number.
+_SO_ORIGINAL_DST: Final = 80
+
+
+class Server:
+    """Serves ``listeners``, which do not block. ``denied`` is told target and code of what was refused."""
+
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        listeners: Sequence[socket.socket],
+        denied: Callable[[str, str], None],
+        *,
+        most: int = CONNECTIONS,
+    ) -> None:
+        self._plan, self._denied, self._most = TlsPlan(plan), denied, most
+        self._pipes = Pipes()
+        self._epoll = select.epoll()
+        self._listeners = {one.fileno(): one for one in listeners}
+        self._connections: set[Connection] = set()
+        self._by_fd: dict[int, Connection] = {}
+        self._waited: dict[Connection, Mapping[int, int]] = {}
+        self._next_look = 0.0
+        for fd in self._listeners:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def serve(self) -> None:
+        """Serve for good."""
+        while True:
+            self.turn(_LOOK_SECONDS if self._connections else None)
+
+    def turn(self, wait_seconds: float | None) -> None:
+        """Wait so long for something to do (None: without end), and do what can be done."""
+        events = self._epoll.poll(wait_seconds)
+        now = time.monotonic()
+        for fd, _ in events:
+            if fd in self._listeners:
+                self._accept(self._listeners[fd], now)
+            elif (connection := self._by_fd.get(fd)) is not None:
+                connection.turn(now)
+                self._wait_for(connection)
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            for connection in [one for one in self._connections if one.deadline <= now]:
+                connection.expire()
+                self._wait_for(connection)
+
+    def close(self) -> None:
+        """End everything; the listeners stay the caller's."""
+        for connection in tuple(self._connections):
+            connection.close()
+            self._wait_for(connection)
+        self._pipes.close()
+        self._epoll.close()
+
+    def _accept(self, listener: socket.socket, now: float) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                agent, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # ECONNABORTED, or no descriptor left on the machine: not in a busy loop.
+                select.poll().poll(20)
+                return
+            try:
+                self._take(agent, now)
+            except OSError:
+                reset_on_close(agent)
+                agent.close()
+
+    def _take(self, agent: socket.socket, now: float) -> None:
+        host, port = _original_destination(agent)
+        code = self._not_taken(agent, host, port)
+        if code is not None:
+            self._denied(target(None, host, port), code)
+            reset_on_close(agent)
+            agent.close()
+            return
+        # Not socket.setblocking, whose ioctl the gate's filter does not have.
+        fcntl.fcntl(agent, fcntl.F_SETFL, fcntl.fcntl(agent, fcntl.F_GETFL) | os.O_NONBLOCK)
+        send_at_once(agent)
+
+        def refused(name: str | None, code: str) -> None:
+            self._denied(target(name, host, port), code)
+
+        connection = Connection(agent, host, port, plan=self._plan, pipes=self._pipes, refused=refused, now=now)
+        self._connections.add(connection)
+        connection.turn(now)
+        self._wait_for(connection)
+
+    def _not_taken(self, agent: socket.socket, host: str, port: int) -> str | None:
+        # Whoever was not redirected has no destination but this gate; the ruleset refuses that too (`ct status dnat`).
+        if (host, port) == agent.getsockname()[:2]:
+            return "not_redirected"
+        return "too_many_connections" if len(self._connections) >= self._most else None
+
+    def _wait_for(self, connection: Connection) -> None:
+        """Have epoll wait for what the connection waits for now."""
+        before, after = self._waited.get(connection, {}), connection.interest()
+        if connection.stage is Stage.CLOSED:
+            # Closed descriptors have left the epoll by themselves; their numbers may be another's already.
+            self._connections.discard(connection)
+            self._waited.pop(connection, None)
+            for fd in before:
+                if self._by_fd.get(fd) is connection:
+                    del self._by_fd[fd]
+            return
+        if before == after:
+            return
+        for fd in before.keys() - after.keys():
+            # One that waits for nothing would still tell of a hang-up, again and again.
+            self._epoll.unregister(fd)
+            del self._by_fd[fd]
+        for fd, mask in after.items():
+            if fd not in before:
+                self._epoll.register(fd, mask)
+                self._by_fd[fd] = connection
+            elif before[fd] != mask:
+                self._epoll.modify(fd, mask)
+        self._waited[connection] = after
+
+
+def serve(gate: Any) -> None:
+    """What ``gate_main`` runs: seal, then serve the listeners ``v4`` and ``v6``."""
+    listeners = [socket.socket(fileno=gate.fds[name]) for name in sorted(gate.fds)]
+    server = Server(gate.plan, listeners, gate.denied)
+    gate.seal()
+    server.serve()
+
+
+def target(name: str | None, host: str, port: int) -> str:
+    """A destination as ``covenant policy why --connect`` takes it, with the protocol behind it."""
+    shown = name or (f"[{host}]" if ":" in host else host)
+    return f"{shown}:{port}/tls"
+
+
+def _original_destination(agent: socket.socket) -> tuple[str, int]:
+    """Where the agent wanted to go before the ruleset redirected it.
+
+    Raises:
+        OSError: connection tracking does not know this connection.
+    """
+    if agent.family == socket.AF_INET6:
+        raw = agent.getsockopt(socket.IPPROTO_IPV6, _SO_ORIGINAL_DST, 28)
+        return socket.inet_ntop(socket.AF_INET6, raw[8:24]), struct.unpack("!H", raw[2:4])[0]
+    raw = agent.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16)
+    return socket.inet_ntop(socket.AF_INET, raw[4:8]), struct.unpack("!H", raw[2:4])[0]

@@ -1,0 +1,1 @@
+"""Acts that a policy forbids, tried in a sandbox."""

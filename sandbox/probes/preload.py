@@ -1,0 +1,291 @@
+"""The five denials once more in every run, inside the interpreter before the agent's code, and what is heard of them.
+
+A shared object that the loader takes (sandbox.probes.preload_object) tries to make a file, start a program, connect, ask for
+a name and make a forbidden call, chosen from the artefacts as they read back. Inside, a try that is not refused ends
+the process. Outside, each refusal must be told by whoever refused it, gVisor's filter in its log and the gateway and
+its gates in their reports, before the agent is given its intent. Those are the first of their kind in the run, since
+nothing of the agent has run yet, so each is taken once and is no denial of the agent's: what it tries itself comes on
+top and is counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import select
+import signal
+import struct
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from policy import data, denials, errors
+from policy.compile.artefacts import Artefacts
+from policy.decompile import read as reading
+from policy.decompile.network import gates
+from policy.host import Closure, ClosureFile
+from sandbox.audit.denials import PRELUDE_FILE
+from sandbox.config import LONGEST_START_SECONDS
+from sandbox.kernel.runsc import debug_log, log_level, start_trace
+from sandbox.network import addresses
+from sandbox.probes import denial_probes, preload_object
+from sandbox.probes.preload_object import Step
+from sandbox.probes.probe_program import Argument, Bytes, Call, Result
+from sandbox.storage import atomic_file
+
+# Runtimes whose program is the distribution's and is loaded by its loader; another is the package's own.
+RUNTIMES: Final = frozenset({"python3", "node"})
+_AT_FDCWD, _O_CREATE = -100, 0o301  # O_WRONLY | O_CREAT | O_EXCL
+_AF_INET, _STREAM, _DATAGRAM = 2, 1, 2
+_EPERM, _MOST_ERRNO, _MOST = -1, -4095, 1 << 31
+_DNS_HEAD, _ANSWER_BYTES = 12, 512
+_WAIT, _STDOUT, _POLLED = "poll", 1, struct.Struct("=ihh")
+# INVARIANT: longer than any start may take. Whoever is held goes on after it, by its own tries as well: it could make
+# them until they are heard of, and what was refused to it before that would be told to nobody.
+_MOST_WAIT_MS: Final = 1000 * (LONGEST_START_SECONDS + 60)
+_NO_PROGRAM: Final = "/workspace/agent.toml"
+# The exit status of who was killed, runsc itself or the sandbox that it waits for; and of runsc when that was gone
+# before it could wait for it.
+_KILLED: Final = frozenset((128 + signal.SIGKILL, 128))
+# Refused by every filter (policy/data/deny.toml), and the last that is tried: once it is heard of, all were tried.
+_LAST: Final = ("chroot", (Bytes(b"/\0"),))
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What is tried, as the object that does it, and what must be told of it: the ``calls`` that the filter refuses,
+    by number and in this order, and the denials of the gateway and its gates. ``waits`` says whether stdout is waited
+    for first (sandbox.kernel.runsc.log_level)."""
+
+    object: bytes
+    calls: tuple[int, ...]
+    told: frozenset[denials.Denial]
+    waits: bool = False
+
+
+@dataclass
+class _Made:
+    numbers: Mapping[str, int]
+    allowed: Collection[str]
+    steps: list[Step] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    told: set[denials.Denial] = field(default_factory=set)
+
+    def call(self, name: str, *arguments: Argument, least: int = _MOST_ERRNO, most: int = -1) -> int:
+        """One more call, which must give between ``least`` and ``most``; what the filter forbids gives EPERM."""
+        if name not in self.allowed:
+            least = most = _EPERM
+            self.calls.append(self.numbers[name])
+        self.steps.append(Step(Call(self.numbers[name], arguments), least, most))
+        return len(self.steps) - 1
+
+    def socket(self, kind: int) -> int | None:
+        """A socket, which is none where the filter forbids them."""
+        place = self.call("socket", _AF_INET, kind, 0, least=0, most=_MOST)
+        return place if "socket" in self.allowed else None
+
+
+def possible(runtime: str, arch: str) -> bool:
+    """Whether a run of this runtime can be asked for it here."""
+    return runtime in RUNTIMES and arch in preload_object.ARCHES
+
+
+def tries(artefacts: Artefacts) -> Tries:
+    """What is tried under these artefacts.
+
+    Raises:
+        errors.ArtefactError: they cannot be read back.
+    """
+    found = reading.read(artefacts.files)
+    made = _Made(data.syscalls(found.arch).numbers, found.calls.allowed.keys())
+    waits = _WAIT in made.allowed
+    if waits:
+        # A program that executes itself comes by here again: whatever stands at its stdout then, it goes on.
+        made.call(_WAIT, Bytes(_POLLED.pack(_STDOUT, select.POLLOUT, 0)), 1, _MOST_WAIT_MS, most=1)
+    made.call("openat", _AT_FDCWD, Bytes(PRELUDE_FILE.encode() + b"\0"), _O_CREATE, 0o600)
+    made.call("execve", Bytes(_NO_PROGRAM.encode() + b"\0"), 0, 0)
+    if "execve" in made.allowed:
+        # Not refused by the filter, and so told by its failure.
+        made.told.add(denials.Denial("exec", _NO_PROGRAM, denials.NOT_GRANTED))
+    networked = found.reached.mode != "off"
+    port = gates.read(artefacts.files).dns_port if networked else None
+    _name(made, networked, port, denial_probes.refused_name(found))
+    _connection(made, denial_probes.refused_connection(found) if networked else None)
+    last, arguments = _LAST
+    made.call(last, *arguments)
+    program = artefacts.json("config.json")["process"]["args"][0]
+    return Tries(preload_object.build(program, made.steps), tuple(made.calls), frozenset(made.told), waits)
+
+
+def _connection(made: _Made, where: tuple[str, int] | None) -> None:
+    socket = made.socket(_STREAM)
+    if socket is None or where is None:
+        return
+    address, port = where
+    made.call("connect", Result(socket), Bytes(denial_probes.address(address, port)), 16)
+    made.call("close", Result(socket), least=0, most=0)
+    made.told.add(denial_probes.told_of_connection(address, port))
+
+
+def _name(made: _Made, networked: bool, port: int | None, name: str | None) -> None:
+    if networked and (port is None or name is None):
+        return
+    socket = made.socket(_DATAGRAM)
+    if socket is None or port is None or name is None:
+        return
+    query = denial_probes.query(name)
+    made.call("connect", Result(socket), Bytes(denial_probes.address(addresses.GATEWAY4, port)), 16, least=0, most=0)
+    made.call("write", Result(socket), Bytes(query), len(query), least=len(query), most=len(query))
+    # The answer is waited for: until then nobody has refused it.
+    made.call("read", Result(socket), Bytes(bytes(_ANSWER_BYTES)), _ANSWER_BYTES, least=_DNS_HEAD, most=_ANSWER_BYTES)
+    made.call("close", Result(socket), least=0, most=0)
+    made.told.add(denial_probes.told_of_name(name))
+
+
+@functools.lru_cache(maxsize=16)
+def closure(directory: Path, program: bytes) -> Closure:
+    """The object and the list that names it as one more closure of a root directory; both lie in ``directory``."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    files = [ClosureFile(os.path.dirname(preload_object.LIST), "dir", 0o755)]
+    for path, content in ((preload_object.LIST, preload_object.PATH.encode() + b"\n"), (preload_object.PATH, program)):
+        digest = hashlib.sha256(content).hexdigest()
+        source = directory / f"prelude-{digest[:32]}"
+        atomic_file.derive(source, content)
+        files.append(ClosureFile(path, "file", 0o644, len(content), digest, source=str(source)))
+    return Closure("prelude", preload_object.PATH, tuple(files))
+
+
+class Heard:
+    """What is still to be heard of, in one run. Whoever tells of a denial tells it here first."""
+
+    def __init__(self, tries: Tries, denied: denials.Told) -> None:
+        self.calls = deque(tries.calls)
+        self._told, self._denied = set(tries.told), denied
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def denied(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Pass on what is not one of the tries."""
+        if count := self._taken(denial, count):
+            self._denied(denial, count=count)
+
+    def quietly(self, denial: denials.Denial, *, count: int = 1) -> None:
+        """Pass on nothing, for what an operator will not have told."""
+        self._taken(denial, count)
+
+    def _taken(self, denial: denials.Denial, count: int) -> int:
+        if denial not in self._told:
+            return count
+        self._told.discard(denial)
+        os.eventfd_write(self._event, 1)
+        return count - 1
+
+    def fileno(self) -> int:
+        """Readable once one of the denials was told."""
+        return self._event
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What was not told yet."""
+        return (*(f"the filter of call {call}" for call in self.calls), *(f"{d.layer} {d.target}" for d in self._told))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._event)
+
+
+class Watching(Protocol):
+    """What looks at a run from when its first process runs."""
+
+    def started(self) -> None:
+        """It runs now."""
+
+
+class Start:
+    """When an agent may be given its intent: its first process runs, and its tries were heard of, where it has any.
+
+    ``fileno`` is readable whenever ``poll`` has something to do. ``watching`` are told when the first process runs.
+    """
+
+    def __init__(
+        self,
+        started: start_trace.StartTrace,
+        watching: Sequence[Watching],
+        *,
+        heard: Heard | None = None,
+        calls: debug_log.RefusedCalls | None = None,
+        held: log_level.Raising | None = None,
+    ) -> None:
+        self._started, self._watching, self._heard, self._calls, self._held = started, watching, heard, calls, held
+        self.running = False
+        self._epoll = select.epoll()
+        self._epoll.register(started.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._epoll.fileno()
+
+    def poll(self) -> bool:
+        """Take what has arrived; never blocks. True once, when there is nothing to wait for any more."""
+        if not self.running and not self._first_runs():
+            return False
+        if self._held is not None and not self._goes_on(self._held):
+            return False
+        if self._calls is not None and self._heard is not None:
+            self._calls.ready()
+        return self._heard is None or not self._heard.missing
+
+    def _first_runs(self) -> bool:
+        if not self._started.poll():
+            return False
+        self.running = True
+        for one in self._watching:
+            one.started()
+        self._epoll.unregister(self._started.fileno())
+        if self._held is None:
+            self._listen()
+            return True
+        self._held.ask()
+        if self._held.asking:
+            self._epoll.register(self._held.fileno(), select.EPOLLIN)
+        return True
+
+    def _goes_on(self, held: log_level.Raising) -> bool:
+        """Whether the sandbox's log is on; where it has ended its exit says what there is to say."""
+        if not held.poll():
+            return False
+        self._held = None
+        self._listen()
+        return True
+
+    def _listen(self) -> None:
+        if self._heard is not None and self._calls is not None:
+            self._epoll.register(self._calls.fileno(), select.EPOLLIN)
+            self._epoll.register(self._heard.fileno(), select.EPOLLIN | select.EPOLLET)
+
+    def fault(self, status: int, *, by_us: bool) -> errors.SelfTestError | None:
+        """What to refuse the run with that has ended, or was ended ``by_us``, before all of its tries were heard of.
+
+        None where somebody else killed it, or we did while it was held: whoever is dead or waits tells nothing, and
+        nothing was found out about its policy. It has had no intent either way, and is no run that succeeded.
+        """
+        if not self.running or self._heard is None or not self._heard.missing:
+            return None
+        if self._held is not None if by_us else status in _KILLED:
+            return None
+        first = self._heard.missing[0]
+        if status == preload_object.STATUS:
+            message = f"what the policy forbids is not refused inside this run; not heard of: {first}"
+        else:
+            message = f"what the policy forbids was tried inside this run, and nobody has told of {first}"
+        return errors.SelfTestError(
+            message,
+            hint="run `covenant doctor`; with self_test = false in the configuration runs go without it and say so",
+            faults=list(self._heard.missing),
+        )
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._epoll.close()

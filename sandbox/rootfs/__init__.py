@@ -1,0 +1,1 @@
+"""The files that an agent's root is made of."""

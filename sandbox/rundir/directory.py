@@ -1,0 +1,473 @@
+"""One run's directory: the OCI bundle, runsc's state, the places where mounts are attached. Made, and removed.
+
+Below COVENANT_STATE, which only root can enter, so that no name in it is under anyone else's control. A live run
+holds a lock on its directory; a directory whose lock is free was left by a process that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policy import errors
+from policy.compile.artefacts import Artefacts
+from sandbox.kernel import libc, small_files
+from sandbox.rundir import reuse_place
+from sandbox.rundir.reuse import Spares
+from sandbox.storage import atomic_file
+
+POLICY, BUNDLE = "policy", "bundle"
+# In the label of a run that is a self-test: no agent ran in it.
+SELF_TEST = "self_test"
+# In the label of a run that waits for its intent (sandbox.standby): it holds its place, and no agent id.
+STANDBY = "standby"
+# Whose start no row of the log has, and whose keepers look after them alone.
+LIKE_NO_RUN = frozenset((SELF_TEST, STANDBY))
+_LABEL = reuse_place.LABEL
+# As much of it as is read at once: most are smaller.
+_LABEL_BYTES = 16 * 1024
+# What the file of a next label has of room before it is written: most are smaller, and what is left is blank.
+_ROOM_BYTES = 4096
+_CGROUPS = reuse_place.CGROUPS
+_NETWORK = "network.json"
+# What stays of a run that is over until its network is gone.
+_LEFT = frozenset(("lock", _NETWORK))
+# Of who asks for something, and of the reason that they give, as the log has them.
+WORDS = 200
+# Who ends a run for a reason of the supervisor's own.
+SUPERVISOR = "the supervisor"
+_REVOKED = "revoked"
+_STOPPED = "stopped"
+# How long what a killed process was just starting may take to die with it.
+_DYING_SECONDS = 5.0
+
+
+class RunDirectory:
+    """``path``/bundle, ``path``/root (runsc's state), ``path``/trace. Use as a context manager.
+
+    ``claim`` is called behind the gate just before the label can be seen, and raises when the run may not be beside
+    those that can: of two that race for the same place one is first. ``spares`` are parts that runs of the same policy
+    have left; a run that comes to its end leaves its own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        label: Mapping[str, str],
+        *,
+        claim: Callable[[], None] = lambda: None,
+        spares: Spares | None = None,
+    ) -> None:
+        self.path = path
+        self._label = label
+        self._claim = claim
+        self._spares = spares
+        self.bundle = path / BUNDLE
+        self.runsc_root = path / "root"
+        self.trace = path / "trace"
+        self.rootfs = self.bundle / "rootfs"
+        self._lock = -1
+        self._complete = False
+        # The error of one that was marked before nobody could see it any more: whoever marks it names it as ended.
+        self.ended: errors.RunRevokedError | errors.KilledError | None = None
+
+    def __enter__(self) -> RunDirectory:
+        with contextlib.ExitStack() as undo:
+            with gate(self.path.parent):
+                self._claim()
+                label = json.dumps(dict(self._label)).encode()
+                lock = None if self._spares is None else reuse_place.take(self._spares, self.path, label)
+                if lock is None:
+                    self.path.mkdir(mode=0o700)
+                undo.callback(self.__exit__)
+                self._lock = _open_lock(self.path) if lock is None else lock
+                if lock is None:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.write(self._lock, str(os.getpid()).encode())
+                    small_files.put(self.path / _LABEL, label)
+            made = [self.runsc_root, self.trace] if lock is None else []
+            if self._spares is None or not self._spares.take(BUNDLE, self.bundle):
+                made += [self.bundle, self.rootfs, self.bundle / "mounts"]
+            for path in made:
+                path.mkdir(mode=0o700)
+            undo.pop_all()
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
+        # INVARIANT: nothing is mounted below in this namespace; mounts live in the child's own and end with it.
+        try:
+            # Of a run that failed somebody may still live, or a part be half made.
+            whole = error is None and self._complete
+            if whole:
+                self._give()
+            # Where the gate is not to be had it stays, as one that nobody holds does, for whoever recovers: what the
+            # run came to is told all the same.
+            with contextlib.suppress(errors.KeeperError), gate(self.path.parent):
+                self._look()
+                left = whole and self._spares is not None and reuse_place.leave(self._spares, self.path)
+                if not left and (whole or not self._survived()):
+                    reuse_place.remove(self.path)
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+
+    def vacate(self, *kept: str) -> None:
+        """The run is over, but not yet gone what lies outside of its directory (``note_network``): of the directory,
+        what a recovery needs for that stays, and what is ``kept``, and nobody sees a run in it any more."""
+        with gate(self.path.parent), os.scandir(self.path) as found:
+            self._look()
+            entries = [one for one in found if one.name not in _LEFT.union(kept)]
+            # Files first: by these whoever looks in knows that there is a run, and reads the rest of it then.
+            for one in entries:
+                if not one.is_dir(follow_symlinks=False):
+                    os.unlink(one.path)
+            self._give()
+            for one in entries:
+                if one.is_dir(follow_symlinks=False) and os.path.isdir(one.path):
+                    shutil.rmtree(one.path)
+
+    def _look(self) -> None:
+        # Where no file can be opened any more its keeper's own look is the last.
+        with contextlib.suppress(OSError):
+            self.ended = self.ended or verdict(self.path)
+
+    def _survived(self) -> bool:
+        """Whether a cgroup of it is there still, which could not be seen empty or not be taken away (no descriptor was
+        left for its list, say), or a part of its network (``left``). Without the directory nobody would ever find it,
+        or who lives in it."""
+        try:
+            left = (network_of(self.path) or {}).get("left", False)
+            return left or any(place.is_dir() for place in cgroups_of(self.path).values())
+        except OSError:
+            return True
+
+    def _give(self) -> None:
+        """Leave its parts to the next of its policy."""
+        if self._spares is not None and self._complete:
+            for part in (BUNDLE, POLICY):
+                self._spares.give(part, self.path / part)
+        self._complete = False
+
+    def note_cgroups(self, paths: Mapping[str, Path]) -> None:
+        """Write down where the run's cgroups will lie, before they are made: what a later start takes away."""
+        small_files.put(self.path / _CGROUPS, json.dumps({name: str(path) for name, path in paths.items()}).encode())
+
+    def write_policy(self, policy: Artefacts) -> None:
+        """The artefacts that the run was started from, for whoever attests it from another process."""
+        place = self.path / POLICY
+        if self._spares is None or not self._spares.take(POLICY, place) or not _holds(place, policy.files):
+            if place.exists():
+                shutil.rmtree(place)
+            place.mkdir(mode=0o700)
+            for name, content in policy.files.items():
+                (place / name).write_bytes(content)
+        self._complete = True
+
+    def note_network(self, about: Mapping[str, Any]) -> None:
+        """Write down what the run's gateway is, before anything of it lies where it does not end by itself.
+
+        ``supervisor`` is the process whose descriptors ``agent`` and ``gateway`` open the two namespaces.
+        """
+        # INVARIANT: not emptied first. Who is killed over the second note has left the first, by which a table of the
+        # host's and its forwarding are taken away; and who revokes the run meanwhile finds a link to cut.
+        small_files.put(self.path / _NETWORK, json.dumps({"supervisor": os.getpid(), **about}).encode())
+
+    def write_config(self, config: bytes) -> None:
+        """The config.json that runsc reads."""
+        small_files.put(f"{self.bundle}/config.json", config)
+
+    def targets(self, kinds: Sequence[str]) -> list[Path]:
+        """Make and return ``bundle/mounts/<n>`` for each kind (``file`` or ``dir``), numbered from 0; an empty
+        kind leaves its number out. A spare bundle has them.
+
+        Raises:
+            errors.KernelError: it has others.
+        """
+        out = []
+        there = set(os.listdir(self.bundle / "mounts"))
+        for index, kind in enumerate(kinds):
+            path = self.bundle / "mounts" / str(index)
+            out.append(path)
+            if path.name in there:
+                there.discard(path.name)
+                info = os.lstat(path)
+                if stat.S_ISDIR(info.st_mode) if kind == "dir" else kind == "file" and stat.S_ISREG(info.st_mode):
+                    continue
+                raise errors.KernelError(f"`{path}` of a spare bundle is no {kind or 'place of a mount'}")
+            if kind == "dir":
+                path.mkdir(mode=0o700)
+            elif kind == "file":
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        if there:
+            raise errors.KernelError(f"a spare bundle has places that the policy has not: {sorted(there)}")
+        return out
+
+
+def _holds(place: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether these files lie there, and no others."""
+    try:
+        return set(os.listdir(place)) == files.keys() and all(
+            _content(f"{place}/{name}", len(content)) == content for name, content in files.items()
+        )
+    except OSError:
+        return False
+
+
+def _content(path: str, size: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(fd, size + 1)
+    finally:
+        os.close(fd)
+
+
+def expect_relabel(path: Path) -> None:
+    """Make the file that ``relabel`` fills, while nobody waits: one that is new may wait for the disk's journal, and
+    ext4 looks for a place on the disk for what has none when it is renamed over another (auto_da_alloc, ext4(5))."""
+    small_files.put(f"{path}/.{_LABEL}", b" " * _ROOM_BYTES)
+    fd = os.open(f"{path}/.{_LABEL}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, _ROOM_BYTES)
+    finally:
+        os.close(fd)
+
+
+def relabel(path: Path, label: Mapping[str, str], claim: Callable[[], None]) -> None:
+    """Show a live run of ours under another label; ``claim`` is called behind the gate, sees the one that it had, and
+    raises when it may not be beside the others under the new one: it keeps that one then.
+
+    The two change places, where the file system can: to free the old one takes 0.3 ms, and happens with the directory.
+    """
+    new = f"{path}/.{_LABEL}"
+    small_files.put(new, json.dumps(dict(label)).encode().ljust(_ROOM_BYTES))
+    with gate(path.parent):
+        claim()
+        try:
+            libc.exchange(new, f"{path}/{_LABEL}")
+        except OSError:  # EINVAL of a file system that cannot: whatever else it is, this says it
+            os.rename(new, f"{path}/{_LABEL}")
+
+
+@contextlib.contextmanager
+def abandoned(runs: Path) -> Iterator[list[Path]]:
+    """The directories below ``runs`` whose process is gone, each locked for the caller to clean up and ``remove``."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        with gate(runs):
+            # Of all of them together: nobody else passes meanwhile.
+            until = time.monotonic() + _DYING_SECONDS
+            for path in sorted(p for p in runs.iterdir() if p.is_dir()):
+                lock = _open_lock(path)
+                stack.callback(os.close, lock)
+                if free(lock, until - time.monotonic()):
+                    found.append(path)
+        yield found
+
+
+def free(lock: int, deadline_seconds: float = _DYING_SECONDS) -> bool:
+    """Take a run's lock, unless a live process has it. What a killed one was just starting holds it for a moment more:
+    it was forked with it, and dies of its parent's death in its own time."""
+    until = time.monotonic() + deadline_seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _owner_lives(lock) or time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def owner_of(path: Path) -> int:
+    """The process that wrote itself into a run's lock; 0 when nobody did yet or the run is gone."""
+    try:
+        owner = (path / "lock").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return int(owner) if owner.isdigit() else 0
+
+
+def _owner_lives(lock: int) -> bool:
+    """Whether the process that wrote itself into the lock is there and no zombie; yes where nobody did yet."""
+    owner = os.pread(lock, 32, 0)
+    if not owner.isdigit():
+        return True
+    try:
+        state = Path(f"/proc/{int(owner)}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in (b"Z", b"X")
+
+
+def remove(path: Path) -> None:
+    """Remove one run's directory. Behind the gate: its lock goes before it does, and whoever looked just then
+    would make a new one, take the run for abandoned and leave the directory not empty."""
+    with gate(path.parent):
+        shutil.rmtree(path)
+
+
+def cgroups_of(path: Path) -> dict[str, Path]:
+    """Where a run's cgroups were to lie; empty when its process died before it made any.
+
+    INVARIANT: none of another run's. This file is written over when the directory becomes that of another
+    (sandbox.rundir.reuse_place), and whoever opened it just before reads of that one's, which they are about to end.
+    """
+    try:
+        noted: dict[str, str] = json.loads((path / _CGROUPS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    places = {name: Path(place) for name, place in noted.items()}
+    return {name: place for name, place in places.items() if place.name.startswith(path.name)}
+
+
+def network_of(path: Path) -> dict[str, Any] | None:
+    """What was noted of a run's gateway; None when it has none, or its process died before there was one."""
+    try:
+        noted: dict[str, Any] = json.loads((path / _NETWORK).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return noted
+
+
+def label_of(path: Path) -> dict[str, str] | None:
+    """One run's label; None when its process died before it was written."""
+    # Of every run that lives, whenever one begins: a stream of Python's costs more than the file.
+    try:
+        fd = os.open(f"{path}/{_LABEL}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        raw = b"".join(iter(lambda: os.read(fd, _LABEL_BYTES), b""))
+        label: dict[str, str] = json.loads(raw)
+    except ValueError:
+        return None
+    finally:
+        os.close(fd)
+    return label
+
+
+def mark_revoked(path: Path, reason: str, *, like: Path | None = None) -> None:
+    """Write into a run's directory that it is being ended, behind the gate; the first reason stays.
+
+    ``like`` is the directory of another that was marked for the same reason: a second name of its mark is had at once,
+    where a file system that has just removed many files may take half a millisecond to make another.
+    """
+    _mark(path, _REVOKED, reason, like)
+
+
+def mark_stopped(path: Path, by: str, reason: str, *, like: Path | None = None) -> None:
+    """As ``mark_revoked``, of a run that somebody ends with its tree: who, and why."""
+    _mark(path, _STOPPED, json.dumps({"by": by, "reason": reason}), like)
+
+
+def mark_superseded(path: Path, reason: str, *, like: Path | None = None) -> None:
+    """As ``mark_stopped``, of a run that ends because a newer serial of its agent id was accepted."""
+    _mark(path, _STOPPED, json.dumps({"by": SUPERVISOR, "reason": reason, "superseded": True}), like)
+
+
+def stopped_of(path: Path) -> tuple[str, str] | None:
+    """Who ends a run with its tree, and why; None when nobody has marked it."""
+    said = _said(path)
+    return None if said is None else (said["by"], said["reason"])
+
+
+def _said(path: Path) -> dict[str, Any] | None:
+    try:
+        with open(path / _STOPPED, encoding="utf-8") as file:
+            said: dict[str, Any] = json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        return {"by": "", "reason": ""}  # whoever wrote it was killed over it
+    return said
+
+
+def _mark(path: Path, name: str, text: str, like: Path | None) -> None:
+    with contextlib.suppress(FileExistsError):
+        if like is not None:
+            try:
+                os.link(like / name, path / name, follow_symlinks=False)
+            except FileExistsError:
+                return
+            except OSError:  # that one is gone, or has as many names as it may have
+                pass
+            else:
+                return
+        fd = os.open(path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        # Whatever the locale of whoever ends it: another's keeper reads it, and what they cannot write ends nobody.
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+
+
+def revoked_of(path: Path) -> str | None:
+    """Why a run is being ended, None when nobody has marked it."""
+    try:
+        fd = os.open(f"{path}/{_REVOKED}", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(fd, encoding="utf-8", errors="replace") as file:
+        return file.read() or "revoked"
+
+
+def verdict(path: Path) -> errors.RunRevokedError | errors.KilledError | None:
+    """The error of a run that was marked, None for another."""
+    if (reason := revoked_of(path)) is not None:
+        return errors.RunRevokedError(reason)
+    if (said := _said(path)) is None:
+        return None
+    error = errors.SupersededError if said.get("superseded") else errors.KilledError
+    return error(in_words("ended", said["by"], said["reason"]))
+
+
+def in_words(what: str, by: str, reason: str) -> str:
+    """Who did something to a run, and why, as the log has it: bounded, and in the words of whoever asked."""
+    given = f": {reason[:WORDS]}" if reason else ""
+    return f"{what} by {by[:WORDS] or 'root'}{given}"
+
+
+def told(path: Path) -> None:
+    """Note at a run's mark that a durable row names the run: the mark can be read only, from now on. A change of mode
+    needs no room on the disk, and holds for all that were marked with it.
+
+    Raises:
+        OSError: it is not marked, or it is gone.
+    """
+    if not is_told(path):
+        os.chmod(path / _REVOKED, 0o400)
+
+
+def is_told(path: Path) -> bool:
+    """Whether ``told`` was called for the run, or for one that was marked with it."""
+    try:
+        return not os.lstat(path / _REVOKED).st_mode & stat.S_IWUSR
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+@contextlib.contextmanager
+def gate(runs: Path) -> Iterator[None]:
+    """Between a directory's making and its lock, and while it is removed, nobody may take it for abandoned.
+
+    Raises:
+        errors.KeeperError: somebody holds it for too long; a keeper that waited for good would end its run no more.
+    """
+    fd = os.open(f"{runs}/.gate", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with atomic_file.unstopped():
+        try:
+            atomic_file.turn(fd, where=f"{runs}/.gate")
+            yield
+        finally:
+            atomic_file.let_go(fd)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

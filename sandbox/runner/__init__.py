@@ -1,0 +1,1 @@
+"""Create, start, wait for and delete one sandbox."""

@@ -1,0 +1,443 @@
+"""The linux-gvisor runner: compiled artefacts to a running sandbox, and back to one result with nothing left.
+
+Every acquisition is entered on one stack and released in reverse, whatever happens; what a kill -9 of this process
+leaves behind (a run directory, an empty cgroup) is removed by the next start (``sandbox.runner.recovery``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policy import data, denials, errors
+from policy.compile import bundle as compiled_bundle
+from policy.prove import connections
+from sandbox.attest import network as attest_network
+from sandbox.attest import verifier
+from sandbox.audit.denials import failed_calls, refused_calls, traced
+from sandbox.broker.server import Broker
+from sandbox.config import trusted_binary
+from sandbox.control import revocation
+from sandbox.host import facts
+from sandbox.kernel import procfs
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import spawn
+from sandbox.kernel.runsc import command, debug_log, start_trace
+from sandbox.kernel.runsc.log_level import Raising
+from sandbox.network import addresses, gateway
+from sandbox.network.gate import cgroup as gate_cgroup
+from sandbox.probes import preload
+from sandbox.rootfs import covered
+from sandbox.run_io import Channel, Finished, Round
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir.directory import RunDirectory
+from sandbox.rundir.reuse import SPARE, Spares
+from sandbox.rundir.uid_pool import UidLease
+from sandbox.runner import mounts as runner_mounts
+from sandbox.runner.limits import METER, CpuTime, Meter, on_devices
+from sandbox.runner.spec import CREDENTIALS, PACKAGE, Job, Secrets, Started
+from sandbox.shim.stdio import Exchange, out_of_memory
+
+__all__ = ["CREDENTIALS", "Job", "Secrets", "Started", "run"]
+
+# How often the sandbox's log is read: by the clock, since an agent that makes it write would wake us at each line.
+_CALLS_SECONDS = 0.1
+# How often connections that are over are taken out of the tables (sandbox.network.base_rules).
+_COLLECT_SECONDS = 1.0
+
+
+def run(job: Job, *, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies | None = None) -> Finished:
+    """Start the sandbox, hold the exchange, end everything; what of the network takes longest goes with ``job.after``.
+
+    Raises:
+        errors.MachineError: the sandbox could not be set up; nothing of it is left.
+    """
+    with contextlib.ExitStack() as lasting:
+        directory, finished = _run(job, runs, uids, hierarchies or cgroup.Hierarchies.read(), lasting)
+        if job.after is not None and _networked(job):
+            # Where the gate is not to be had, all of it is taken away now.
+            with contextlib.suppress(errors.KeeperError):
+                # Its end is not written yet: of one that is killed before that nobody shall say that it used nothing.
+                directory.vacate(METER)
+                job.after.push(lasting.pop_all())
+    # Its keeper's own look came before others saw it no more (directory.RunDirectory): it is ended, or it is answered.
+    return finished if directory.ended is None else dataclasses.replace(finished, error=directory.ended)
+
+
+def _run(
+    job: Job, runs: Path, uids: UidLease, hierarchies: cgroup.Hierarchies, lasting: contextlib.ExitStack
+) -> tuple[RunDirectory, Finished]:
+    """``lasting`` is given what is still there when nobody lives any more: the directory and the gateway."""
+    with contextlib.ExitStack() as stack:
+        heard = None
+        if job.tries is not None:
+            heard = stack.enter_context(contextlib.closing(preload.Heard(job.tries, job.denied)))
+            job = dataclasses.replace(job, denied=heard.denied)
+        uid = stack.enter_context(uids)
+        spares = Spares(runs.parent / SPARE, job.artefacts.digest)
+        directory = lasting.enter_context(RunDirectory(runs / job.run_id, job.label, claim=job.claim, spares=spares))
+        if job.steering is not None:
+            stack.enter_context(job.steering.listening(directory.path))
+        leaf = cgroup.Leaf(hierarchies, job.run_id)
+        job = _interruptible(job, leaf)
+        gates = _gates(job, leaf)
+        directory.note_cgroups({**leaf.plan(), **({} if gates is None else gate_cgroup.noted(gates))})
+        stack.enter_context(leaf)
+        # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
+        _goes_on(job, directory)
+        broker = stack.enter_context(_broker(job))
+        limits = _limits(job, leaf.hierarchies.version)
+        leaf.apply(limits)
+        config = compiled_bundle.instantiate(job.artefacts, run_id=job.run_id, uid=uid, arguments=job.arguments)
+        directory.write_config(config)
+        job = runner_mounts.with_secrets(job, stack, uid)
+        mounts = runner_mounts.attached(job, directory, stack, uid)
+        gate = None if gates is None else _gateway(job, directory, stack.enter_context(gates), lasting)
+        started = start_trace.StartTrace(directory.trace)
+        stack.callback(started.close)
+        calls = _refused_calls(job, directory, stack, heard)
+        places = {
+            "--pod-init-config": str(started.config),
+            **(debug_log.flags(directory.trace, _traced(job), raised=_raises(job)) if calls else {}),
+        }
+        # Once more: a vault and a gateway took their time, and whoever revokes waits for no keeper for that long.
+        _goes_on(job, directory)
+        launch = _launch(job, directory, leaf, mounts, places, gate, broker)
+        child = stack.enter_context(spawn.spawn(launch, _patience(job, directory, leaf)))
+        stack.callback(leaf.kill)
+        if job.signals is not None:
+            stack.callback(job.signals.watches, leaf.kill)  # its descriptor is closed after this
+            job.signals.watches(leaf.kill, child.has_ended)
+        held = None
+        if _raises(job):
+            held = stack.enter_context(contextlib.closing(Raising(child.stdout, directory.runsc_root, job.run_id)))
+        # INVARIANT: before the trace session is answered, for which runsc waits before it makes the sandbox: no agent
+        # has run by then, no gate is unsealed that an attestation could find, and the addresses are not taken over.
+        # Then there may be less than this, and never more.
+        network = None if gate is None or gates is None else _network(job, gate, gates)
+        attestor = _attestor(job, directory, leaf, limits, child, uid, network)
+        watches = {**job.watches, **(gate.watches if gate else {}), **(broker.watches if broker else {})}
+        rounds = (*job.rounds, *((Round(_CALLS_SECONDS, calls.ready),) if calls else ()))
+        rounds = (*rounds, *((Round(_COLLECT_SECONDS, gate.collect),) if gate else ()))
+        if broker is not None:
+            broker.started()
+            rounds = (*rounds, broker.round())
+        watching = _watching(job, leaf, attestor)
+        begun = stack.enter_context(
+            contextlib.closing(preload.Start(started, watching, heard=heard, calls=calls, held=held))
+        )
+        channel = _channel(job, directory, leaf, child, begun, watching, watches, rounds)
+        if job.steering is not None:
+            channel = job.steering.joined(channel, leaf)
+        if broker is not None:
+            channel = dataclasses.replace(channel, giving=_both(channel.giving, broker.begin))
+        meter = Meter(leaf, gates, directory.path / METER)
+        channel = dataclasses.replace(
+            channel,
+            giving=_both(channel.giving, meter.begin),
+            ending=_after_others(directory.path, channel.ending),
+        )
+        held_for = Started(directory.path, leaf, limits, child.stdin, attestor, meter)
+        later = None if job.later is None else job.later(held_for)
+        exchange = Exchange(channel, job.intent, job.limits, later=later)
+        if job.steering is not None:
+            job.steering.converses(exchange)
+        exchange.run()
+        revocation.give_way(directory.path)
+        status = child.reap()
+        if job.signals is not None and (told := job.signals.outcome(status)) is not None:
+            exchange.ended_by(told)
+        leaf.kill()
+        if refused := leaf.pids_refused():
+            job.denied(denials.Denial("pids", "pids_max", denials.HOST_TASKS), count=refused)
+        revoked = rundir_directory.verdict(directory.path)
+        cut_short = revoked is not None or not isinstance(exchange.error, errors.StartTimeoutError | None)
+        if not cut_short and (fault := begun.fault(status, by_us=exchange.killed)) is not None:
+            raise fault
+        return directory, _finish(exchange, status, leaf, revoked, meter, gate)
+
+
+def _interruptible(job: Job, leaf: cgroup.Leaf) -> Job:
+    """From here on a signal kills what is in the leaf, and ends whatever waits for the run's descriptors."""
+    held = {} if job.signals is None else job.signals.watches(leaf.kill)
+    return dataclasses.replace(job, watches={**job.watches, **held})
+
+
+def _goes_on(job: Job, directory: RunDirectory) -> None:
+    """Look where nothing that waits does.
+
+    Raises:
+        errors.RunRevokedError, errors.KilledError: it is marked.
+        errors.StoppedError: this process was told to end.
+    """
+    if (revoked := rundir_directory.verdict(directory.path)) is not None:
+        raise revoked
+    if job.signals is not None:
+        job.signals.check()
+
+
+def _limits(job: Job, version: int) -> list[cgroup.Limit]:
+    entries: Sequence[Mapping[str, Any]] | None = job.artefacts.json("cgroup.json")[f"v{version}"]
+    if entries is None:
+        raise errors.NotEnforceableError(f"cgroup version {version} cannot hold the limits that were granted")
+    return [cgroup.Limit(e["controller"], e["file"], on_devices(e["value"], job.disks), e["required"]) for e in entries]
+
+
+def _gates(job: Job, leaf: cgroup.Leaf) -> cgroup.Leaf | None:
+    """The cgroup of the run's gates, not made yet; None for a run without a network."""
+    return gate_cgroup.of(leaf) if _networked(job) else None
+
+
+def _networked(job: Job) -> bool:
+    return bool(job.artefacts.json("network.json")["mode"] != "off")
+
+
+def _gateway(job: Job, directory: RunDirectory, gates: cgroup.Leaf, stack: contextlib.ExitStack) -> gateway.Gateway:
+    """What the network of the run passes through: closed, and not made yet."""
+    gates.apply(gate_cgroup.LIMITS[gates.hierarchies.version])
+    opened = gateway.opened(
+        job.artefacts,
+        job.run_id,
+        config=job.config,
+        note=directory.note_network,
+        denied=job.denied,
+        join_files=gates.join_files(),
+        patience=_patience(job, directory, gates),
+    )
+    return stack.enter_context(opened)
+
+
+def _broker(job: Job) -> contextlib.AbstractContextManager[Broker | None]:
+    """The agent's broker, exactly where its policy has one."""
+    if command.BROKER_FLAG not in job.artefacts.json("runtime.json")["flags"]:
+        return contextlib.nullcontext()
+    return job.broker or Broker()
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _after_others(path: Path, ending: Callable[[errors.RunError], None]) -> Callable[[errors.RunError], None]:
+    """What is done at the end of a run, once whoever revokes it has ended all that it revokes."""
+
+    def after(error: errors.RunError) -> None:
+        revocation.give_way(path)
+        ending(error)
+
+    return after
+
+
+def _refused_calls(
+    job: Job, directory: RunDirectory, stack: contextlib.ExitStack, heard: preload.Heard | None
+) -> debug_log.RefusedCalls | None:
+    """What the filter refuses, unless the operator does without; the tries of a run are listened for all the same."""
+    if not job.config.tell_calls and heard is None:
+        return None
+    names = {number: name for name, number in data.syscalls(facts.architecture()).numbers.items()}
+    denied = job.denied if job.config.tell_calls or heard is None else heard.quietly
+    told, failed = refused_calls(job.artefacts, denied), failed_calls(denied)
+    awaited = None if heard is None else heard.calls
+    calls = debug_log.RefusedCalls(directory.trace, names, told, awaited=awaited, failed=failed)
+    return stack.enter_context(contextlib.closing(calls))
+
+
+def _raises(job: Job) -> bool:
+    """Whether the sandbox starts without its log: where the agent is held until it is on."""
+    return job.tries is not None and job.tries.waits
+
+
+def _traced(job: Job) -> tuple[str, ...]:
+    return traced(files=job.config.tell_files, arch=facts.architecture())
+
+
+def _launch(
+    job: Job,
+    directory: RunDirectory,
+    leaf: cgroup.Leaf,
+    mounts: Sequence[spawn.Attach],
+    places: Mapping[str, str],
+    gate: gateway.Gateway | None = None,
+    broker: Broker | None = None,
+) -> spawn.Launch:
+    passed = None if broker is None else broker.guest
+    return spawn.Launch(
+        program=job.runsc_path,
+        arguments=command.run_arguments(
+            job.runsc_path,
+            job.artefacts.json("runtime.json")["flags"],
+            root=directory.runsc_root,
+            places=places,
+            bundle=directory.bundle,
+            container=job.run_id,
+            broker=passed,
+        ),
+        environment=command.ENVIRONMENT,
+        join_files=leaf.join_files(),
+        mounts=mounts,
+        network=None if gate is None else gate.spaces.agent,
+        covered=job.covered,
+        keep=() if passed is None else (passed,),
+        filter=command.own_filter(facts.architecture()),
+    )
+
+
+def _patience(job: Job, directory: RunDirectory, leaf: cgroup.Leaf) -> spawn.Patience:
+    """What is served while what joins a leaf is on its way: whoever ends the run, asks it or revokes it."""
+    asked = {} if job.steering is None else job.steering.before()
+    return spawn.Patience(
+        seconds=job.limits.start_seconds,
+        watches={**job.watches, **asked},
+        look=lambda: rundir_directory.verdict(directory.path),
+        kill=leaf.kill,
+    )
+
+
+def _network(job: Job, gate: gateway.Gateway, gates: cgroup.Leaf) -> attest_network.Network:
+    gate.make()
+    nft, own = trusted_binary(job.config.nft), addresses.host_device(job.run_id)
+    bounds = gate_cgroup.written(gates)
+    # What the host's other tables hold now is the operator's; what comes to touch the run later is drift.
+    reach = connections.reachable(job.artefacts.files["firewall.nft"])
+    return attest_network.Network.made(
+        gate.spaces, device=job.config.uplink, nft=nft, own=own, gates=bounds, reach=reach, state=job.config.state
+    )
+
+
+def _attestor(
+    job: Job,
+    directory: RunDirectory,
+    leaf: cgroup.Leaf,
+    limits: list[cgroup.Limit],
+    child: spawn.Child,
+    uid: int,
+    network: attest_network.Network | None,
+) -> verifier.Attestor | None:
+    """What was made for this run, written down for whoever attests it, and the one that does so while it lasts."""
+    controllers = leaf.paths if leaf.hierarchies.version == 1 else ("",)
+    runner = procfs.process(child.pid)
+    if runner is None:
+        return None  # it ended as soon as it was started, which the exchange says
+    fds = {"/": os.open(job.rootfs, os.O_PATH | os.O_CLOEXEC), **job.sources}
+    try:
+        seen = {place: os.fstat(fd) for place, fd in fds.items()}
+        package = os.readlink(f"/proc/self/fd/{job.sources[PACKAGE]}")
+    finally:
+        os.close(fds["/"])
+    made = verifier.Made(
+        run_id=job.run_id,
+        agent_id=job.label["agent_id"],
+        policy_digest=job.artefacts.digest,
+        uid=uid,
+        runner=runner.name,
+        directory=str(directory.path),
+        cgroup_version=leaf.hierarchies.version,
+        cgroup_files={controller: str(path) for controller, path in leaf.paths.items()},
+        memberships={name: runner.cgroups[name] for name in controllers},
+        limits={limit.file: limit.value for limit in limits},
+        mounts={place: (info.st_dev, info.st_ino) for place, info in seen.items()},
+        package=package,
+        arguments=tuple(job.arguments),
+        network=network,
+        tells_calls=job.config.tell_calls or job.tries is not None,
+        raises_log=_raises(job),
+        traced=_traced(job),
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
+        granted=covered.numbers(job.artefacts.json("mounts.json")["mounts"], job.sources),
+    )
+    directory.write_policy(job.artefacts)
+    made.write(directory.path)
+    return verifier.Attestor(
+        made,
+        job.artefacts,
+        state=job.config.state,
+        seconds=job.config.attest_seconds,
+        alarm=job.config.on_drift == "alarm",
+        drifted=job.drifted,
+        over=lambda: rundir_directory.verdict(directory.path) is not None,
+    )
+
+
+def _watching(
+    job: Job, leaf: cgroup.Leaf, attestor: verifier.Attestor | None
+) -> tuple[CpuTime | verifier.Attestor, ...]:
+    """What looks at the run from when its first process runs."""
+    limit_ms = job.artefacts.json("supervision.json")["task"]["cpu_time_ms"]
+    clock = None if limit_ms is None else CpuTime(limit_ms, leaf.cpu_time_us)
+    return tuple(one for one in (clock, attestor) if one is not None)
+
+
+def _channel(
+    job: Job,
+    directory: RunDirectory,
+    leaf: cgroup.Leaf,
+    child: spawn.Child,
+    begun: preload.Start,
+    watching: Sequence[CpuTime | verifier.Attestor],
+    watches: gateway.Watches,
+    rounds: Sequence[Round],
+) -> Channel:
+    def terminate() -> None:
+        command.kill(
+            job.runsc_path,
+            root=directory.runsc_root,
+            container=job.run_id,
+            signal_name="TERM",
+            timeout_seconds=job.limits.grace_seconds,
+        )
+
+    return Channel(
+        stdin=child.stdin,
+        stdout=child.stdout,
+        stderr=child.stderr,
+        pidfd=child.pidfd,
+        started=begun.fileno(),
+        has_started=begun.poll,
+        terminate=terminate,
+        kill=leaf.kill,
+        out_of_memory=lambda: leaf.oom_kills() > 0,
+        watches=watches,
+        # Whether the run is revoked is asked after the attestation, which takes its time: that comes last at the start.
+        rounds=(*(one.round() for one in watching), *rounds),
+        held=_raises(job),
+    )
+
+
+def _finish(
+    exchange: Exchange,
+    status: int,
+    leaf: cgroup.Leaf,
+    revoked: errors.RunRevokedError | errors.KilledError | None,
+    meter: Meter,
+    gate: gateway.Gateway | None,
+) -> Finished:
+    if gate is not None:
+        gate.stop()
+    oom = leaf.oom_kills()
+    error = exchange.error
+    if revoked is not None:
+        error = revoked  # whoever ends it has killed it, which looks like a crash
+    elif oom and (error is None or isinstance(error, errors.DeadlineError)):
+        # An OOM kill shows as status 137, or as 1 with an empty stderr like an agent's own exit 1, or as a sandbox
+        # that hangs: only the cgroup's counter tells (sandbox-facts).
+        error = out_of_memory()
+    elif error is None and exchange.started_at is None:
+        error = errors.SandboxCrashedError(f"the sandbox ended with status {status} before the agent started")
+    elif error is None and status != 0:
+        error = errors.AgentFailedError(f"the agent exited with status {status}", exit_status=status)
+    return exchange.finished(
+        status,
+        error,
+        oom_kills=oom,
+        reported=tuple(leaf.reported),
+        cpu_ms=meter.cpu_ms(),
+        memory_peak_bytes=meter.memory_peak_bytes(),
+    )

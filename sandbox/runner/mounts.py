@@ -1,0 +1,80 @@
+"""What runsc finds mounted: detached copies of every source of a run, and the file system of its credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sandbox.kernel import libc
+from sandbox.kernel.fs import idmap as idmapped
+from sandbox.kernel.fs import secret_files
+from sandbox.kernel.proc import spawn
+from sandbox.rootfs import covered
+from sandbox.rundir.directory import RunDirectory
+from sandbox.runner.spec import CREDENTIALS, Job
+
+_ATTRIBUTES = {
+    "rw": 0,
+    "ro": libc.MOUNT_ATTR_RDONLY,
+    "nosuid": libc.MOUNT_ATTR_NOSUID,
+    "nodev": libc.MOUNT_ATTR_NODEV,
+    "noexec": libc.MOUNT_ATTR_NOEXEC,
+    "nosymfollow": libc.MOUNT_ATTR_NOSYMFOLLOW,
+    "idmapped": libc.MOUNT_ATTR_IDMAP,
+}
+
+
+def with_secrets(job: Job, stack: contextlib.ExitStack, uid: int) -> Job:
+    """The job with the file system of its credentials among its sources, where its policy has one."""
+    places = [m["destination"] for m in job.artefacts.json("mounts.json")["mounts"] if m["source"] == CREDENTIALS]
+    if not places:
+        return job
+    files = stack.enter_context(secret_files.SecretFiles(uid))
+    if job.secrets is not None:
+        asked = {} if job.steering is None else job.steering.before()
+        if (outcome := job.secrets(files.put, {**job.watches, **asked})) is not None:
+            raise outcome
+    files.seal()
+    return dataclasses.replace(job, sources={**job.sources, **dict.fromkeys(places, files.fd)})
+
+
+def attached(job: Job, directory: RunDirectory, stack: contextlib.ExitStack, uid: int) -> list[spawn.Attach]:
+    """Detached copies of every source, flags set before anything can see them (sandbox-facts: the gofer's view
+    has no flags unless the mount has them already)."""
+    plan: list[Mapping[str, Any]] = job.artefacts.json("mounts.json")["mounts"]
+    targets = directory.targets([m["kind"] if m["type"] == "bind" else "" for m in plan])
+    root_fd = os.open(job.rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    stack.callback(os.close, root_fd)
+    out = [_attach(root_fd, ("ro", "nosuid", "nodev"), directory.rootfs, stack)]
+    for mount, target in zip(plan, targets, strict=True):
+        if mount["type"] == "bind":
+            fd, options = job.sources[mount["destination"]], mount["options"]
+            if mount["source"] == CREDENTIALS:  # it is no copy of anything, and sealed already
+                out.append(spawn.Attach(fd, str(target)))
+                continue
+            out.append(_attach(fd, options, target, stack, writer=uid if "idmapped" in options else None))
+    # After the copies: what covers a path now may have done so when it was copied, and what came later is drift.
+    covered.check_all(plan, job.sources)
+    return out
+
+
+def _attach(
+    fd: int, options: Sequence[str], target: Path, stack: contextlib.ExitStack, *, writer: int | None = None
+) -> spawn.Attach:
+    """``writer`` is the run's user, who is the owner of what is granted for writing, in this mount alone."""
+    detached = libc.open_tree_clone(fd)
+    stack.callback(os.close, detached)
+    attributes = 0
+    for option in options:
+        attributes |= _ATTRIBUTES[option]
+    idmap = None
+    if writer is not None:
+        info = os.fstat(fd)
+        idmap = idmapped.namespace((info.st_uid, info.st_gid), (writer, writer))
+        stack.callback(os.close, idmap)
+    libc.mount_setattr(detached, attributes, idmap=idmap)
+    return spawn.Attach(detached, str(target))

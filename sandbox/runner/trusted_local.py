@@ -1,0 +1,373 @@
+"""The trusted-local runner: an agent on the host's own kernel under a dedicated uid. No sandbox, and it says so.
+
+What it holds an agent to is decided in ``policy.compile.trusted_local``; what the child does to itself stands in
+``sandbox.kernel.proc.confine``. Here: who the user is, what is hidden, and the same exchange as under gVisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import grp
+import os
+import pwd
+import resource
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy import errors
+from policy.compile import trusted_local as compiler
+from policy.manifest.agent import Manifest
+from policy.package import Package
+from policy.prove import local
+from sandbox import config as configuration
+from sandbox import core_dumps
+from sandbox.host import facts
+from sandbox.kernel import libc
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.proc import confine, spawn
+from sandbox.kernel.seccomp import load
+from sandbox.run_io import Channel, Finished, Limits, Outcome, Round
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir.directory import RunDirectory
+from sandbox.runner.limits import METER, Meter
+from sandbox.shim.operations import Steering
+from sandbox.shim.signals import HeldBack
+from sandbox.shim.stdio import Exchange
+from sandbox.storage.package_store import PackageStore
+
+# The package's place in the agent's mount namespace: a directory of every Linux system (FHS), so that nothing
+# has to be made on the host to mount over.
+WORKSPACE = "/mnt"
+_SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mount points, private to the run
+_RUN = "/run"
+# Covering one of these would take away what a program needs to start, or a cover of ours.
+_NEEDED = ("/usr", "/lib", "/bin", "/etc", "/dev", "/proc", _RUN, WORKSPACE, *_SCRATCH)
+
+# Members can become root, read the disk, or read what root may: not who an agent should be, although the
+# supplementary groups themselves are dropped.
+_ROOT_LIKE_GROUPS = frozenset(
+    {"root", "sudo", "wheel", "admin", "docker", "lxd", "incus-admin", "incus", "libvirt", "kvm", "disk", "shadow"}
+    | {"kmem", "adm", "systemd-journal", "staff", "covenant"}
+)
+_NOBODY = 65534
+_OPEN_FILES = 1024
+# Measured with node 20: it starts with 1,024 MiB of RLIMIT_AS and not with 512, whatever it then uses.
+_NODE_ADDRESS_SPACE = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The user that the agent becomes."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that may start: what the manifest compiled to, who it runs as, what starts it, and what must be refused."""
+
+    policy: compiler.LocalPolicy
+    identity: Identity
+    program: str
+    demand: local.Demand
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What this backend leaves advisory, to print and to log."""
+        return self.policy.not_enforced
+
+    def describe(self) -> str:
+        """The act in words."""
+        return f"run {self.policy.entry} as {self.identity.name} (uid {self.identity.uid}), not sandboxed"
+
+
+def plan(manifest: Manifest, *, config: configuration.Config, user: str | None, signed: bool) -> Plan:
+    """Decide what would run; nothing is started.
+
+    Raises:
+        errors.BackendError: the manifest demands what this backend cannot hold, or the user is unfit.
+        errors.PrivilegeError: not root.
+        errors.HostError: the user or the interpreter is missing.
+    """
+    policy = compiler.compile(manifest, arch=facts.architecture(), signed=signed)
+    _need_root()
+    identity = identify(user or config.trusted_local_user, config)
+    interpreter = {"python3": config.python3, "node": config.node}.get(policy.runtime)
+    own = f"{WORKSPACE}/{policy.entry}"
+    program = own if interpreter is None else str(configuration.trusted_binary(interpreter))
+    return Plan(policy, identity, program, local.demanded(manifest))
+
+
+def identify(name: str, config: configuration.Config) -> Identity:
+    """The user of that name, if an agent may be it.
+
+    Raises:
+        errors.HostError: there is no such user.
+        errors.BackendError: it is root, shared, or in a group that makes it as good as root.
+    """
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError) as e:
+        raise errors.HostError(
+            f"there is no user `{name}`",
+            hint="run scripts/setup, or: useradd --system --no-create-home --shell /usr/sbin/nologin covenant-agent",
+        ) from e
+    check_ids(name, entry.pw_uid, entry.pw_gid, config)
+    groups = os.getgrouplist(name, entry.pw_gid)
+    for gid in groups:
+        with contextlib.suppress(KeyError):
+            if gid == 0 or grp.getgrgid(gid).gr_name in _ROOT_LIKE_GROUPS:
+                group = grp.getgrgid(gid).gr_name
+                raise errors.BackendError(f"user `{name}` is in group `{group}`", hint="use a user of its own")
+    return Identity(name, entry.pw_uid, entry.pw_gid)
+
+
+def check_ids(name: str, uid: int, gid: int, config: configuration.Config) -> None:
+    """Refuse ids that are root's, that others share, or that gVisor runs take theirs from.
+
+    Raises:
+        errors.BackendError: they are.
+    """
+    if uid == 0 or gid == 0:
+        raise errors.BackendError(f"user `{name}` is root", hint="an agent never runs as uid or gid 0")
+    if uid in (_NOBODY, 2**32 - 1) or gid == 2**32 - 1:
+        raise errors.BackendError(f"user `{name}` is shared with other services", hint="use a user of its own")
+    if config.uid_first <= uid < config.uid_first + config.uid_count:
+        raise errors.BackendError(f"uid {uid} of user `{name}` lies in the range of the sandboxed runs")
+
+
+def run(
+    plan: Plan,
+    *,
+    package: Package,
+    run_id: str,
+    intent: bytes,
+    limits: Limits,
+    state: Path,
+    hidden: Sequence[str] = (),
+    rounds: Sequence[Round] = (),
+    watches: Mapping[int, Callable[[], Outcome]] | None = None,
+    steering: Steering | None = None,
+    directory: RunDirectory | None = None,
+    hierarchies: cgroup.Hierarchies | None = None,
+    signals: HeldBack | None = None,
+) -> Finished:
+    """Start the agent, hold the exchange, end everything that it started.
+
+    ``state`` is COVENANT_STATE, ``hidden`` are further directories (COVENANT_HOME) that it may not look into;
+    ``rounds`` and ``watches`` are looked at while it lasts; ``steering`` is what may be asked of it meanwhile. What it
+    uses is counted by a cgroup that is noted in ``directory``; without one, or where none can be made, nothing is.
+    ``signals`` are held back from when its conversation begins.
+
+    Raises:
+        errors.PrivilegeError: not root.
+        errors.ProofError: the filter that would be loaded is not what the manifest demands; nothing was started.
+        errors.MachineError: a step of the confinement failed; nothing of the agent ran.
+    """
+    _need_root()
+    # Built here, where a failure still has a place to go; the child only loads it.
+    filter_ = _proved_filter(plan)
+    executable = plan.policy.entry if plan.policy.runtime == "rust-bin" else ""
+    copy = PackageStore(state / "packages").put(package, executable=executable)
+    with contextlib.ExitStack() as stack:
+        mount = _package_mount(copy, executable=bool(executable), stack=stack)
+        confinement = _confinement(plan, (str(state), *hidden), filter_)
+        leaf = None if directory is None else _leaf(directory, run_id, hierarchies, stack)
+        watches = dict(watches or {})
+        if signals is not None:
+            watches |= signals.watches((lambda: None) if leaf is None else leaf.kill)
+            signals.check()
+        # The cgroup is there, so whoever revokes finds it; where it was not, the mark is.
+        if directory is not None and (revoked := rundir_directory.verdict(directory.path)) is not None:
+            raise revoked
+        launch = spawn.Launch(
+            program=plan.program,
+            arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
+            environment=_environment(plan, run_id),
+            mounts=[mount],
+            prepare=lambda: confine.enter(confinement),
+            directory=WORKSPACE,
+            join_files=() if leaf is None else leaf.join_files(),
+        )
+        asked = {} if steering is None else steering.before()
+        patience = spawn.Patience(
+            seconds=limits.start_seconds,
+            watches={**watches, **asked},
+            look=lambda: None if directory is None else rundir_directory.verdict(directory.path),
+            kill=(lambda: None) if leaf is None else leaf.kill,
+        )
+        child = stack.enter_context(spawn.spawn(launch, patience))
+        if leaf is not None:
+            stack.callback(leaf.kill)  # before it is waited for: what stands in a stopped cgroup takes no signal
+        # spawn returns after execve, so the agent has started: a descriptor that is readable already.
+        started = os.eventfd(1, os.EFD_CLOEXEC)
+        stack.callback(os.close, started)
+        channel = _channel(child, leaf, started, rounds, watches)
+        if signals is not None:
+            stack.callback(signals.watches)  # the descriptor by which it kills is closed after this
+            signals.watches(channel.kill, child.has_ended)
+        if steering is not None:
+            channel = steering.joined(channel, None)
+        meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
+        channel = dataclasses.replace(
+            channel,
+            giving=_both(channel.giving, meter.begin),
+        )
+        exchange = Exchange(channel, intent, limits)
+        if steering is not None:
+            steering.converses(exchange)
+        exchange.run()
+        status = child.reap()
+        if signals is not None and (told := signals.outcome(status)) is not None:
+            exchange.ended_by(told)
+        # Whoever revoked it has killed it, which looks like a failure of its own.
+        ended = exchange.error if directory is None else rundir_directory.verdict(directory.path) or exchange.error
+        return _finished(plan, exchange, ended, status, meter)
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise errors.PrivilegeError(
+            "trusted-local needs root, to become a user that cannot read your keys",
+            hint="run it with sudo, and give COVENANT_HOME",
+        )
+
+
+def _leaf(
+    directory: RunDirectory, run_id: str, hierarchies: cgroup.Hierarchies | None, stack: contextlib.ExitStack
+) -> cgroup.Leaf | None:
+    """A cgroup without a limit, to count what the agent uses. None where there is no place for one: nothing of its
+    confinement rests on it."""
+    leaf = cgroup.Leaf(hierarchies or cgroup.Hierarchies.read(), run_id)
+    try:
+        directory.note_cgroups(leaf.plan())
+        return stack.enter_context(leaf)
+    except (errors.KernelError, errors.NotEnforceableError):
+        return None
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _package_mount(copy: Path, *, executable: bool, stack: contextlib.ExitStack) -> spawn.Attach:
+    """The verified copy, attached by descriptor: the agent never walks through COVENANT_STATE."""
+    fd = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    detached = libc.open_tree_clone(fd)
+    stack.callback(os.close, detached)
+    flags = libc.MOUNT_ATTR_RDONLY | libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV
+    libc.mount_setattr(detached, flags if executable else flags | libc.MOUNT_ATTR_NOEXEC)
+    return spawn.Attach(detached, WORKSPACE)
+
+
+def _environment(plan: Plan, run_id: str) -> dict[str, str]:
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": _SCRATCH[0] if plan.policy.scratch_bytes else WORKSPACE,
+        "LANG": "C.UTF-8",
+        "COVENANT_RUN_ID": run_id,
+    }
+
+
+def _proved_filter(plan: Plan) -> Any:
+    """The filter that the child will load, after its program was read back (policy.prove.local).
+
+    Raises:
+        errors.ProofError: it refuses more or less than the manifest demands.
+        errors.HostError: libseccomp cannot make it.
+    """
+    prepared = load.prepare(plan.policy.filter)
+    local.prove(load.export(prepared), plan.demand, arch=facts.architecture())
+    return prepared
+
+
+def _confinement(plan: Plan, hidden: Sequence[str], filter_: Any) -> confine.Confinement:
+    policy = plan.policy
+    return confine.Confinement(
+        uid=plan.identity.uid,
+        gid=plan.identity.gid,
+        hidden=(*_covers(hidden, plan), *((_RUN,) if policy.hide_run and os.path.isdir(_RUN) else ())),
+        scratch=tuple(dict.fromkeys(os.path.realpath(p) for p in _SCRATCH if os.path.isdir(p))),
+        scratch_bytes=policy.scratch_bytes,
+        own_network=policy.own_network,
+        limits=(
+            (resource.RLIMIT_CORE, core_dumps.limit()),
+            (resource.RLIMIT_FSIZE, policy.file_bytes),
+            (resource.RLIMIT_NOFILE, _OPEN_FILES),
+            (resource.RLIMIT_NPROC, policy.processes),
+            (resource.RLIMIT_AS, policy.memory_bytes),
+        ),
+        filter=filter_,
+    )
+
+
+def _covers(hidden: Sequence[str], plan: Plan) -> list[str]:
+    """The directories to cover, outermost first, without those that another cover hides already.
+
+    Raises:
+        errors.HomeError: one of them holds what the agent's program needs, or belongs to the agent's user.
+    """
+    covered = [*(p for p in _SCRATCH if os.path.isdir(p)), WORKSPACE, "/proc"]
+    if plan.policy.hide_run:
+        covered.append(_RUN)
+    out: list[str] = []
+    for given in sorted({os.path.realpath(path) for path in hidden if os.path.exists(path)}):
+        path = Path(given)
+        if path.stat().st_uid == plan.identity.uid:
+            raise errors.HomeError(f"`{given}` belongs to user `{plan.identity.name}`", where=given)
+        if any(Path(needed).is_relative_to(path) for needed in (*_NEEDED, os.path.realpath(plan.program))):
+            raise errors.HomeError(f"`{given}` cannot be hidden from an agent", where=given)
+        if not any(path.is_relative_to(cover) for cover in (*map(os.path.realpath, covered), *out)):
+            out.append(given)
+    return out
+
+
+def _channel(
+    child: spawn.Child,
+    leaf: cgroup.Leaf | None,
+    started: int,
+    rounds: Sequence[Round],
+    watches: Mapping[int, Callable[[], Outcome]],
+) -> Channel:
+    def kill() -> None:
+        # The keeper ends with the namespace; its own death would end it too, but nobody would wait for that.
+        child.signal(confine.KILL_ALL)
+        # Whoever stopped it to revoke it may have been killed over it, and then nothing else ever lets it die.
+        if leaf is not None:
+            leaf.kill()
+
+    return Channel(
+        stdin=child.stdin,
+        stdout=child.stdout,
+        stderr=child.stderr,
+        pidfd=child.pidfd,
+        started=started,
+        has_started=lambda: True,
+        terminate=lambda: child.signal(signal.SIGTERM),
+        kill=kill,
+        rounds=rounds,
+        watches=watches,
+    )
+
+
+def _finished(plan: Plan, exchange: Exchange, error: errors.RunError | None, status: int, meter: Meter) -> Finished:
+    if error is None and status != 0:
+        small = plan.policy.runtime == "node" and plan.policy.memory_bytes < _NODE_ADDRESS_SPACE
+        hint = "node reserves much address space: raise resources.memory_mb to 1024, or use linux-gvisor"
+        error = errors.AgentFailedError(
+            f"the agent exited with status {status}", hint=hint if small else "", exit_status=status
+        )
+    # Never by getrusage(2): it has its start among it, no child that nobody waited for, and of several processes the
+    # memory of the largest.
+    return exchange.finished(status, error, cpu_ms=meter.cpu_ms(), memory_peak_bytes=meter.memory_peak_bytes())

@@ -1,0 +1,1 @@
+"""One request to the supervisor, from its frame to its answer."""

@@ -1,0 +1,41 @@
+"""The question whether an operator signed a package, asked by whoever runs it elsewhere (at an API of Hermes).
+
+Whoever asks has a copy of the trust root at best; what this state has and no copy can, is the root that holds, what it
+revokes, the highest serial that was accepted, and the greatest time ever seen.
+"""
+
+from __future__ import annotations
+
+from policy import decide
+from policy.package import MANIFEST_NAME
+from policy.signing import trust
+from sandbox.serve.api import protocol, run
+from sandbox.serve.api.session import Conversation
+
+
+def check_package(talk: Conversation, asked: protocol.CheckPackage) -> None:
+    """Verify it as for a run, and answer whose it is. Bounded as a run's package is, for root as well: nothing follows.
+
+    Raises:
+        errors.CovenantError: it cannot be read, or no operator's signature holds for it here.
+    """
+    directory = talk.directory(0)
+    with talk.opened() as own:
+        trusted = run.verified(talk, own, directory)
+    run.check_seen(trusted.package, asked.manifest_sha256)
+    manifest = decide.manifest_of(trusted.package)
+    agent = manifest.agent
+    signers = trust.authorise(trusted, agent_id=agent.id, role=agent.role, operator=agent.operator)
+    talk.answer(
+        {
+            "kind": "checked",
+            "agent_id": agent.id,
+            "role": agent.role,
+            "signers": [one.name for one in signers],
+            "serial": trusted.statement.serial,
+            "trust_root": trusted.root_version,
+            "manifest_sha256": trusted.package.digests[MANIFEST_NAME],
+            "package_digest": trusted.package.digest,
+        }
+    )
+    talk.again = True

@@ -1,0 +1,173 @@
+"""What may be asked of the supervisor: closed models, one for each kind, read strictly from one frame.
+
+The first frame of a connection is the request, and there is no second: whatever a client sends after it, or its end of
+file, is its leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+import pydantic
+
+from policy import base58, errors, json_bounds
+from policy.signing import strict_json
+from sandbox.serve.api import frames
+
+# A year, as `covenant run --timeout` takes it.
+_MAX_TIMEOUT_MS = 365 * 86_400_000
+
+
+class Request(pydantic.BaseModel):
+    """One request. The descriptors that came with it are counted by ``descriptors``: how many there must be."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: str
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors come with it."""
+        return 0
+
+
+class OnBehalfOf(pydantic.BaseModel):
+    """For whom somebody asks: a name for people, and the key that decides elsewhere. Nothing is decided by it here."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    pubkey_b58: Annotated[str, pydantic.Field(max_length=64)]
+    display: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,256}@[A-Za-z0-9_.-]{1,256}$")]
+
+    @pydantic.field_validator("pubkey_b58")
+    @classmethod
+    def _is_a_key(cls, value: str) -> str:
+        try:
+            base58.decode(value, length=32)
+        except ValueError:
+            raise ValueError("is no public key in base58") from None
+        return value
+
+
+class Run(Request):
+    """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
+
+    ``user`` is for trusted-local and root alone. A run ends when whoever asked goes away, unless ``detach``.
+    ``intent_id`` is the asker's own name for the intent, by which ``ps`` shows the run as well; it decides nothing.
+    ``manifest_sha256`` is the manifest that the asker has seen and has decided by: a package with another is refused.
+    ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
+    With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
+    (sandbox.audit.run_report), however the run went.
+    """
+
+    kind: Literal["run"]
+    text: str
+    timeout_ms: Annotated[int, pydantic.Field(ge=1, le=_MAX_TIMEOUT_MS)] | None = None
+    user: Annotated[str, pydantic.Field(min_length=1, max_length=64)] | None = None
+    detach: bool = False
+    intent_id: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] | None = None
+    priority: Literal["low", "normal", "high"] = "normal"
+    manifest_sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    on_behalf_of: OnBehalfOf | None = None
+    rows: bool = False
+
+    @pydantic.field_validator("text")
+    @classmethod
+    def _is_unicode(cls, value: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("is not valid Unicode") from None
+        return value
+
+    @property
+    def descriptors(self) -> int:
+        """The package's directory."""
+        return 1
+
+
+class CheckPackage(Request):
+    """Would the supervisor take this package, signed as it is, for an operator's? Nothing of it is run, and no row is
+    written. ``manifest_sha256`` as of ``Run``."""
+
+    kind: Literal["check_package"]
+    manifest_sha256: Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+    @property
+    def descriptors(self) -> int:
+        """The package's directory."""
+        return 1
+
+
+RunId = Annotated[str, pydantic.Field(min_length=1, max_length=36)]
+
+
+class Ps(Request):
+    """The live runs."""
+
+    kind: Literal["ps"]
+
+
+class Top(Request):
+    """The live runs and what each uses."""
+
+    kind: Literal["top"]
+
+
+class Operate(Request):
+    """Suspend, resume or end the run whose id begins so, with ``tree`` everything below it as well.
+
+    With ``grace_ms`` the agent of a single run is asked to end (SIGTERM), and has so long until it is killed.
+    """
+
+    kind: Literal["operate"]
+    operation: Literal["suspend", "resume", "kill"]
+    run: RunId
+    tree: bool = False
+    grace_ms: Annotated[int, pydantic.Field(ge=0, le=60_000)] | None = None
+    reason: Annotated[str, pydantic.Field(max_length=1000)] = ""
+
+
+class Logs(Request):
+    """What the run wrote to stderr from ``offset`` on."""
+
+    kind: Literal["logs"]
+    run: RunId
+    offset: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
+
+
+class Wait(Request):
+    """The run's end, however long it takes."""
+
+    kind: Literal["wait"]
+    run: RunId
+
+
+KINDS: Final[Mapping[str, type[Request]]] = {
+    "ps": Ps,
+    "top": Top,
+    "operate": Operate,
+    "logs": Logs,
+    "wait": Wait,
+    "run": Run,
+    "check_package": CheckPackage,
+}
+
+
+def parse(raw: bytes) -> Request:
+    """The request in the body of a frame.
+
+    Raises:
+        errors.RequestError: it is none.
+    """
+    try:
+        value = strict_json.loads(raw, max_bytes=frames.REQUEST_BYTES, max_values=json_bounds.REQUEST_VALUES)
+        if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+            raise strict_json.MalformedError("no object with a `kind`")
+        model = KINDS.get(value["kind"])
+        if model is None:
+            raise strict_json.MalformedError(f"of unknown kind `{strict_json.shown(value['kind'])}`")
+        return strict_json.validate(model, value)
+    except strict_json.MalformedError as e:
+        raise errors.RequestError(f"the request is refused: {e}") from e

@@ -1,0 +1,102 @@
+"""What a request of somebody who is not root may cost before a signature says that it is worth it.
+
+memory     what is parsed and read is bounded by the kernel (RLIMIT_DATA), not by what its author made of it
+seconds    a directory may lie on a file system that does not answer
+turns      packages of one user are read one at a time, so that many requests hold one package and not many
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from policy import errors
+from policy import package as packages
+from sandbox.kernel import small_files
+from sandbox.kernel.fs import hanging
+from sandbox.storage import atomic_file
+
+# A request of 4 MiB as bytes, as text of four bytes a character, and as the same once more in its object.
+REQUEST_MEMORY: Final = 64 << 20
+# A package of the greatest size, and its largest file twice.
+PACKAGE_MEMORY: Final = 2 * packages.MAX_BYTES + (64 << 20)
+
+
+class _OverdueError(Exception):
+    """The clock of ``seconds`` ran out."""
+
+
+@contextlib.contextmanager
+def memory(more_bytes: int) -> Iterator[None]:
+    """While the block lasts this process may have so much memory of its own more than it has now.
+
+    Raises:
+        errors.RequestError: it would have needed more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    pages = int(small_files.whole("/proc/self/statm").split()[5])
+    wanted = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    try:
+        yield
+    except MemoryError:
+        raise errors.RequestError("the request is refused: it takes more memory than one may") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextlib.contextmanager
+def seconds(most: float, what: str, place: str) -> Iterator[None]:
+    """The block ends within so many seconds, also while it waits for a file system, that of ``place``.
+
+    Raises:
+        errors.RequestError: it had not ended; ``what`` is its name.
+    """
+
+    def overdue(number: int, frame: FrameType | None) -> None:
+        raise _OverdueError
+
+    before = signal.signal(signal.SIGALRM, overdue)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, most)
+        try:
+            # The alarm ends no wait for an answer of FUSE's: then the main loop ends this process (overdue).
+            with hanging.within(place, most):
+                yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _OverdueError:
+        raise errors.RequestError(f"the request is refused: {what} took longer than {most:g} s") from None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def turn(state: Path, uid: int, most_seconds: float) -> Iterator[None]:
+    """One at a time of this user's.
+
+    Raises:
+        errors.BusyError: another of theirs held it for so many seconds.
+    """
+    place = state / "callers"
+    place.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(place / str(uid), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if not atomic_file.take(fd, most_seconds):
+            raise errors.BusyError("other packages of this user are still being read")
+        yield
+    finally:
+        os.close(fd)
+
+
+def forget_turn(state: Path, uid: int) -> None:
+    """Give the next request of this user its turn, while a process that cannot be ended still holds the lock: the file
+    goes, and the next request makes another."""
+    with contextlib.suppress(FileNotFoundError):
+        (state / "callers" / str(uid)).unlink()

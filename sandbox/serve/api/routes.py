@@ -1,0 +1,19 @@
+"""Who does what is asked: the table from each model of ``protocol`` to its function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sandbox.serve.api import check_package, manage, run
+from sandbox.serve.api.session import Conversation
+
+HANDLERS: Final[Mapping[str, Callable[[Conversation, Any], None]]] = {
+    "ps": manage.ps,
+    "top": manage.top,
+    "operate": manage.operate,
+    "logs": manage.logs,
+    "wait": manage.wait,
+    "run": run.run,
+    "check_package": check_package.check_package,
+}

@@ -1,0 +1,262 @@
+"""The request to run a package: its bytes by the descriptor that came, and the answer as a document."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from policy import contract, errors
+from policy.audit_log import chain
+from policy.package import MANIFEST_NAME, Package
+from policy.signing import trust
+from sandbox.audit import open_runs
+from sandbox.audit.run_report import Retelling
+from sandbox.kernel.fs import hanging
+from sandbox.lifecycle.run import Answer, Request
+from sandbox.serve.api import protocol, rlimits
+from sandbox.serve.api.session import Conversation
+from sandbox.shim import signals as shim_signals
+from sandbox.standby import dispatch
+from sandbox.storage import package_reader as packages
+from sandbox.supervisor import Supervisor
+
+# What root's own package may take at least, of each access to it.
+ROOT_SECONDS: Final = 60.0
+
+
+def run(talk: Conversation, asked: protocol.Run) -> None:
+    """Run it, and answer with what came of it.
+
+    Raises:
+        errors.CovenantError: it was refused, or the machine failed; either is in the log.
+    """
+    if asked.user is not None and talk.caller.uid != 0:
+        raise errors.CallerError("only root may say which user an agent becomes", hint="leave --as out")
+    directory = talk.directory(0)
+    with shim_signals.HeldBack() as signals, contextlib.ExitStack() as after:
+        try:
+            with _reached(talk, directory) as reached, talk.opened() as own, contextlib.ExitStack() as stack:
+                retelling = Retelling(own.ledger)
+                if asked.rows:
+                    stack.push(functools.partial(_retell, talk, own, retelling))
+                answer = _run(talk, asked, own, directory, retelling, reached, after)
+            talk.answer(document(answer))
+        finally:
+            signals.hold()  # what runs share on the uplink is taken away whole, or stays for good
+        talk.again = _taken_away(after) and _is_plain(asked, answer)
+    if signals.told:
+        raise KeyboardInterrupt
+
+
+def _taken_away(after: contextlib.ExitStack) -> bool:
+    """Whether what was left of a run is gone. Whoever asked has their answer; the operator reads what is wrong."""
+    try:
+        after.close()
+    except errors.CovenantError as e:
+        print(f"covenant-supervisor: {e.message}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _reached(talk: Conversation, directory: int) -> Iterator[dispatch.Reached | None]:
+    """An instance of what seems to lie there is told that somebody comes, before anything else is done for them. Only
+    for root, whose package is read without bounds: a caller's could keep us here, and waits until it was read."""
+    if talk.caller.uid != 0 or not talk.supervisor.keeps_standby:
+        yield None
+        return
+    with hanging.within(place_of(directory), _roots_seconds(talk)):
+        envelope = packages.envelope(directory)
+    with dispatch.reached(talk.supervisor.path / "runs", envelope) as found:
+        yield found
+
+
+def _run(
+    talk: Conversation,
+    asked: protocol.Run,
+    own: Supervisor,
+    directory: int,
+    retelling: Retelling,
+    reached: dispatch.Reached | None,
+    after: contextlib.ExitStack,
+) -> Answer:
+    issuer = talk.issuer(own)
+    talk.state("accepted", supervisor_state=str(own.path), trust_root=own.state.root_version())
+    with contextlib.ExitStack() as stack:
+        with own.logged(issuer, retelling.refused):
+            if talk.caller.uid == 0:
+                with hanging.within(place_of(directory), _roots_seconds(talk)):
+                    package = packages.read(directory)
+            else:
+
+                def reach(envelope: bytes) -> None:
+                    nonlocal reached
+                    if own.keeps_standby:
+                        reached = stack.enter_context(dispatch.reached(own.path / "runs", envelope))
+
+                package = verified(talk, own, directory, read=reach).package
+            check_seen(package, asked.manifest_sha256)
+        # Its children lie beside it; who may not look there has none.
+        with in_their_name(talk, own, place_of(directory)):
+            children = stack.enter_context(packages.beside(directory))
+            name = name_of(directory, talk)
+        request = Request(
+            package=package,
+            text=asked.text,
+            issuer=issuer,
+            timeout_ms=asked.timeout_ms,
+            user=asked.user,
+            package_name=name,
+            intent_id=asked.intent_id or "",
+            priority=asked.priority,
+            children=children,
+            rights=functools.partial(in_their_name, talk, own, place_of(directory)),
+            began=retelling.began,
+            **_for_whom(asked.on_behalf_of, issuer),
+        )
+        return own.run(request, watches=talk.watches(detach=asked.detach), reached=reached, after=after)
+
+
+def _is_plain(asked: protocol.Run, answer: Answer) -> bool:
+    """Whether the run was one as most are: under linux-gvisor (no other has a policy), and waited for."""
+    confined = answer.policy_digest is not None and asked.user is None
+    return confined and not asked.detach and answer.error is None
+
+
+def check_seen(package: Package, digest: str | None) -> None:
+    """Whoever asks may have decided by a manifest: that its caller holds what it requires, for one.
+
+    Raises:
+        errors.StaleAgentError: it is another by now, of whoever signed it.
+    """
+    if digest is not None and package.digests[MANIFEST_NAME] != digest:
+        raise errors.StaleAgentError(
+            "the package has another manifest than whoever asks has seen",
+            hint="covenant agents reload, then ask again",
+            where=MANIFEST_NAME,
+        )
+
+
+def _for_whom(whom: protocol.OnBehalfOf | None, issuer: Mapping[str, str]) -> dict[str, Any]:
+    """What of a request is said for whom: to the log as it was said, to the agent so that it is nobody else."""
+    if whom is None:
+        return {}
+    told = contract.on_behalf(whom.display, whom.pubkey_b58, by=issuer["display"])
+    return {"behalf": {"display": whom.display, "pubkey": whom.pubkey_b58}, "told": told}
+
+
+def _retell(talk: Conversation, own: Supervisor, retelling: Retelling, *failure: object) -> None:
+    """The frame before the last, also where the run failed. A log that cannot be read loses nobody their answer."""
+    try:
+        told = retelling.read()
+        if any(not open_runs.owed(own.path, run_id) for run_id in retelling.lost):
+            # A keeper below was killed: what it left is taken away now, so that its end and its use are known.
+            with contextlib.suppress(errors.CovenantError, OSError):
+                own.recover()
+            told = retelling.read()
+        talk.tell(told.document(chain.key_id(own.ledger.public_key)))
+    except errors.CovenantError as e:
+        talk.tell({"kind": "rows", "missing": f"the supervisor could not read them: {e.message}"})
+
+
+@contextlib.contextmanager
+def in_their_name(talk: Conversation, own: Supervisor, place: str) -> Iterator[None]:
+    """While the block lasts, files are opened with the caller's rights and, of somebody who is not root, within their
+    bounds: the keeper of a child, too, reads what lies in their hands before any signature says that it is worth it.
+
+    Raises:
+        errors.CovenantError: it would have taken more.
+    """
+    if talk.caller.uid == 0:
+        with hanging.within(place, _roots_seconds(talk)):
+            yield
+        return
+    most = float(own.config.request_seconds)
+    with (
+        rlimits.turn(own.path, talk.caller.uid, most),
+        rlimits.memory(rlimits.PACKAGE_MEMORY),
+        rlimits.seconds(most, "reading packages", place),
+        talk.caller.rights(),
+    ):
+        yield
+
+
+def verified(
+    talk: Conversation, own: Supervisor, directory: int, *, read: Callable[[bytes], None] = lambda envelope: None
+) -> trust.TrustedPackage:
+    """The package of a caller: read with their rights and within their bounds, and verified before a second of theirs
+    is read. ``lifecycle`` verifies it again, as it does for everybody. ``read`` is told of the envelope in between.
+
+    Raises:
+        errors.CovenantError: it cannot be read, is not signed, or no operator's signature holds.
+    """
+    now_ms, most = int(time.time() * 1000), float(own.config.request_seconds)
+    with rlimits.turn(own.path, talk.caller.uid, most), rlimits.memory(rlimits.PACKAGE_MEMORY):
+        with rlimits.seconds(most, "reading the package", place_of(directory)), talk.caller.rights():
+            package = packages.read(directory)
+        if package.envelope is None:
+            # allow_unsigned_trusted_local is for whoever may write it down, and not for whoever may ask.
+            raise errors.UnsignedError("the package is not signed", hint="covenant manifest sign PACKAGE")
+        read(package.envelope)
+        return trust.verify(
+            package,
+            own.state.trust_root(now_ms),
+            now_ms=now_ms,
+            audience=own.config.host,
+            serials=own.state,
+            greatest_time_ms=own.state.greatest_time_ms(),
+        )
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """The answer as a frame has it; ``client.Answer`` is made from it."""
+    fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+    result = answer.result
+    return {
+        "kind": "answer",
+        **fields,
+        "result": None if result is None else dataclasses.asdict(result),
+        "error": None if answer.error is None else answer.error.to_json(),
+        "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
+        "timings": dict(answer.timings),
+        "usage": dataclasses.asdict(answer.usage),
+    }
+
+
+def _roots_seconds(talk: Conversation) -> float:
+    """How long an access to root's own package may take: no other user can make it long, and it may be large."""
+    return max(ROOT_SECONDS, float(talk.supervisor.config.request_seconds))
+
+
+def place_of(directory: int) -> str:
+    """The file system of a directory, as it is named where it does not answer: the kernel's word for its path alone,
+    which asks no file system."""
+    return f"the file system of `{_escaped(os.readlink(f'/proc/self/fd/{directory}'))}`"
+
+
+def _escaped(place: str) -> str:
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in place)
+
+
+def name_of(directory: int, talk: Conversation) -> str:
+    """Where the package lies, as the kernel says it, with what is not printed escaped.
+
+    Rule 8 takes one place for one package, and so believes this name: it is that of a place here, where the very
+    directory is found again. What the kernel says of another is text that its author may have chosen (a mount
+    namespace of theirs), and has their name before it, so that it is never the name of a place. Asked with the rights
+    of whoever asks, and within their time.
+    """
+    place = os.readlink(f"/proc/self/fd/{directory}")
+    shown = _escaped(place)
+    try:
+        found, given = os.stat(place, follow_symlinks=False), os.fstat(directory)
+    except OSError:
+        return f"{talk.caller.display}:{shown}"
+    here = (found.st_dev, found.st_ino) == (given.st_dev, given.st_ino)
+    return shown if here else f"{talk.caller.display}:{shown}"

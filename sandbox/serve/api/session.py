@@ -1,0 +1,195 @@
+"""One connection, in the keeper that serves it: who asks, what came, and what is said back.
+
+Frames to the client are ``{"kind": "state", ...}``, any number of them, then one that ends the conversation: the
+kind's own answer, or ``{"kind": "error", ...}`` as every error of ours is written (``CovenantError.to_json``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from policy import base58, errors
+from sandbox.kernel import libc
+from sandbox.kernel.fs import hanging
+from sandbox.kernel.proc import pipes
+from sandbox.run_io import Outcome
+from sandbox.serve.api import frames
+from sandbox.supervisor import Supervisor
+
+OPERATOR: Final = "operator@local"
+# How long a client may take to read its answer.
+ANSWER_SECONDS: Final = 30.0
+# A client that does not read what little is said on the way is gone.
+_STATE_SECONDS = 1.0
+_UCRED = struct.Struct("3i")
+_SO_PEERGROUPS = 59  # asm-generic/socket.h
+# What socket.getsockopt takes at most, in bytes.
+_GROUPS_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is at the other end, as the kernel noted it when they connected (SO_PEERCRED, unix(7))."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Caller:
+        """Whoever connected to this socket."""
+        pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return cls(pid, uid, gid)
+
+    def with_groups(self, sock: socket.socket) -> Caller:
+        """With the supplementary groups, which only reading in their name needs; of one with over 256, none."""
+        try:
+            raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        except OSError as e:
+            if e.errno != errno.ERANGE:
+                raise
+            raw = b""
+        return Caller(self.pid, self.uid, self.gid, tuple(gid for (gid,) in struct.iter_unpack("I", raw)))
+
+    @property
+    def display(self) -> str:
+        """How rows and labels name them: never by a word of their own."""
+        return OPERATOR if self.uid == 0 else f"uid{self.uid}@local"
+
+    @contextlib.contextmanager
+    def rights(self) -> Iterator[None]:
+        """While the block lasts, files are opened with this caller's rights and not with ours.
+
+        A descriptor of a directory says little of what lies below it: who holds one of /home may not read all of it.
+        """
+        if self.uid == 0:
+            yield
+            return
+        groups = os.getgroups()
+        # setfsuid(2) takes the capabilities that override modes away with uid 0, and gives them back with it.
+        os.setgroups(self.groups)
+        try:
+            libc.setfsgid(self.gid)
+            libc.setfsuid(self.uid)
+            yield
+        finally:
+            libc.setfsuid(0)
+            libc.setfsgid(os.getegid())
+            os.setgroups(groups)
+
+
+@dataclass
+class Conversation:
+    """What a handler is given. ``fds`` came with the request, and are closed with the connection; ``alive`` is
+    readable once the supervisor is gone, -1 where there is none. ``again`` is set by a handler that has come to the end
+    that most come to, after which the keeper may serve another (sandbox.serve.worker_pool)."""
+
+    sock: socket.socket
+    caller: Caller
+    supervisor: Supervisor
+    alive: int = -1
+    fds: list[int] = field(default_factory=list)
+    again: bool = False
+    _opened: Supervisor | None = field(default=None, repr=False)
+    _gone: bool = field(default=False, repr=False)
+    _answered: bool = field(default=False, repr=False)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Supervisor]:
+        """The supervisor with state and log of this process's own."""
+        with self.supervisor.in_keeper() as own:
+            yield own
+
+    def issuer(self, own: Supervisor) -> dict[str, str]:
+        """Whose the caller's runs are: the kernel's word for who they are, and the key of the log that vouches."""
+        return {"display": self.caller.display, "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
+
+    def directory(self, index: int) -> int:
+        """The descriptor with this number, which is a directory that was opened for reading.
+
+        Raises:
+            errors.RequestError: it is something else.
+        """
+        fd = self.fds[index]
+        # One that was opened by path alone says nothing of what its holder may read.
+        by_path = libc.status_flags(fd) & os.O_PATH
+        with hanging.within("the file system of the package's directory"):
+            mode = 0 if by_path else os.fstat(fd).st_mode
+        if not stat.S_ISDIR(mode):
+            raise errors.RequestError(f"descriptor {index} is no directory that was opened for reading")
+        return fd
+
+    def state(self, name: str, **fields: Any) -> None:
+        """Say how far it is. Whoever does not listen is gone (``watches``), and is told nothing more."""
+        if self._gone:
+            return
+        try:
+            frame = frames.encode({"kind": "state", "state": name, **fields})
+            frames.send(self.sock, frame, until=time.monotonic() + _STATE_SECONDS)
+        except OSError:
+            self._gone = True
+
+    def answer(self, document: Mapping[str, Any]) -> None:
+        """Say the one answer; who is gone has none, and who has it is told of nothing that goes wrong afterwards."""
+        if self._answered:
+            return
+        self._answered = True
+        frame = frames.encode(document)
+        if len(frame) > frames.ANSWER_BYTES:
+            frame = frames.encode(errors.ServiceError("the answer is too large for its frame").to_json())
+        self._send(frame)
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Say what was asked for beside the answer, before it. Bounded by whoever made it."""
+        self._send(frames.encode(document))
+
+    def _send(self, frame: bytes) -> None:
+        if self._gone:
+            return
+        try:
+            frames.send(self.sock, frame, until=time.monotonic() + ANSWER_SECONDS)
+        except OSError:
+            self._gone = True
+
+    def watches(self, *, detach: bool = False) -> dict[int, Callable[[], Outcome]]:
+        """For the exchange (run_io.Channel.watches): a run ends with whoever asked, and with the supervisor where the
+        operator wants it so."""
+        watches: dict[int, Callable[[], Outcome]] = {}
+        if not detach:
+            watches[self.sock.fileno()] = self._left
+        return {**watches, **self.ends_with_us()}
+
+    def ends_with_us(self) -> dict[int, Callable[[], Outcome]]:
+        """What of these a run's children have as well, whatever becomes of them at its end."""
+        if self.alive >= 0 and self.supervisor.config.on_supervisor_exit == "end":
+            return {self.alive: _supervisor_ended}
+        return {}
+
+    @property
+    def told(self) -> bool:
+        """Whether whoever asked was there until the last word, as far as is known."""
+        return not self._gone
+
+    def left(self) -> bool:
+        """Whether whoever asked has gone, or said something more, which is the same."""
+        return self._gone or pipes.readable(self.sock.fileno(), 0)
+
+    def _left(self) -> Outcome:
+        self._gone = True
+        return errors.KilledError("whoever asked for it went away", hint="ask with `detach` to let it go on")
+
+
+def _supervisor_ended() -> Outcome:
+    return errors.KilledError(
+        "the supervisor ended", hint='on_supervisor_exit = "continue" in config.toml lets runs go on'
+    )

@@ -1,0 +1,74 @@
+"""What every run needs is read once, before the first keeper is forked, and shared with all of them page by page.
+
+An agent of each runtime is compiled and thrown away. What that found of this host (closures, programs, tables) stays.
+A keeper that waits does as much once more: what it shares it has by itself from when it first counts a reference there,
+and the copies are made while nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Final
+
+from policy import decide, errors
+from policy.package import Package
+from sandbox.broker import credentials
+from sandbox.host import facts as host_facts
+from sandbox.network import disconnect
+from sandbox.network.dns import gate
+from sandbox.network.tls import gate as tls_gate
+from sandbox.runner import trusted_local
+from sandbox.supervisor import Supervisor
+
+# Modules that the code imports when it first needs them.
+_MODULES: Final = (credentials, trusted_local, disconnect, gate, tls_gate)
+_MANIFEST: Final = """\
+[agent]
+id = "covenant.warm"
+name = "none"
+version = "1.0.0"
+runtime = "{runtime}"
+entry = "main"
+[resources]
+network = "{network}"
+[sandbox]
+required = true
+backend = "linux-gvisor"
+filesystem = "ephemeral"
+"""
+_GRANTS: Final = """\
+[[permissions.network]]
+host = "example.com"
+ports = [443]
+protocol = "tls"
+"""
+
+
+def up(supervisor: Supervisor) -> None:
+    """Compile what no agent has; a runtime that this machine lacks is left out."""
+    for runtime in ("python3", "node"):
+        for network, grants in (("off", ""), ("full", _GRANTS)):
+            with contextlib.suppress(errors.CovenantError):
+                _compile(supervisor, _MANIFEST.format(runtime=runtime, network=network) + grants)
+
+
+def again(supervisor: Supervisor) -> None:
+    """In a keeper that waits: go the first steps of a run that nobody asked for. Nothing is kept of it."""
+    with contextlib.suppress(errors.CovenantError, OSError), supervisor.in_keeper() as own:
+        own.state.trust_root(int(time.time() * 1000))
+    with contextlib.suppress(errors.CovenantError, OSError):
+        _compile(supervisor, _MANIFEST.format(runtime="python3", network="off"))
+
+
+def _compile(supervisor: Supervisor, text: str) -> None:
+    package = Package({"agent.toml": text.encode(), "main": b"pass\n"}, None)
+    manifest = decide.manifest_of(package)
+    facts = host_facts.for_manifest(
+        host_facts.probe(supervisor.config),
+        manifest,
+        config=supervisor.config,
+        package=package.files,
+        extra_never=supervisor.never_granted,
+    )
+    decide.compile_unsigned(package, manifest, host=facts)

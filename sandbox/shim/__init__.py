@@ -1,0 +1,1 @@
+"""The process that owns one run: signals, standard streams and control socket."""

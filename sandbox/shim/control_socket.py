@@ -1,0 +1,310 @@
+"""A run's control socket: ``runs/<id>/control``, where any root process asks the run's keeper to do something.
+
+    one message, one answer      SOCK_SEQPACKET, JSON: {"op": NAME, ...} -> {"answer": {...}} | {"error": {...}}
+    who                          root alone: the directory is 0700 below COVENANT_STATE, and SO_PEERCRED is looked at
+    served                       as one watch of the exchange: nothing here blocks; whoever is connected and silent
+                                 costs one of a few descriptors, and who was silent longest makes room for another
+
+The socket is there from before the sandbox is started until after it is gone. Its end of file is the end of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy import errors
+from policy.signing import strict_json
+from sandbox.kernel.net import unix_address
+
+NAME = "control"
+REQUEST_BYTES = 16 * 1024
+# Below what a socket of that kind takes as one message by default (net.core.wmem_default).
+ANSWER_BYTES = 128 * 1024
+CLIENTS = 16
+ASK_SECONDS = 15.0
+
+# So many events a turn: whoever asks without a pause takes turns with the run itself.
+_EVENTS = 8
+_UCRED = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a request is answered with; ``end`` ends the run once the answer is on its way."""
+
+    answer: Mapping[str, Any]
+    end: errors.RunError | None = None
+
+
+# Given the request's fields. What it raises of CovenantError is the answer; a log that takes no more ends the run.
+Handler = Callable[[Mapping[str, Any]], Reply]
+
+
+class Server:
+    """The keeper's end. Use as a context manager; ``watches`` goes into the exchange's.
+
+    ``table`` maps each operation to what does it.
+
+    Raises:
+        errors.KernelError: the socket cannot be made.
+    """
+
+    def __init__(self, directory: Path, table: Mapping[str, Handler]) -> None:
+        self._table = table
+        self._clients: dict[int, socket.socket] = {}
+        with contextlib.ExitStack() as stack:
+            try:
+                self._epoll = stack.enter_context(contextlib.closing(select.epoll()))
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+                self._listener = stack.enter_context(listener)
+                with _within(directory) as place:
+                    listener.bind(place)
+                    os.chmod(place, 0o600)
+                listener.listen(CLIENTS)
+                self._epoll.register(listener.fileno(), select.EPOLLIN)
+            except OSError as e:
+                raise errors.KernelError(
+                    f"the control socket cannot be made: {e.strerror}", where=str(directory)
+                ) from e
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let everybody go; whoever waits for the run's end sees it now."""
+        for fd in list(self._clients):
+            self._drop(fd)
+        self._stack.close()
+
+    @property
+    def watches(self) -> dict[int, Callable[[], errors.RunError | None]]:
+        """The one descriptor that is readable when there is anything to do, and what does it."""
+        return {self._epoll.fileno(): self.ready}
+
+    def ready(self) -> errors.RunError | None:
+        """Take what is there now; an error ends the run with it.
+
+        Raises:
+            errors.LedgerError: a row could not be written; whoever asked was told so.
+        """
+        for fd, _ in self._epoll.poll(0, _EVENTS):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._clients and (end := self._serve(fd)) is not None:
+                return end
+        return None
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return  # it went again, or there is no descriptor left: it asks once more
+        if _peer(client)[1] != os.geteuid():
+            client.close()
+            return
+        client.setblocking(False)
+        if len(self._clients) >= CLIENTS:
+            self._drop(next(iter(self._clients)))
+        self._clients[client.fileno()] = client
+        self._epoll.register(client.fileno(), select.EPOLLIN)
+
+    def _serve(self, fd: int) -> errors.RunError | None:
+        client = self._clients.pop(fd)
+        self._clients[fd] = client  # the one that spoke last goes last
+        try:
+            # One byte more than is taken, so that a longer message is seen to be one. Descriptors that come along
+            # are let go of by the kernel, since no room is given for them.
+            raw = client.recv(REQUEST_BYTES + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            raw = b""
+        if not raw:
+            self._drop(fd)
+            return None
+        try:
+            reply = self._answer(raw)
+        except errors.CovenantError as e:
+            self._send(fd, {"error": e.to_json()})
+            if isinstance(e, errors.LedgerError):
+                raise
+            return None
+        self._send(fd, {"answer": dict(reply.answer)})
+        return reply.end
+
+    def _answer(self, raw: bytes) -> Reply:
+        try:
+            request = strict_json.loads(raw, max_bytes=REQUEST_BYTES)
+        except strict_json.MalformedError as e:
+            raise errors.UsageError(f"the request is malformed: {e}") from None
+        if not isinstance(request, dict) or not isinstance(request.get("op"), str):
+            raise errors.UsageError("the request names no operation")
+        handler = self._table.get(request.pop("op"))
+        if handler is None:
+            raise errors.UsageError("there is no such operation", hint=f"there are: {', '.join(self._table)}")
+        return handler(request)
+
+    def _send(self, fd: int, document: dict[str, Any]) -> None:
+        # Who does not read its answers gets no more of them.
+        try:
+            self._clients[fd].send(json.dumps(document).encode())
+        except OSError:
+            self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        client = self._clients.pop(fd)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+        client.close()
+
+
+class Connection:
+    """The asking end. Use as a context manager.
+
+    Raises:
+        errors.NoRunError: the run has ended, or has not begun to listen yet.
+        errors.KeeperError: its keeper takes no connection.
+    """
+
+    def __init__(self, directory: Path, *, seconds: float = ASK_SECONDS) -> None:
+        self._directory, self._seconds = directory, seconds
+        with contextlib.ExitStack() as stack:
+            self._socket = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            self._socket.settimeout(seconds)
+            try:
+                with _within(directory) as place:
+                    self._socket.connect(place)
+                self.keeper = os.pidfd_open(_peer(self._socket)[0])
+            except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError) as e:
+                raise self._ended() from e
+            except OSError as e:
+                raise self._silent(e) from e
+            stack.callback(os.close, self.keeper)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """What the keeper answers.
+
+        Raises:
+            errors.CovenantError: it refused, with the error that it gave.
+            errors.NoRunError: the run ended before it answered.
+            errors.KeeperError: it did not answer in time, or with something else than an answer.
+        """
+        self.say(op, **fields)
+        return self.heard()
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Ask, and wait for no answer yet: of many keepers each does it while the others are asked.
+
+        Raises:
+            errors.NoRunError, errors.KeeperError: as ``ask``.
+        """
+        try:
+            self._socket.send(json.dumps({"op": op, **fields}).encode())
+        except (BrokenPipeError, ConnectionResetError) as e:
+            raise self._ended() from e
+        except OSError as e:
+            raise self._silent(e) from e
+
+    def heard(self) -> dict[str, Any]:
+        """The answer to what was said.
+
+        Raises:
+            errors.CovenantError: as ``ask``.
+        """
+        try:
+            raw = self._socket.recv(ANSWER_BYTES)
+        except (BrokenPipeError, ConnectionResetError) as e:
+            raise self._ended() from e
+        except OSError as e:
+            raise self._silent(e) from e
+        if not raw:
+            raise self._ended()
+        try:
+            document = strict_json.loads(raw, max_bytes=ANSWER_BYTES)
+        except strict_json.MalformedError as e:
+            raise errors.KeeperError(f"the keeper of run `{self._directory.name}` answered nonsense: {e}") from None
+        if "error" in document:
+            raise errors.restored(document["error"])
+        answer = document.get("answer")
+        if not isinstance(answer, dict):
+            raise errors.KeeperError(f"the keeper of run `{self._directory.name}` answered nonsense")
+        return answer
+
+    def closed(self, seconds: float) -> bool:
+        """Whether the keeper has let go of this connection, or does so within ``seconds``."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLHUP)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def _ended(self) -> errors.NoRunError:
+        return errors.NoRunError(f"run `{self._directory.name}` has ended, or has not begun yet")
+
+    def _silent(self, error: OSError) -> errors.KeeperError:
+        what = f"within {self._seconds:g} s" if isinstance(error, TimeoutError) else f": {error.strerror}"
+        return errors.KeeperError(
+            f"the keeper of run `{self._directory.name}` does not answer {what}",
+            hint="if it hangs, end it by its process id (`covenant ps --json` has it): its sandbox ends with it",
+        )
+
+
+def ask(directory: Path, op: str, *, seconds: float = ASK_SECONDS, **fields: Any) -> dict[str, Any]:
+    """Ask the keeper of the run in ``directory`` (``runs/<id>``) for one thing, as any root process may.
+
+    Raises:
+        errors.CovenantError: as ``Connection`` and its ``ask``.
+    """
+    with Connection(directory, seconds=seconds) as connection:
+        return connection.ask(op, **fields)
+
+
+def until_there(directory: Path, seconds: float) -> bool:
+    """Whether the run listens, or begins to within ``seconds``."""
+    until = time.monotonic() + seconds
+    while not (directory / NAME).exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextlib.contextmanager
+def _within(directory: Path) -> Iterator[str]:
+    """The socket's name for an address.
+
+    Raises:
+        FileNotFoundError: at the end, where the directory is not that run's any more.
+    """
+    with unix_address.within(directory, NAME) as address:
+        yield address
+        # INVARIANT: a directory becomes that of another run by another name, and no run's name is given twice
+        # (sandbox.rundir.reuse_place): what was reached through it before this look is this run's.
+        if not os.path.samestat(os.stat(os.path.dirname(address)), os.lstat(directory)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+
+
+def _peer(one: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end, as the kernel noted them when it connected or listened."""
+    pid, uid, _ = _UCRED.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid

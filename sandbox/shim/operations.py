@@ -1,0 +1,306 @@
+"""What a live run can be asked while it lives, and the clocks of its suspension.
+
+Each operation is looked up in the table of states (policy.lifecycle), written down, and done, in that order; the answer
+comes when it is done. It runs in the exchange's own turns, so nothing else of the run happens at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from policy import errors, lifecycle
+from policy.lifecycle import State
+from sandbox.audit.run_events import Rows
+from sandbox.kernel.cgroup.cgroup import Leaf
+from sandbox.run_io import Channel, Outcome, Round, Watches
+from sandbox.rundir import directory as rundir_directory
+from sandbox.shim import control_socket
+from sandbox.shim.stdio import Exchange
+
+# So much of stderr in one answer; each byte may become six of JSON.
+LOG_BYTES = 16 * 1024
+_LOOK_SECONDS = 0.25
+# How long a run stands that is to be ended with its tree, until it ends by itself: whoever asked is gone by then.
+_ENDING_SECONDS = 10.0
+
+
+class Steering:
+    """One run's. ``listening`` while its directory is there, ``joined`` when there is a sandbox to be asked about.
+
+    ``ttl_seconds`` is the manifest's, None without one; with ``suspends`` it suspends the run instead of ending it.
+    ``shown`` makes text of stderr that whoever may read logs may read; ``going_on`` is around a thaw, and raises when
+    the run of that directory is to stand (sandbox.control.revocation). ``below`` has everything below the run ended, in whose
+    name and why it is told, where whoever asked for that has not come back. ``table`` has what can be asked; others
+    may put more into it before the run listens.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        ttl_seconds: int | None,
+        suspends: bool,
+        shown: Callable[[bytes], str],
+        going_on: Callable[[Path], contextlib.AbstractContextManager[None]],
+        below: Callable[[str, str], None] = lambda by, reason: None,
+    ) -> None:
+        self._rows, self._ttl, self._shown, self._going_on, self._below = rows, ttl_seconds, shown, going_on, below
+        self._expires = suspends and ttl_seconds is not None
+        self._leaf: Leaf | None = None
+        self._directory: Path | None = None
+        self._exchange: Exchange | None = None
+        self._watches: dict[int, Callable[[], Outcome]] = {}
+        self._given_at: float | None = None
+        self._suspended_at = 0.0
+        # Whether it stood when its end was written down.
+        self._stood = False
+        # When the run ends by itself, and who wants it and why.
+        self._to_end: tuple[float, Mapping[str, Any]] | None = None
+        self.table: dict[str, control_socket.Handler] = {
+            "state": self._state,
+            "suspend": self._suspend,
+            "resume": self._resume,
+            "kill": self._kill,
+            "logs": self._logs,
+        }
+
+    @contextlib.contextmanager
+    def listening(self, directory: Path) -> Iterator[None]:
+        """From here on the run can be found and asked; it answers when the exchange runs."""
+        self._directory = directory
+        with control_socket.Server(directory, self.table) as server:
+            try:
+                self._rows.show_state(directory)
+                self._watches = server.watches
+                yield
+            finally:
+                self._rows.show_state(None)
+
+    def before(self) -> Watches:
+        """What serves whoever asks while there is no sandbox yet; from then on ``joined`` has it."""
+        return self._watches
+
+    def joined(self, channel: Channel, leaf: Leaf | None) -> Channel:
+        """The channel with everything that steers the run; ``leaf`` is None where there is no cgroup of its own."""
+        self._leaf = leaf
+
+        def terminate() -> None:
+            # A process that stands cannot be asked to end, and has no grace. Its end is written down by now.
+            (channel.kill if self._stood else channel.terminate)()
+
+        return dataclasses.replace(
+            channel,
+            terminate=terminate,
+            watches={**channel.watches, **self._watches},
+            rounds=(
+                *channel.rounds,
+                Round(_LOOK_SECONDS, self._forsaken),
+                *([] if self._ttl is None else [Round(_LOOK_SECONDS, self._clocks)]),
+            ),
+            giving=self._giving,
+            ending=self._ending,
+        )
+
+    def converses(self, exchange: Exchange) -> None:
+        """The exchange that the run is held by; called before it begins."""
+        self._exchange = exchange
+
+    # --- the run's own transitions --------------------------------------------------------------------------
+
+    def _giving(self) -> None:
+        if self._rows.state is not State.RUNNING:  # that of an instance is written with its start (sandbox.standby)
+            self._rows.to(State.RUNNING, "it is given its intent")
+        self._given_at = time.monotonic()
+
+    def _ending(self, error: errors.RunError) -> None:
+        if self._rows.state is not State.TERMINATED:  # whoever asked for the end has written it down
+            # Of one that a signal ended the agent is dead already, and nothing waits for a log that another has.
+            self._terminated(f"{error.code}: {error.message}", waits=isinstance(error, errors.StoppedError))
+        # Whoever ends it with its tree kills all before they let us go on: what is still there they have left to us. Of
+        # one that a signal ended nothing is there any more, whoever killed it.
+        left = isinstance(error, errors.StoppedError) or (self._leaf is not None and self._leaf.pids())
+        if (stopped := self._marked()) is not None and left:
+            self._below(*stopped)
+
+    def _terminated(self, words: str, *, waits: bool = False) -> None:
+        self._stood = self._rows.state is State.SUSPENDED or self._marked() is not None
+        self._rows.to(State.TERMINATED, words, waits=waits)
+
+    def _marked(self) -> tuple[str, str] | None:
+        return None if self._directory is None else rundir_directory.stopped_of(self._directory)
+
+    def _clocks(self) -> Outcome:
+        """The ttl that suspends, and the one more that a run may stay suspended."""
+        assert self._ttl is not None
+        now = time.monotonic()
+        if self._rows.state is State.SUSPENDED and now - self._suspended_at >= self._ttl:
+            return self._expired(f"suspended for {self._ttl} s")
+        due = self._given_at is not None and now - self._given_at >= self._ttl
+        if self._expires and due and self._rows.state is State.RUNNING:
+            self._expires = False
+            try:
+                self._freeze(f"ttl_seconds: {self._ttl} s are over")
+            except errors.RunError as e:
+                return e
+            except (errors.KernelError, errors.KeeperError, errors.NotEnforceableError) as e:
+                # Whoever is to be stopped and cannot be does not simply go on.
+                return self._expired(f"still running after {self._ttl} s, and it cannot be suspended: {e.message}")
+        return None
+
+    def _forsaken(self) -> Outcome:
+        """Whoever had it stand to end it with its tree has not come back: what they had written down is done here."""
+        if self._to_end is None or time.monotonic() < self._to_end[0]:
+            return None
+        asked, self._to_end = self._to_end[1], None
+        self._below(asked.get("by", ""), asked.get("reason", ""))
+        return errors.KilledError(_words("ended", asked))
+
+    def _expired(self, words: str) -> errors.DeadlineError:
+        return errors.DeadlineError(f"{words} (clock: ttl_seconds)", clock="ttl_seconds")
+
+    # --- what can be asked ----------------------------------------------------------------------------------
+
+    def _state(self, request: Mapping[str, Any]) -> control_socket.Reply:
+        _only(request)
+        return control_socket.Reply({"state": str(self._rows.state)})
+
+    def _suspend(self, request: Mapping[str, Any]) -> control_socket.Reply:
+        """``ending``: it is to be ended with the tree that it is in, once all of that stands. Nothing lets it go on
+        then, and it ends by itself where whoever asks does not come back, with everything below it."""
+        _only(request, "by", "reason", "ending")
+        if request.get("ending", False) is True:
+            self._stand(request)
+        else:
+            self._may("suspend")
+            self._freeze(_words("asked", request))
+        return control_socket.Reply({"state": str(self._rows.state)})
+
+    def _stand(self, request: Mapping[str, Any]) -> None:
+        if self._to_end is not None:
+            return
+        words = _words("to be ended, asked", request)
+        if self._rows.state is State.SUSPENDED:
+            self._may("kill")
+            self._rows.remark(words)
+        else:
+            self._may("suspend")
+            self._freeze(words)
+        self._to_end = time.monotonic() + _ENDING_SECONDS, request
+
+    def _resume(self, request: Mapping[str, Any]) -> control_socket.Reply:
+        _only(request, "by", "reason")
+        self._found_standing()
+        self._may("resume")
+        if self._to_end is not None:
+            raise errors.WrongStateError("the run is to be ended", hint="covenant ps says when it is gone")
+        assert self._leaf is not None
+        assert self._directory is not None
+        with self._going_on(self._directory):
+            self._rows.to(State.RUNNING, _words("asked", request))
+            try:
+                self._leaf.thaw()
+            except errors.KernelError as e:
+                self._rows.to(State.SUSPENDED, f"it could not be thawed: {e.message}")
+                raise
+        return control_socket.Reply({"state": str(self._rows.state)})
+
+    def _found_standing(self) -> None:
+        """Whoever stops it to take it back writes nothing down before its mark, and may be killed over it."""
+        standing = False
+        if self._rows.state is State.RUNNING and self._leaf is not None and self._leaf.freezable:
+            with contextlib.suppress(errors.KernelError):  # it has just ended
+                standing = self._leaf.frozen()
+        if standing:
+            self._rows.to(State.SUSPENDED, "somebody else has stopped it")
+            self._suspended_at = time.monotonic()
+
+    def _kill(self, request: Mapping[str, Any]) -> control_socket.Reply:
+        """``code`` is that of another cause of the run's end than somebody's wish; ``grace_ms`` is what the agent has
+        when it was asked to end, and without it there is none."""
+        _only(request, "by", "reason", "code", "grace_ms")
+        grace = request.get("grace_ms")
+        if grace is not None and (type(grace) is not int or grace < 0):
+            raise errors.UsageError("a grace is a number of milliseconds")
+        held = self._exchange
+        if grace is None and held is not None and held.error is not None and not held.forced:
+            # It is ending and has somebody's grace, of which nothing is left now.
+            return control_socket.Reply({"state": str(self._rows.state)}, errors.KilledError(_words("ended", request)))
+        self._may("kill")
+        code = request.get("code", errors.KilledError.code)
+        cause = errors.TABLE.get(code) if isinstance(code, str) else None
+        if cause is None or not issubclass(cause, errors.RunError):
+            raise errors.UsageError("no run ends with such a code")
+        words = _words(cause.code, request)
+        self._terminated(words)
+        self._to_end = None
+        patience: dict[str, Any] = {} if grace is None else {"gently": True, "grace_seconds": grace / 1000}
+        error = cause(f"ended {words.partition(' ')[2]}", **patience)
+        return control_socket.Reply({"state": str(self._rows.state)}, error)
+
+    def _logs(self, request: Mapping[str, Any]) -> control_socket.Reply:
+        _only(request, "offset")
+        offset = request.get("offset", 0)
+        if type(offset) is not int or offset < 0:
+            raise errors.UsageError("an offset is a number of bytes from 0 on")
+        if self._exchange is None:
+            return control_socket.Reply({"begins": offset, "next": offset, "text": ""})
+        begins, kept = self._exchange.stderr_since(offset)
+        piece = kept[:LOG_BYTES]
+        if len(kept) > len(piece) and b"\n" in piece:
+            piece = piece[: piece.rindex(b"\n") + 1]
+        return control_socket.Reply({"begins": begins, "next": begins + len(piece), "text": self._shown(piece)})
+
+    def _may(self, operation: str) -> None:
+        """Refuse what the table does not allow, and everything of a run that is over.
+
+        Raises:
+            errors.WrongStateError: it is in another state.
+            errors.NoRunError: it has ended, or is being ended.
+            errors.NotEnforceableError: there is nothing here that stops it.
+        """
+        assert self._rows.state is not None
+        lifecycle.asked(self._rows.state, operation)
+        if self._exchange is not None and self._exchange.over:
+            raise errors.NoRunError("the run has just ended")
+        if operation == "suspend" and (self._leaf is None or not self._leaf.freezable):
+            raise errors.NotEnforceableError(
+                "this run cannot be suspended: it has no cgroup that can be frozen",
+                hint="on version 1 mount the controller `freezer`; trusted-local has none",
+            )
+
+    def _freeze(self, words: str) -> None:
+        """Written down, stopped, and read back as stopped.
+
+        Raises:
+            errors.KernelError: it did not stop; it goes on, and the log says so.
+            errors.RunRevokedError, errors.KeeperError: it did not stop, and may not go on.
+        """
+        if self._leaf is None or self._directory is None:
+            raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
+        self._rows.to(State.SUSPENDED, words)
+        self._suspended_at = time.monotonic()
+        try:
+            self._leaf.freeze(going_on=functools.partial(self._going_on, self._directory))
+        except (errors.KernelError, errors.NotEnforceableError) as e:
+            self._rows.to(State.RUNNING, f"it could not be stopped: {e.message}")
+            raise
+
+
+def _only(request: Mapping[str, Any], *names: str) -> None:
+    unknown = sorted(set(request) - set(names))
+    if unknown:
+        raise errors.UsageError(f"a request of this kind has no `{unknown[0][: rundir_directory.WORDS]}`")
+
+
+def _words(what: str, request: Mapping[str, Any]) -> str:
+    """Why it is done, for the log."""
+    by, reason = request.get("by", ""), request.get("reason", "")
+    if not isinstance(by, str) or not isinstance(reason, str):
+        raise errors.UsageError("who asks, and why, are text")
+    return rundir_directory.in_words(what, by, reason)

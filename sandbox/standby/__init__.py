@@ -1,0 +1,1 @@
+"""Sandboxes that are started ahead and wait for one intent."""

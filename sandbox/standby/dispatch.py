@@ -1,0 +1,463 @@
+"""Between whoever has an intent and an instance that waits for one: a socket in the instance's own run directory.
+
+    runs/<id>/standby-<envelope>   where an instance that is ready listens; <envelope> is the digest of the signed bytes
+    {"op": "run", ...}             one intent for it
+    {"offer": RUN, "since": [...]} it would take it; "since" is how far the log went before its own first row
+    {"go": RUN}                    it is told to: from now on nobody runs it elsewhere,
+                                   unless it says {"cold": why}, before or after: then no agent was told anything
+    {"answer": {...}}              what came of it
+    {"op": "end", "reason": WHY}   it is not wanted any more; whoever comes first, this or an intent, has it
+
+Who is about to have an intent connects before they know what it is, and an instance makes itself ready meanwhile.
+Both ends are the supervisor's own processes, as root below COVENANT_STATE. A message is four bytes of length and JSON.
+Nothing lists the instances but the directories themselves, so that none has to be told of another's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from policy import contract, denials, errors
+from policy.package import Package
+from sandbox.kernel.net import unix_address
+from sandbox.kernel.proc import pipes
+from sandbox.lifecycle.types import Answer, Request
+from sandbox.network import gateway
+from sandbox.rundir import directory as rundir_directory
+from sandbox.rundir import registry
+
+_PREFIX = "standby-"
+_LENGTH = struct.Struct(">I")
+_UCRED = struct.Struct("3i")
+# A result of 4 MiB whose every character is an escape, with stderr and denials.
+_MAX_BYTES = 32 << 20
+# An instance that is asked answers within a few milliseconds; one that does not is left alone.
+_TAKE_SECONDS = 5.0
+# After a run has ended in the instance, or was asked to: until its clean-up is done.
+_END_SECONDS = 60.0
+# So many may have come to an instance and have said nothing yet.
+_SILENT = 8
+
+
+class GoneError(Exception):
+    """The other end is not there any more, or does not speak as it should."""
+
+
+# --- the instance's end -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(directory: Path, package: Package) -> Iterator[Door]:
+    """The instance's door: it is found from now on, until the block ends."""
+    name = _name(package)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        unix_address.within(directory, f".{name}") as made,
+    ):
+        listener.bind(made)
+        os.chmod(made, 0o600)
+        listener.listen(16)
+        listener.setblocking(False)
+        with contextlib.closing(Door(listener)) as door:
+            # Under its name only now: whoever finds it before it listens is refused, and starts cold.
+            os.rename(made, directory / name)
+            try:
+                yield door
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(directory / name)
+
+
+class Door:
+    """Where an instance is asked: its listener, and those who came and have said nothing yet."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._silent: dict[int, socket.socket] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when somebody comes, or says something."""
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Nobody is heard any more; whoever came and said nothing sees it at once."""
+        for connection in self._silent.values():
+            connection.close()
+        self._silent.clear()
+        self._epoll.close()
+
+    def order(self, meanwhile: Callable[[Callable[[], bool]], None]) -> tuple[socket.socket, dict[str, Any]] | None:
+        """Whoever says what they want, with what it is; None while nobody does. Where somebody has come and says
+        nothing yet ``meanwhile`` is called, with what tells whether there is something to hear now."""
+        for fd, _ in self._epoll.poll(0):
+            connection = self._accepted() if fd == self._listener.fileno() else self._silent.pop(fd)
+            if connection is None:
+                continue
+            if fd == connection.fileno():
+                self._epoll.unregister(fd)
+            elif not pipes.readable(connection.fileno(), 0):
+                self._wait_for(connection)
+                meanwhile(self._is_spoken_to)
+                continue
+            try:
+                return connection, receive(connection)
+            except GoneError:
+                connection.close()
+        return None
+
+    def _accepted(self) -> socket.socket | None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return None
+        connection.settimeout(_TAKE_SECONDS)
+        _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if uid == os.geteuid():
+            return connection
+        connection.close()
+        return None
+
+    def _wait_for(self, connection: socket.socket) -> None:
+        if len(self._silent) >= _SILENT:  # who came first and says nothing has gone elsewhere, or is too slow
+            fd = next(iter(self._silent))
+            self._epoll.unregister(fd)
+            self._silent.pop(fd).close()
+        self._silent[connection.fileno()] = connection
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+
+    def _is_spoken_to(self) -> bool:
+        return bool(self._epoll.poll(0))
+
+
+def told_to_go(connection: socket.socket, run_id: str) -> bool:
+    """Whether whoever was offered an instance takes it; no when they have gone."""
+    try:
+        return bool(receive(connection).get("go") == run_id)
+    except GoneError:
+        return False
+
+
+def order(request: Request, settings: str) -> dict[str, Any]:
+    """A request as the instance is asked it. It has the package; the digests say which one is meant. ``settings`` is
+    the digest of the configuration under which it is asked (``Config.digest``)."""
+    return {
+        "op": "run",
+        "settings": settings,
+        "package": request.package.digest,
+        "envelope": _digest(request.package),
+        "text": request.text,
+        "issuer": dict(request.issuer),
+        "timeout_ms": request.timeout_ms,
+        "package_name": request.package_name,
+        "intent_id": request.intent_id,
+        "priority": request.priority,
+        "behalf": None if request.behalf is None else dict(request.behalf),
+        "told": None if request.told is None else dict(request.told),
+    }
+
+
+def ordered(message: Mapping[str, Any], package: Package) -> Request | None:
+    """The request in an order for exactly this package; None for another's."""
+    if (message["package"], message["envelope"]) != (package.digest, _digest(package)):
+        return None
+    return Request(
+        package=package,
+        text=message["text"],
+        issuer=message["issuer"],
+        timeout_ms=message["timeout_ms"],
+        package_name=message["package_name"],
+        intent_id=message["intent_id"],
+        priority=message["priority"],
+        behalf=message["behalf"],
+        told=message["told"],
+    )
+
+
+# --- the asking end -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reached:
+    """An instance that somebody has connected to: of which packages it is, and the connection."""
+
+    name: str
+    connection: socket.socket
+
+
+@contextlib.contextmanager
+def reached(runs: Path, envelope: bytes | None) -> Iterator[Reached | None]:
+    """A connection to an instance of the package with this envelope, before it is known what will be asked of it, so
+    that it makes itself ready meanwhile (``Door``); None where none listens. It promises nothing on either side."""
+    name = _name_of(envelope or b"")
+    with contextlib.ExitStack() as stack:
+        # At whose door too many wait is not waited for.
+        connection = next(_ready(runs, name, seconds=0.0), None) if envelope else None
+        if connection is None:
+            yield None
+        else:
+            connection.settimeout(_TAKE_SECONDS)
+            yield Reached(name, stack.enter_context(connection))
+
+
+def dispatch(
+    runs: Path, request: Request, watches: gateway.Watches, *, settings: str, reached: Reached | None = None
+) -> Answer | None:
+    """Have an instance answer, if one is ready for this very package and configuration (``order``); None where a run is
+    to be started cold.
+
+    ``watches`` are whoever may end it (run_io.Channel.watches); ``reached`` is asked first where it is of the package.
+
+    Raises:
+        errors.CovenantError: the machine failed the run after it was begun.
+    """
+    if request.package.envelope is None:
+        return None
+    name, asked = _name(request.package), _message(order(request, settings))
+    first = () if reached is None or reached.name != name else (reached.connection,)
+    for connection in itertools.chain(first, _ready(runs, name)):
+        with connection:
+            try:
+                _send(connection, asked)
+                offered = receive(connection)
+                run_id = offered.get("offer")
+                if run_id is None:
+                    continue
+                send(connection, {"go": run_id})
+            except GoneError:
+                continue  # another was first, it died, or it is too slow: nothing was begun for us
+            # INVARIANT: from here on only its own word says that the agent was told nothing.
+            begun = True
+            try:
+                answer = _answered(connection, str(run_id), watches)
+                begun = answer is not None
+            finally:
+                if begun:
+                    request.began(str(run_id), _mark(offered))
+            if answer is not None:
+                return answer
+    return None
+
+
+def ready(runs: Path, package: Package) -> int:
+    """How many instances wait for an intent to this very package."""
+    name = _name(package)
+    return sum(os.path.lexists(runs / run_id / name) for run_id in os.listdir(runs) if run_id != ".gate")
+
+
+def end(runs: Path, run_id: str, reason: str) -> bool:
+    """Ask an instance to end, and wait for nothing: one that was given an intent at the same moment goes on.
+
+    Whether it was asked, or is gone: one that has too many at its door already must be asked again.
+    """
+    asked = True
+    for name in _sockets(runs / run_id):
+        try:
+            with _connected(runs / run_id, name, seconds=0.0) as connection:
+                send(connection, {"op": "end", "reason": reason})
+        except (GoneError, ConnectionError, FileNotFoundError):
+            continue
+        except OSError:  # too many wait there, or there is no descriptor left for it
+            asked = False
+    return asked
+
+
+def giving_way(runs: Path) -> Iterator[int]:
+    """End one idle instance after the other, the largest first, each when the next is asked for: what it may have taken
+    of this machine's memory, in MiB. One that got an intent meanwhile goes on, and is none of them."""
+    for one in sorted(_idle(runs), key=lambda one: -one.host_memory_mb):
+        end(runs, one.run_id, "a run needs what it holds")
+        until = time.monotonic() + _TAKE_SECONDS
+        while one.path.exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        if not one.path.exists():
+            yield one.host_memory_mb
+
+
+def idle_mb(runs: Path) -> int:
+    """What ``giving_way`` would bring at most, in MiB."""
+    return sum(one.host_memory_mb for one in _idle(runs))
+
+
+def _idle(runs: Path) -> list[registry.Entry]:
+    return [one for one in registry.live(runs) if rundir_directory.STANDBY in one.label and _sockets(one.path)]
+
+
+def _answered(connection: socket.socket, run_id: str, watches: gateway.Watches) -> Answer | None:
+    connection.settimeout(None)
+    poll = select.poll()
+    for fd in (connection.fileno(), *watches):
+        poll.register(fd, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == connection.fileno():
+                return _answer_in(connection, run_id)
+            if watches[fd]() is not None:
+                # Our end of file is how the instance sees it; what comes of it is still its to say.
+                for other in watches:
+                    poll.unregister(other)
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(_END_SECONDS)
+                return _answer_in(connection, run_id)
+
+
+def _mark(offered: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    match offered.get("since"):
+        case [int(records), int(events_bytes), int(chain_bytes)]:
+            return records, events_bytes, chain_bytes
+    return None
+
+
+def _answer_in(connection: socket.socket, run_id: str) -> Answer | None:
+    try:
+        message = receive(connection)
+    except GoneError:
+        raise errors.KeeperError(
+            f"the keeper of run `{run_id}` ended before its agent did", hint="run it again; nothing of it is left"
+        ) from None
+    if "error" in message:
+        raise errors.restored(message["error"])
+    if "cold" in message:
+        return None
+    return answer_of(message["answer"])
+
+
+def _ready(runs: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> Iterator[socket.socket]:
+    """A connection to each instance that listens under this name."""
+    with contextlib.suppress(FileNotFoundError):
+        for run_id in os.listdir(runs):
+            # Most are no instances of this package, which this call says; it is cheaper than a look at a label.
+            if run_id != ".gate" and os.path.lexists(runs / run_id / name):
+                with contextlib.suppress(OSError):
+                    yield _connected(runs / run_id, name, seconds=seconds)
+
+
+def _connected(directory: Path, name: str, *, seconds: float = _TAKE_SECONDS) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(seconds)
+        with unix_address.within(directory, name) as place:
+            connection.connect(place)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _sockets(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if name.startswith(_PREFIX)]
+    except OSError:
+        return []
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """One message.
+
+    Raises:
+        GoneError: the other end is not there.
+    """
+    _send(connection, _message(message))
+
+
+def _message(message: Mapping[str, Any]) -> bytes:
+    body = json.dumps(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def _send(connection: socket.socket, raw: bytes) -> None:
+    try:
+        connection.sendall(raw)
+    except OSError as e:
+        raise GoneError from e
+
+
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """One message.
+
+    Raises:
+        GoneError: the other end is not there, is too slow, or says no message.
+    """
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if size > _MAX_BYTES:
+        raise GoneError
+    try:
+        document = json.loads(_exactly(connection, size))
+    except (ValueError, RecursionError) as e:
+        raise GoneError from e
+    if not isinstance(document, dict):
+        raise GoneError
+    return document
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    until = time.monotonic() + (connection.gettimeout() or _END_SECONDS)
+    while len(raw) < size:
+        try:
+            part = connection.recv(min(size - len(raw), 1 << 20))
+        except OSError as e:
+            raise GoneError from e
+        if not part or time.monotonic() > until:
+            raise GoneError
+        raw += part
+    return bytes(raw)
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """An answer as a message has it; ``answer_of`` reads it."""
+    fields = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+    del fields["interrupted"]  # of this process, and not of whoever asked
+    return {
+        **fields,
+        "result": None if answer.result is None else dataclasses.asdict(answer.result),
+        "error": None if answer.error is None else answer.error.to_json(),
+        "denials": [[r.denial.layer, r.denial.target, r.denial.code, r.count] for r in answer.denials],
+        "timings": dict(answer.timings),
+        "usage": dataclasses.asdict(answer.usage),
+    }
+
+
+def answer_of(document: Mapping[str, Any]) -> Answer:
+    """The answer in a message."""
+    fields: dict[str, Any] = {name: _tupled(value) for name, value in document.items()}
+    if document["result"] is not None:
+        fields["result"] = contract.AgentResult(**{name: _tupled(one) for name, one in document["result"].items()})
+    if document["error"] is not None:
+        fields["error"] = errors.restored(document["error"])
+    fields["usage"] = contract.Usage(**document["usage"])
+    fields["denials"] = tuple(denials.Row(denials.Denial(*words), count) for *words, count in document["denials"])
+    return Answer(**fields)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _digest(package: Package) -> str:
+    return hashlib.sha256(package.envelope or b"").hexdigest()
+
+
+def _name(package: Package) -> str:
+    return _name_of(package.envelope or b"")
+
+
+def _name_of(envelope: bytes) -> str:
+    # 32 digits: an address has room for 108 bytes, and an instance compares all of them before it does anything.
+    return f"{_PREFIX}{hashlib.sha256(envelope).hexdigest()[:32]}"

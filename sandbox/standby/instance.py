@@ -1,0 +1,501 @@
+"""An instance: an agent that is started, attested and frozen before anybody has an intent for it, and used once.
+
+    (1) everything of a run up to "the agent has started" (sandbox.lifecycle.run), under the full procedure
+    (2) it waits on its stdin, as the kernel shows it (kernel.waiting): frozen, and found from now on (standby_wire)
+    (3) an intent comes: everything that may have changed is asked again, and the start is durable
+    (4) it is thawed, and told
+    (5) everything of a run from there on
+
+What it was made of is looked at again in (3) and by the clock; any change ends it, and the intent is run cold. Between
+(2) and (4) nothing inside runs: an idle sandbox that is not frozen takes 6 % of a core (docs/standby.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from policy import clocks, contract, decide, errors
+from policy.host import HostFacts
+from policy.lifecycle import State
+from policy.manifest.agent import Manifest
+from policy.rules.case import Unsigned
+from policy.signing import trust
+from sandbox.control import revocation
+from sandbox.kernel.proc import epoll_waiters
+from sandbox.lifecycle import run
+from sandbox.lifecycle.types import Answer, Means, Request
+from sandbox.run_io import Finished, Given, Outcome, Round
+from sandbox.rundir import directory as rundir_directory
+from sandbox.runner import gvisor, limits
+from sandbox.standby import dispatch, fingerprints
+from sandbox.standby.dispatch import GoneError
+
+# What an instance tells whoever made it: it is ready (and its run id), it has an intent, none is to be made again, its
+# agent ran and did not come to wait for an intent.
+READY, TAKEN, HOPELESS, RESTLESS = b"r", b"t", b"x", b"n"
+# How often what an instance is made of is looked at: what costs little, and every file of its root directory.
+LOOK_SECONDS, FILES_SECONDS = 5.0, 60.0
+# A frozen agent is attested so many times less often than one that runs: nothing inside can change anything.
+ATTEST_LESS: Final = 10
+# One that was given an intent has the machine for so long, or until it has answered, before another is made: that takes
+# what a cold run takes, on both cores of a small machine, and whoever waits for the answer would wait for that as well.
+ALONE_SECONDS: Final = 0.1
+# For so long it is not shown to be at work: an agent that has its answer by then had both processors.
+MOMENT_SECONDS: Final = 0.003
+# For so long one that has made itself ready waits for the order without a pause.
+STAY_SECONDS: Final = 0.001
+# As long as a self-test of its policy counts (sandbox.lifecycle.probe_run).
+MOST_SECONDS = 86_400
+# What was looked at before an instance was offered holds for so long after that: the word to go takes a millisecond.
+FRESH_SECONDS: Final = 0.05
+
+
+class UnusedError(Exception):
+    """The instance ended before anybody had an intent for it."""
+
+
+class Instance(run.Run):
+    """One instance. ``tell`` is given each byte that says how far it is; ``alive`` is readable once whoever made it is
+    gone, which ends it unless it was given an intent.
+
+    ``go`` is the run's own, and raises ``UnusedError`` when nobody came.
+    """
+
+    def __init__(self, means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+        self._mark = means.ledger.mark
+        self._made_of = fingerprints.Files.of_state(means.state).joined(fingerprints.Files.of_config(means.config))
+        super().__init__(means, request, now_ms=int(time.time() * 1000))
+        self._alive, self._tell = alive, tell
+        self._settings = means.config.digest
+        self._listening, self._stack = contextlib.ExitStack(), contextlib.ExitStack()
+        self._asker: socket.socket | None = None
+        self._since = time.monotonic()
+        self._untold = self._unshown = False
+        self._looked = 0.0
+
+    # --- (1) ------------------------------------------------------------------------------------------------
+
+    def _job(
+        self,
+        trusted: trust.TrustedPackage | Unsigned,
+        decision: decide.Decision,
+        facts: HostFacts,
+        deadline: clocks.Deadline,
+        stack: contextlib.ExitStack,
+    ) -> gvisor.Job:
+        if not isinstance(trusted, trust.TrustedPackage):
+            raise errors.UnsignedError("only a signed package is kept ready")
+        if notes := self._stands_by(decision) or not self.standby:
+            raise errors.NotEnforceableError(f"it is not kept ready: {notes}", grant="sandbox.standby")
+        self._trusted, self._decision = trusted, decision
+        networked = decision.artefacts.json("network.json")["mode"] != "off"
+        self._made_of = self._made_of.joined(fingerprints.Files.of_run(facts, networked=networked))
+        job = super()._job(trusted, decision, facts, deadline, stack)
+        self._sources = fingerprints.Sources.of(decision, job.sources)
+        return dataclasses.replace(
+            job,
+            intent=b"",
+            label={**job.label, rundir_directory.STANDBY: "yes"},
+            rounds=(
+                *job.rounds,
+                Round(MOMENT_SECONDS, self._answering, lambda: MOST_SECONDS),
+                Round(ALONE_SECONDS, self._still_working, lambda: MOST_SECONDS),
+            ),
+            later=functools.partial(_Later, self),
+        )
+
+    def _begin(
+        self,
+        trusted: trust.TrustedPackage | Unsigned,
+        manifest: Manifest,
+        deadline: clocks.Deadline,
+        *,
+        policy_digest: str | None = None,
+        not_enforced: tuple[str, ...] = (),
+    ) -> None:
+        """(4) of a run is put off: what is about to be made is written down, and nothing of it is a start."""
+        self._rows.to(State.ISOLATED, "standby: made ahead of its intent")
+        self._policy_digest, self._not_enforced = policy_digest, not_enforced
+
+    # --- (2) ------------------------------------------------------------------------------------------------
+
+    def held(self, started: gvisor.Started) -> dispatch.Door:
+        """It waits: stop it, have at hand what a dispatch takes, and let it be found.
+
+        Raises:
+            errors.KernelError, errors.NotEnforceableError: it cannot be stopped.
+        """
+        started.leaf.freeze()
+        started.leaf.keep_frozen()
+        rundir_directory.expect_relabel(started.directory)
+        limits.expect(started.directory / limits.METER)
+        self._limit_files = fingerprints.Limits(started, self._stack)
+        self._rows.expect_start()
+        self._rehearse(started, lambda: False)
+        door = self._listening.enter_context(dispatch.listening(started.directory, self._request.package))
+        self._looked = time.monotonic()
+        self._tell(READY + self.run_id.encode())
+        return door
+
+    def watch(self, started: gvisor.Started) -> Outcome:
+        """The look by the clock: what it was made of holds, and it has not waited for too long."""
+        now = time.monotonic()
+        if now - self._since > MOST_SECONDS:
+            return errors.KilledError("standby: its self-test is a day old")
+        if int(time.time() * 1000) >= self._trusted.statement.expires_at:
+            return errors.KilledError("standby: its envelope has expired")
+        every = now - self._looked >= FILES_SECONDS
+        if every:
+            self._looked = now
+        changed = self._another_root() or self._changed(started, every_file=every)
+        if every and changed is None:
+            changed = self._outdated(self._trusted)
+        return None if changed is None else errors.KilledError(f"standby: {changed}")
+
+    # --- (3) and (4) ----------------------------------------------------------------------------------------
+
+    def asked(self, started: gvisor.Started, door: dispatch.Door) -> Given | errors.RunError | None:
+        """Somebody came."""
+        came = door.order(functools.partial(self._make_ready, started))
+        if came is None:
+            return None
+        connection, message = came
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            result = self._heard(started, connection, message)
+            if result is not None:
+                # Whoever is sent elsewhere leaves nothing: so many may come in a day.
+                self._stack.push(stack.pop_all())
+        return result
+
+    def _heard(
+        self, started: gvisor.Started, connection: socket.socket, message: Mapping[str, Any]
+    ) -> Given | errors.RunError | None:
+        try:
+            if message.get("op") == "end":
+                return errors.KilledError(f"standby: {message.get('reason', 'it is not wanted')}")
+            request = dispatch.ordered(message, self._request.package)
+            if request is None:
+                dispatch.send(connection, {"cold": "another package"})
+                return None
+            if message["settings"] != self._settings:
+                # The supervisor has read them anew since this process began, or whoever asks began before it did. Which
+                # of the two is old the pool knows, and ends it.
+                dispatch.send(connection, {"cold": "another configuration"})
+                return None
+            return self._dispatch(started, request, connection)
+        except (GoneError, KeyError) as e:
+            # Whoever came has gone, and nothing was told to the agent. A row of a start has its row of an end.
+            return errors.KilledError(f"whoever asked for it went away: {e}") if self._rows.started else None
+
+    def _dispatch(
+        self, started: gvisor.Started, request: Request, connection: socket.socket
+    ) -> Given | errors.RunError | None:
+        changed = self._changed(started, every_file=False)
+        if changed is not None:
+            _send_elsewhere(connection, changed)
+            return errors.KilledError(f"standby: {changed}")
+        # What it took to make it is nobody's waiting.
+        self._timings, self._clock = {}, time.perf_counter()
+        self._now_ms = int(time.time() * 1000)
+        try:
+            intent_id = request.intent_id or self.intent_id
+            line = contract.Intent(intent_id, request.text, request.reads, self._now_ms, request.priority).line()
+        except errors.UsageError as e:
+            # What no agent could be told costs no instance.
+            dispatch.send(connection, {"cold": e.message})
+            return None
+        try:
+            dispatch.send(connection, {"offer": self.run_id, "since": self._mark})
+            offered = time.monotonic()
+            trusted, manifest = self._verify_again(), self._decision.manifest
+            before = self._request, self._line, self.intent_id
+            self._request, self._line, self.intent_id = request, line, intent_id
+            deadline = self._deadline(trusted, manifest)
+            place = dataclasses.replace(
+                self._place,
+                trusted=trusted,
+                package_name=request.package_name,
+                caller=request.issuer["display"],
+                itself=self.run_id,
+            )
+            label, claim = self._claim(place)
+            # Whoever gave up meanwhile runs it elsewhere; until they say go, nothing is begun and we go on waiting.
+            if not dispatch.told_to_go(connection, self.run_id):
+                self._request, self._line, self.intent_id = before
+                return None
+            try:
+                settle = functools.partial(self._settle, started, trusted, offered, claim)
+                rundir_directory.relabel(started.directory, label, settle)
+            except (errors.RuleViolation, errors.BusyError) as e:
+                # Whoever asked may not have it beside those that live now. It waits for others, as it did.
+                self._request, self._line, self.intent_id = before
+                _send_elsewhere(connection, e.message)
+                return None
+            self._rows.asked_by(request.issuer)
+            with self._rows.together(functools.partial(_count, started)):
+                super()._begin(
+                    trusted,
+                    manifest,
+                    deadline,
+                    policy_digest=self._policy_digest,
+                    not_enforced=self._not_enforced,
+                )
+                self._rows.to(State.RUNNING, "it is given its intent")
+        except errors.CovenantError as e:
+            # The run that is started cold instead says it as ever: in its own row, to whoever asked.
+            _send_elsewhere(connection, e.message)
+            return errors.KilledError(f"standby: it cannot be used: {e.message}")
+        self._asker, self._untold, self._unshown = connection, True, True
+        watches: dict[int, Callable[[], Outcome]] = {connection.fileno(): self._asker_gone}
+        if self._means.config.on_supervisor_exit == "end":
+            watches[self._alive] = ended
+
+        def release() -> None:
+            # One that is ended with others at this moment stands until it is killed, which its watch says.
+            over = errors.RunRevokedError, errors.KilledError
+            with contextlib.suppress(*over), revocation.going_on(started.directory):
+                started.leaf.thaw()
+
+        return Given(self._line, self._limits(deadline), watches, release)
+
+    def _settle(
+        self, started: gvisor.Started, trusted: trust.TrustedPackage, offered: float, claim: Callable[[], None]
+    ) -> None:
+        """Behind the gate, before it is shown as a run. Marks are set there, and whom a newer serial has superseded may
+        not hold the agent's id against that one (rule 8). Who took long to say go finds it as it is by then."""
+        if (marked := rundir_directory.verdict(started.directory)) is not None:
+            raise marked
+        if time.monotonic() - offered > FRESH_SECONDS:
+            self._now_ms = int(time.time() * 1000)
+            self._verify_again()
+            if (changed := self._changed(started, every_file=False)) is not None:
+                raise errors.KilledError(changed)
+        claim()
+
+    def _ratchet(self, trusted: trust.TrustedPackage) -> trust.Accepted | None:
+        """Raises as for a run, and errors.BusyError: the serial would be a new highest. A cold run has it accepted."""
+        last = super()._ratchet(trusted)
+        if last is not None and trusted.statement.serial > last.serial:
+            raise errors.BusyError("its serial was not accepted yet", hint="run it again")
+        return last
+
+    def _make_ready(self, started: gvisor.Started, wanted: Callable[[], bool]) -> None:
+        """Somebody has come and says soon what they want. Whoever sleeps until then may wake up on another processor,
+        which has nothing at hand of what was done on this one (0.2 ms): so for a moment nobody does."""
+        self._rehearse(started, wanted)
+        until = time.monotonic() + STAY_SECONDS
+        while not wanted() and time.monotonic() < until:
+            pass
+
+    def _rehearse(self, started: gvisor.Started, wanted: Callable[[], bool]) -> None:
+        """Do what a dispatch does as far as it has no effect, until somebody has an order: who comes says so some time
+        before, and all of it takes a third as long when it was done just now. Nothing that is found counts."""
+        steps = (
+            functools.partial(self._changed, started, every_file=False),
+            self._verify_again,
+            functools.partial(self._rehearse_place, started.directory),
+            self._rehearse_rows,
+        )
+        for step in steps:
+            if wanted():
+                return
+            with contextlib.suppress(errors.CovenantError, OSError):
+                step()
+
+    def _rehearse_place(self, directory: Path) -> None:
+        label, claim = self._claim(dataclasses.replace(self._place, itself=self.run_id))
+
+        def refused() -> None:
+            claim()
+            raise errors.BusyError("nobody has an intent yet")  # so that the label is not shown
+
+        rundir_directory.relabel(directory, label, refused)
+
+    def _rehearse_rows(self) -> None:
+        manifest = self._decision.manifest
+        with self._rows.rehearsal():
+            self._rows.capability_check(manifest)
+            self._rows.run_started(
+                manifest,
+                self._deadline(self._trusted, manifest),
+                intent_id=self.intent_id,
+                package=self._request.package_name,
+                policy_digest=self._policy_digest,
+                payload_digest=self._trusted.payload_digest,
+                not_enforced=self._not_enforced,
+            )
+            self._rows.to(State.RUNNING, "it is given its intent")
+
+    def _verify_again(self) -> trust.TrustedPackage:
+        """The package as it is to be trusted now, its bytes being those in our memory, under the root that they were
+        verified under: what was decided, who may sign for this role above all, was decided under that one.
+
+        INVARIANT: whether that root is the one that holds is asked behind the gate (``revocation.refuse``) and under
+        the state's lock, and what the ratchet says there as well (``State.accept``), before anything is begun."""
+        return trust.again(
+            self._trusted,
+            self._root,
+            now_ms=self._now_ms,
+            audience=self._means.config.host,
+            serials=trust.NoSerials(),
+            greatest_time_ms=self._means.state.time_under(self._trusted.root_version),
+        )
+
+    def _answering(self) -> Outcome:
+        """It was let go and has had a moment for itself, in which most answer: nothing here takes a processor then."""
+        if self._unshown:
+            self._unshown = False
+            # Whoever came second is not kept waiting for what is not to be had.
+            self._listening.close()
+            self._rows.show()
+        return None
+
+    def _still_working(self) -> Outcome:
+        if self._untold:
+            self._untold = False
+            self._tell(TAKEN)
+        return None
+
+    def _asker_gone(self) -> Outcome:
+        return errors.KilledError("whoever asked for it went away")
+
+    def _another_root(self) -> str | None:
+        """That another trust root holds, in words: which a dispatch asks when it verifies again."""
+        version = self._means.state.root_version()
+        return None if version == self._trusted.root_version else f"trust root version {version} holds now"
+
+    def _changed(self, started: gvisor.Started, *, every_file: bool) -> str | None:
+        """What else is not as it was when the instance was made, in words."""
+        if (revoked := rundir_directory.verdict(started.directory)) is not None:
+            return revoked.message
+        if (name := self._made_of.changed(every_file=every_file) or self._sources.changed()) is not None:
+            return f"`{name}` was changed"
+        if not started.leaf.frozen():
+            return "somebody thawed it"
+        name = self._limit_files.loosened()
+        return None if name is None else f"its limit {name} was changed"
+
+    # --- (5) ------------------------------------------------------------------------------------------------
+
+    def _finish(
+        self, manifest: Manifest, finished: Finished, policy_digest: str | None, not_enforced: tuple[str, ...]
+    ) -> Answer:
+        if not self._rows.started:
+            self._denials.wind_up()
+            if self._rows.state is not State.TERMINATED:
+                self._rows.to(State.TERMINATED, "standby: it ended before its intent", waits=True)
+            self._rows.to(State.ARCHIVED, "nothing was asked of it")
+            raise UnusedError from finished.error
+        return super()._finish(manifest, finished, policy_digest, not_enforced)
+
+    def _failed(self, error: BaseException) -> None:
+        pass  # whoever keeps it answers first (``keep``)
+
+    def failed(self, error: BaseException) -> None:
+        """The last rows of one that did not come to its end by itself."""
+        if self._rows.started or self._rows.state is not State.ISOLATED:
+            self.log_failure(error)
+        else:
+            self._rows.to(State.TERMINATED, f"standby: {error}", waits=True)
+            self._rows.to(State.ARCHIVED, "nothing was asked of it")
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        """Tell whoever asked what came of it, if anybody still listens."""
+        if self._asker is not None:
+            with contextlib.suppress(GoneError):
+                dispatch.send(self._asker, message)
+
+    def close(self) -> None:
+        """Let go of everybody who came; another is made in its place now at the latest."""
+        self._listening.close()
+        self._stack.close()
+        self._still_working()
+        self._rows.leave()
+
+
+def ended() -> Outcome:
+    """The supervisor has: nobody would replace an instance, or ask for it."""
+    return errors.KilledError("standby: the supervisor ended")
+
+
+def _count(started: gvisor.Started) -> None:
+    """What it uses counts from here on: nothing in it runs, and the agent is about to be given its intent."""
+    with contextlib.suppress(OSError):  # which is asked again just before, and says it
+        started.meter.begin()
+
+
+def _send_elsewhere(connection: socket.socket, why: str) -> None:
+    """Have whoever came run it cold. One that is of no use ends, whether they are still there to hear it or not."""
+    with contextlib.suppress(GoneError):
+        dispatch.send(connection, {"cold": why})
+
+
+class _Later:
+    """An instance as the exchange sees it (run_io.Later)."""
+
+    def __init__(self, instance: Instance, started: gvisor.Started) -> None:
+        self._instance, self._started = instance, started
+        self._inode = os.fstat(started.stdin).st_ino
+        self._door: dispatch.Door | None = None
+        attestor = started.attestor
+        self.rounds: Sequence[Round] = (
+            Round(LOOK_SECONDS, functools.partial(instance.watch, started)),
+            *((_seldom(attestor.round()),) if attestor is not None else ()),
+        )
+        self.watches = {instance._alive: ended}  # noqa: SLF001 - one thing in two classes
+
+    def settled(self) -> bool:
+        if not epoll_waiters.reads_from(self._started.leaf.pids(), self._inode):
+            return False
+        self._door = self._instance.held(self._started)
+        return True
+
+    def fileno(self) -> int:
+        return -1 if self._door is None else self._door.fileno()
+
+    def take(self) -> Given | errors.RunError | None:
+        assert self._door is not None
+        return self._instance.asked(self._started, self._door)
+
+
+def keep(means: Means, request: Request, *, alive: int, tell: Callable[[bytes], None]) -> None:
+    """In a keeper: make an instance of the package in ``request``, and hold it until it was used or is of no use.
+
+    Raises:
+        errors.CovenantError: it could not be made, or the machine failed it; either is in the log.
+    """
+    one = Instance(means, request, alive=alive, tell=tell)
+    with one.signals:  # until its last row is written
+        _kept(one, tell)
+
+
+def _kept(one: Instance, tell: Callable[[bytes], None]) -> None:
+    try:
+        one.answer({"answer": dispatch.answer_document(one.go())})
+    except UnusedError as e:
+        # What of ours ended it says nothing of its agent.
+        if not isinstance(e.__cause__, errors.KilledError | errors.RevokedError | None):
+            tell(RESTLESS)
+    except BaseException as e:
+        if isinstance(e, errors.CovenantError):
+            one.answer({"error": e.to_json()})
+            if not isinstance(e, errors.MachineError | errors.RunError | errors.ResourceViolation):
+                tell(HOPELESS)  # its author, or whoever signs, must act: the next run that succeeds asks again
+        one.failed(e)
+        if not isinstance(e, KeyboardInterrupt):
+            raise
+    finally:
+        one.close()
+
+
+def _seldom(one: Round) -> Round:
+    return dataclasses.replace(one, seconds=one.seconds * ATTEST_LESS, wait=None)

@@ -1,0 +1,341 @@
+"""Small private files that decide something: read with their owner and mode checked, written so that a crash at
+any point leaves the old bytes or the new ones.
+
+Everything goes by the descriptor of a directory that was checked when it was opened, so that a path swapped later
+changes nothing. Write order: temporary file, fsync, rename (or link), fsync of the directory (rename(2), fsync(2)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from policy import errors
+from sandbox.kernel import libc
+
+LOCK_SECONDS = 10.0
+# Of what everybody passes in their turn and nobody holds for longer than a moment: whoever does hangs, or was stopped.
+TURN_SECONDS = 30.0
+_POLL_SECONDS, _TURN_POLL_SECONDS = 0.005, (0.0002, 0.01)
+_LOCKS = Path("/proc/locks")
+_STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_directory(path: Path, *, error: type[errors.CovenantError]) -> int:
+    """A descriptor of a directory that is ours alone: our uid, mode 0700, no symlink.
+
+    Raises:
+        error: it is missing, or something of that does not hold.
+    """
+    try:
+        fd = os.open(path, _DIRECTORY)
+    except OSError as e:
+        reason = "it is a symlink" if e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink() else e.strerror
+        raise error(f"directory `{path}` cannot be used: {reason}", where=str(path)) from e
+    try:
+        _check_private(os.fstat(fd), str(path), "0700", error)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_subdirectory(directory: int, name: str, *, where: str, make: bool, error: type[errors.CovenantError]) -> int:
+    """A descriptor of a private directory in a private directory, made 0700 when ``make`` says so.
+
+    Raises:
+        error: as ``open_directory``.
+    """
+    place = f"{where}/{name}"
+    try:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=directory)
+                os.fsync(directory)
+        fd = os.open(name, _DIRECTORY, dir_fd=directory)
+    except OSError as e:
+        raise error(f"directory `{place}` cannot be used: {e.strerror}", where=place) from e
+    try:
+        _check_private(os.fstat(fd), place, "0700", error)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read(directory: int, name: str, *, max_bytes: int, where: str, error: type[errors.CovenantError]) -> bytes | None:
+    """The bytes of a private file, None when there is none.
+
+    Raises:
+        error: a symlink, no regular file, another owner, readable by others, too large, or unreadable.
+    """
+    place = f"{where}/{name}"
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
+        raise error(f"file `{place}` cannot be read: {reason}", where=place) from e
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise error(f"`{place}` is no plain file", where=place)
+        _check_private(info, place, "0600", error)
+        raw = b""
+        while len(raw) <= max_bytes and (piece := os.read(fd, max_bytes + 1 - len(raw))):
+            raw += piece
+    finally:
+        os.close(fd)
+    if len(raw) > max_bytes:
+        raise error(f"file `{place}` is larger than {max_bytes} bytes", where=place)
+    return raw
+
+
+def temporary_name(name: str) -> str:
+    """Where ``replace`` writes before it renames."""
+    return f".{name}.new"
+
+
+def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Put ``data`` in the place of a file, durably.
+
+    The caller holds the lock of the directory: the temporary name is a fixed one, so that what a crash leaves is
+    overwritten by the next write and never piles up.
+
+    Raises:
+        OSError: nothing was changed, unless the directory itself could not be synced.
+    """
+    making = temporary_name(name)
+    # What a crash left, or a link that somebody laid there, goes first: O_EXCL then makes a file of our own.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(making, dir_fd=directory)
+    try:
+        _write(directory, making, data, mode=mode)
+        os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        # On a full disk a half of it would take the room that is needed next.
+        with contextlib.suppress(OSError):
+            os.unlink(making, dir_fd=directory)
+        raise
+    os.fsync(directory)
+
+
+def which(directory: int, name: str) -> tuple[tuple[int, int], int]:
+    """Which file a name in a directory is now, as (device, inode), and its size: what a look between two writes costs
+    no sync (``libc.statx_which``).
+
+    Raises:
+        FileNotFoundError: there is none of that name.
+    """
+    inode, size, major, minor = libc.statx_which(directory, os.fsencode(name))
+    return (os.makedev(major, minor), inode), size
+
+
+class Opened(NamedTuple):
+    """What ``os.fstat`` says of an open file, and by the same names, but for its times and size."""
+
+    st_mode: int
+    st_nlink: int
+    st_uid: int
+    st_dev: int
+    st_ino: int
+
+
+def opened(fd: int) -> Opened:
+    """Which file is open and whose, told without a look at its times as ``which`` tells it."""
+    mode, links, uid, inode, major, minor = libc.statx_open(fd)
+    return Opened(mode, links, uid, os.makedev(major, minor), inode)
+
+
+def derive(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Have a file that can be made again hold ``data``: whole whenever it can be seen, and without a lock, so that many
+    who need it at once may all make it. What a crash leaves of it is made again."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    making = path.with_name(f".{path.name}.{uuid.uuid4()}")
+    try:
+        making.write_bytes(data)
+        making.chmod(mode)
+        making.replace(path)
+    finally:
+        making.unlink(missing_ok=True)
+
+
+def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Make a file that is not there yet, whole or not at all, durably.
+
+    Raises:
+        FileExistsError: there is one of that name; it is left as it is.
+        OSError: nothing was made.
+    """
+    making = f".{name}.{uuid.uuid4()}"
+    try:
+        _write(directory, making, data, mode=mode)
+        # link(2) refuses an existing name, which rename(2) would replace.
+        os.link(making, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(making, dir_fd=directory)
+    os.fsync(directory)
+
+
+def held(path: Path | str) -> bool:
+    """Whether a process holds the lock file at ``path``; no when there is none.
+
+    A shared lock is tried, which two that look at once can both have.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        let_go(fd)
+    return False
+
+
+def take(fd: int, seconds: float, *, poll_seconds: float = _POLL_SECONDS, shared: bool = False) -> bool:
+    """Have the lock of an open file, for us alone unless ``shared``; False when another held it for so many seconds.
+
+    It is let go with the last descriptor of the open file (flock(2)), or by ``let_go``. The kernel's own wait has no
+    end, and an alarm that would give it one belongs to the whole process.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(poll_seconds)
+        else:
+            return True
+
+
+@contextlib.contextmanager
+def unstopped() -> Iterator[None]:
+    """While the block lasts no terminal stops this process: under sudo an ordinary user holds it, and whoever is
+    stopped over a lock has all others wait. What came meanwhile stops it then.
+
+    Of a process with threads that is for each of them to say.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def turn(fd: int, *, where: str, seconds: float | None = None, shared: bool = False) -> None:
+    """As ``take``, where nothing can be done without; for ``TURN_SECONDS`` unless given.
+
+    Raises:
+        errors.KeeperError: another held it for so many seconds; which one, if the kernel says so.
+    """
+    seconds, pause = TURN_SECONDS if seconds is None else seconds, _TURN_POLL_SECONDS[0]
+    until = time.monotonic() + seconds
+    while not take(fd, 0.0, shared=shared):
+        if time.monotonic() >= until:
+            break
+        # Most have theirs for less than a millisecond; many who wait for one that hangs take no processor by it.
+        time.sleep(pause)
+        pause = min(2 * pause, _TURN_POLL_SECONDS[1])
+    else:
+        return
+    pid = _holder(fd)
+    raise errors.KeeperError(
+        f"`{where}` is held by {'another process' if pid is None else f'process {pid}'}, and was for {seconds:g} s",
+        hint="let it go on if it was stopped (`kill -CONT`), or end it by its process id; then repeat",
+        where=where,
+    )
+
+
+def _holder(fd: int) -> int | None:
+    """Who locked an open file, as proc_locks(5) tells it; None where that is not seen from here, or not sure."""
+    info = os.fstat(fd)
+    exact = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    found: list[tuple[str, str]] = []
+    with contextlib.suppress(OSError):
+        lines = [line.split() for line in _LOCKS.read_text().splitlines()]
+        found = [(words[5], words[4]) for words in lines if len(words) > 5 and words[1] == "FLOCK"]
+    # A file system such as btrfs tells stat(2) of another device than the one that is listed there.
+    same = [pid for place, pid in found if place == exact]
+    same = same or [pid for place, pid in found if place.endswith(f":{info.st_ino}")]
+    return int(same[0]) if len(same) == 1 and same[0].isdigit() else None
+
+
+def let_go(fd: int) -> None:
+    """Let go of the lock of an open file, and close it: now, and not when the last that was forked meanwhile executes.
+    Among threads (sandbox.serve.standby_worker) somebody else's child may have a copy, and takes its time to join a cgroup."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(directory: int, *, where: str, error: type[errors.CovenantError]) -> Iterator[None]:
+    """Hold the directory's lock file; writers of one state take turns, threads and processes alike.
+
+    Raises:
+        error: another holder did not let go within ``LOCK_SECONDS``, or the lock cannot be opened.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open("lock", flags, 0o600, dir_fd=directory)
+    except OSError as e:
+        raise error(f"`{where}/lock` cannot be opened: {e.strerror}", where=where) from e
+    with unstopped():
+        try:
+            if not take(fd, LOCK_SECONDS):
+                raise error(f"`{where}` is held by another process", where=where)
+            yield
+        finally:
+            let_go(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        if mode != 0o600:
+            os.fchmod(fd, mode)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_private(info: os.stat_result, place: str, mode: str, error: type[errors.CovenantError]) -> None:
+    if info.st_uid != os.geteuid():
+        raise error(f"`{place}` belongs to uid {info.st_uid}, not to uid {os.geteuid()}", where=place)
+    if info.st_mode & 0o077:
+        found = stat.S_IMODE(info.st_mode)
+        raise error(f"`{place}` has mode {found:04o}", hint=f"chmod {mode} {place}", where=place)

@@ -1,0 +1,111 @@
+"""A run's pen: what is written together, and when others are shown the state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from policy import denials, errors
+from policy.lifecycle import State
+from sandbox.audit import open_runs
+from sandbox.audit.log import Ledger, Record
+from sandbox.audit.run_events import Rows
+from sandbox.rundir import registry
+
+
+class Log:
+    """Remembers each write, and what the run's directory showed at that moment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.writes: list[tuple[list[str], str]] = []
+        self.caught_up = 0
+
+    def catch_up(self) -> None:
+        self.caught_up += 1
+
+    def append_all(
+        self,
+        records: Sequence[Record],
+        *,
+        issuer: Mapping[str, Any],
+        carried: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[str]:
+        meanwhile()
+        place = self.directory / registry.STATE
+        shown = place.read_text().strip() if place.exists() else ""
+        self.writes.append(([one.fields["state"] for one in records], shown))
+        return []
+
+
+def test_rows_that_are_written_together_are_one_write_and_the_state_is_shown_once_that_is_asked(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    rows = Rows(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
+    rows.to(State.PROVISIONED, "", waits=True)
+    rows.show_state(tmp_path)
+    rows.to(State.VALIDATED, "")
+    meanwhile: list[int] = []
+    with rows.together(lambda: meanwhile.append(len(log.writes))):
+        rows.to(State.ISOLATED, "")
+        rows.to(State.RUNNING, "")
+        assert len(log.writes) == 1
+        assert meanwhile == []
+    assert meanwhile == [1]
+    assert log.writes == [(["Provisioned", "Validated"], "Provisioned"), (["Isolated", "Running"], "Validated")]
+    assert (tmp_path / registry.STATE).read_text() == "Validated\n"
+    rows.show()
+    assert (tmp_path / registry.STATE).read_text() == "Running\n"
+
+
+def test_rows_whose_block_fails_are_written_all_the_same_with_the_next(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    rows = Rows(cast("Ledger", log), "r", {"display": "somebody", "pubkey": ""})
+    rows.to(State.PROVISIONED, "")
+
+    def fails() -> None:
+        with rows.together(lambda: None):
+            rows.to(State.VALIDATED, "")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    rows.to(State.REJECTED, "")
+    assert [states for states, _ in log.writes] == [["Provisioned"], ["Validated", "Rejected"]]
+
+
+def test_rows_that_are_rehearsed_leave_the_run_and_what_waits_as_they_were(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    rows = Rows(cast("Ledger", log), "r", {"display": "somebody@local", "pubkey": "1" * 44})
+    rows.to(State.PROVISIONED, "", waits=True)
+    with rows.rehearsal():
+        rows.to(State.VALIDATED, "")
+        rows.to(State.ISOLATED, "")
+    with pytest.raises(errors.EventError), rows.rehearsal():
+        rows.denied(denials.Row(denials.Denial("dns", "x", "y"), -1))  # what the log would refuse, this does
+    with contextlib.suppress(KeyError), rows.rehearsal():
+        rows.to(State.VALIDATED, "")
+        raise KeyError
+    assert (log.writes, rows.state, log.caught_up) == ([], State.PROVISIONED, 3)
+    rows.to(State.VALIDATED, "")
+    assert [states for states, _ in log.writes] == [["Provisioned", "Validated"]]
+
+
+def test_a_mark_that_is_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "audit", head=tmp_path / "head" / "head.json") as ledger:
+        rows = Rows(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
+        rows.expect_start()
+        rows.expect_start()
+        assert open_runs.owed(tmp_path, "r")
+        rows.leave()
+        assert list((tmp_path / "unended").iterdir()) == []
+        # The control: of one that was started somebody else writes the end.
+        rows.expect_start()
+        rows.started = True
+        rows.leave()
+        assert [one.name for one in (tmp_path / "unended").iterdir()] == ["r"]
+        assert not open_runs.owed(tmp_path, "r")

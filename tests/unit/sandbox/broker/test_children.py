@@ -1,0 +1,128 @@
+"""A request to spawn is a closed form, and what it leaves of a child is never more than the child asks for."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from policy import errors
+from policy.grants.effective import Effective
+from policy.grants.paths import Filesystem, PathSet
+from sandbox.broker import children
+
+GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"agent": "a"},
+        {**GOOD, "agent": 1},
+        {**GOOD, "agent": "a" * 129},
+        {**GOOD, "text": None},
+        {**GOOD, "text": "x" * (children.TEXT_BYTES + 1)},
+        {**GOOD, "parent": "other"},
+        {**GOOD, "package": "/etc"},
+        {**GOOD, "on_excess": "allow"},
+        {**GOOD, "timeout_ms": 0},
+        {**GOOD, "timeout_ms": True},
+        {**GOOD, "only": []},
+        {**GOOD, "only": {"write": []}},
+        {**GOOD, "only": {"memory_mb": "1"}},
+        {**GOOD, "only": {"read": "/"}},
+        {**GOOD, "only": {"read": ["/a"] * 257}},
+        {**GOOD, "only": {"read": ["/" + "a" * children.PATH_BYTES]}},
+        {**GOOD, "only": {"read": ["/a", "/" + "é" * (children.PATH_BYTES // 2)]}},
+        {**GOOD, "only": {"read": ["/\ud800"]}},
+    ],
+)
+def test_what_is_no_request_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="`"):
+        children._request(fields)
+
+
+def test_a_request_says_what_it_says() -> None:
+    asked = children._request({**GOOD, "on_excess": "narrow", "timeout_ms": 5})
+    assert (asked.agent_id, asked.text, asked.on_excess, asked.timeout_ms, asked.only) == ("a", "t", "narrow", 5, None)
+
+
+@pytest.mark.parametrize("path", ["/" + "a" * (children.PATH_BYTES - 1), "/a" + "é" * (children.PATH_BYTES // 2 - 1)])
+def test_the_longest_path_is_taken(path: str) -> None:
+    only = children._request({**GOOD, "only": {"read": [path]}}).only
+    assert only is not None
+    assert only.filesystem.write.paths == (path,)
+
+
+def test_texts_have_a_rate_in_bytes_of_the_log() -> None:
+    """One that is refused takes nothing from the next, and what nobody asked for meanwhile does not add up."""
+    now, nothing = [1_000.0], cast("Any", None)
+    spawner = children.Spawner(
+        nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, clock=lambda: now[0]
+    )
+    half = "\x01" * (children.LOGGED_BURST // 12 - 1)  # six bytes each in a row, and two quotes
+    for _ in range(2):
+        assert [spawner._may_log(half) for _ in range(4)] == [True, True, False, False]
+        assert spawner._may_log("short")
+        now[0] += children.LOGGED_BURST / children.LOGGED_PER_SECOND
+    now[0] += 1_000_000
+    assert [spawner._may_log(half) for _ in range(3)] == [True, True, False]
+
+
+def test_the_longest_text_is_taken_by_a_run_that_sent_none() -> None:
+    assert 6 * children.TEXT_BYTES < children.LOGGED_BURST
+
+
+def test_only_takes_and_never_gives() -> None:
+    """Writing lets read as well: of the paths that are left out neither is."""
+    wishes = Effective.top()
+    of = Filesystem.of("host", ["/srv/a", "/srv/b"], ["/srv/b/out", "/srv/c"])
+    for read, left in (
+        (["/srv/a/x"], Filesystem.of("host", ["/srv/a/x"], [])),
+        (["/srv/b"], Filesystem.of("host", ["/srv/b"], ["/srv/b/out"])),
+        (["/"], of),
+        ([], Filesystem.of("host", [], [])),
+        (["/etc"], Filesystem.of("host", [], [])),
+    ):
+        only = children._request({**GOOD, "only": {"read": read, "memory_mb": 5}}).only
+        assert only is not None
+        met = of.meet(only.filesystem)
+        assert (met.read, met.write) == (left.read, left.write)
+        assert only.resources.meet(wishes.resources).memory_mb == 5
+    assert PathSet.top().paths == ("/",)
+
+
+class Asked:
+    """A call of an agent's, and what it was told."""
+
+    def __init__(self) -> None:
+        self.fields, self.told = GOOD, list[tuple[str, str]]()
+
+    def refuse(self, code: str, message: str) -> None:
+        self.told.append((code, ""))
+
+    def failed(self, error: errors.CovenantError) -> None:
+        self.told.append((error.code, error.hint))
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (errors.WrongStateError("it is suspended", hint="ask again"), ("wrong_state", "ask again")),
+        (errors.ParentEndedError("it is being ended"), ("no_task", "")),
+        (None, ("no_task", "")),  # it has no task yet
+    ],
+)
+def test_who_is_suspended_is_told_that_it_may_ask_again(
+    monkeypatch: pytest.MonkeyPatch, ending: errors.CovenantError | None, told: tuple[str, str]
+) -> None:
+    """Whatever it asked for before is read while it stands."""
+    nothing = cast("Any", None)
+    spawner = children.Spawner(
+        nothing, start=nothing, use=nothing, denied=nothing, used=nothing, grace_seconds=0, ending=lambda: ending
+    )
+    monkeypatch.setattr(spawner, "_check", lambda: None)
+    call = Asked()
+    spawner.spawn(cast("Any", call))
+    assert call.told == [told]

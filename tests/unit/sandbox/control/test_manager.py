@@ -1,0 +1,302 @@
+"""What is said of runs that ended: by whom, from where in their stderr, and to nobody whose they are not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from policy import errors
+from sandbox.audit import open_runs, run_archive
+from sandbox.audit.log import Ledger
+from sandbox.control import manager
+from sandbox.control.manager import Asker
+from sandbox.rundir import registry
+from sandbox.shim import control_socket
+from tests.unit.sandbox.audit.test_open_runs import ISSUER, start
+from tests.unit.sandbox.audit.test_run_archive import FIELDS
+
+ROOT, SOMEBODY, OTHER = (
+    Asker("operator@local", root=True),
+    Asker("uid7@local", root=False),
+    Asker("uid8@local", root=False),
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "runs").mkdir()
+    return folder
+
+
+def ended(state: Path, number: int, **fields: Any) -> str:
+    run_id = f"{number:08d}-0000-4000-8000-000000000000"
+    run_archive.store(state, run_archive.Record(run_id=run_id, **{**FIELDS, "issuer": SOMEBODY.display, **fields}))
+    return run_id
+
+
+@pytest.mark.parametrize("kept", ["", "x", "a line\nanother\n", "äöü" * 100])
+@pytest.mark.parametrize("dropped", [0, 5, 70_000])
+def test_the_log_of_an_ended_run_is_read_on_from_anywhere(state: Path, kept: str, dropped: int) -> None:
+    total = dropped + len(kept.encode())
+    run_id = ended(state, 1, stderr=kept, stderr_bytes=total)
+    whole = manager.logs(state, SOMEBODY, run_id)
+    assert whole == {"run_id": run_id, "live": False, "begins": dropped, "next": total, "text": kept}
+    for offset in range(0, total + 3, max(1, total // 50)):
+        piece = manager.logs(state, SOMEBODY, run_id, offset)
+        assert piece["begins"] == max(offset, dropped)
+        assert piece["next"] == max(offset, total)
+        assert piece["text"] == kept.encode()[max(0, offset - dropped) :].decode(errors="replace")
+
+
+def test_a_beginning_that_is_one_runs_alone_names_it(state: Path) -> None:
+    one, two = ended(state, 11), ended(state, 12)
+    assert manager.logs(state, ROOT, two[:8])["run_id"] == two
+    for text in ("0", "9", "", "../audit", one + "x"):
+        with pytest.raises(errors.NoRunError):
+            manager.logs(state, ROOT, text)
+        with pytest.raises(errors.NoRunError):
+            manager.ended(state, ROOT, text)
+
+
+def test_what_is_anothers_is_not_there(state: Path) -> None:
+    run_id = ended(state, 1)
+    for asker in (ROOT, SOMEBODY):
+        record = manager.ended(state, asker, run_id)
+        assert record is not None
+        assert record.run_id == run_id
+    with pytest.raises(errors.NoRunError) as mine:
+        manager.logs(state, OTHER, run_id)
+    with pytest.raises(errors.NoRunError) as nobodys:
+        manager.logs(state, OTHER, run_id.replace("1", "2"))
+    # Nor does the refusal tell the two apart.
+    assert str(mine.value).replace("1", "2") == str(nobodys.value)
+
+
+def test_who_asked_for_the_first_may_see_what_came_of_all_below_it(state: Path) -> None:
+    top = ended(state, 1)
+    below = ended(state, 2, issuer=f"top@{top}", parent=top)
+    deepest = ended(state, 3, issuer=f"mid@{below}", parent=below)
+    orphan = ended(state, 4, issuer="x@y", parent="00000009-0000-4000-8000-000000000000")
+    for run_id in (top, below, deepest):
+        assert manager.logs(state, SOMEBODY, run_id)["run_id"] == run_id
+        with pytest.raises(errors.NoRunError):
+            manager.logs(state, OTHER, run_id)
+    with pytest.raises(errors.NoRunError):
+        manager.logs(state, SOMEBODY, orphan)
+
+
+def test_who_asked_for_the_first_may_see_what_ended_below_one_that_outlived_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent lives and says so by its label; the first is gone, with its record or without."""
+    top, parent = (f"0000000{n}-0000-4000-8000-000000000000" for n in (1, 2))
+    run_id = ended(state, 3, issuer=f"mid@{parent}", parent=parent)
+    live = SimpleNamespace(
+        run_id=parent, ancestors=(top,), issuer={"display": f"top@{top}"}, label={"caller": SOMEBODY.display}
+    )
+    monkeypatch.setattr(registry, "live", lambda runs: [live])
+    monkeypatch.setattr(registry, "agents", lambda entries: [])
+    assert manager.logs(state, SOMEBODY, run_id)["run_id"] == run_id
+    with pytest.raises(errors.NoRunError):
+        manager.logs(state, OTHER, run_id)
+    live.label = {}
+    with pytest.raises(errors.NoRunError):
+        manager.logs(state, SOMEBODY, run_id)
+
+
+def test_what_is_anothers_makes_nothing_ambiguous(state: Path) -> None:
+    mine, theirs = ended(state, 11), ended(state, 12, issuer=OTHER.display)
+    for asker, run_id in ((SOMEBODY, mine), (OTHER, theirs)):
+        assert manager.logs(state, asker, mine[:7])["run_id"] == run_id
+    with pytest.raises(errors.NoRunError, match="2 runs have"):
+        manager.logs(state, ROOT, mine[:7])
+    # A damaged one stands in nobody's way, and says so to whoever asks for it.
+    (state / "archive" / f"{theirs}.json").write_text("{")
+    assert manager.logs(state, SOMEBODY, mine[:7])["run_id"] == mine
+    with pytest.raises(errors.StateError):
+        manager.logs(state, OTHER, theirs)
+    # What is one's own is ambiguous as before.
+    ended(state, 13)
+    with pytest.raises(errors.NoRunError):
+        manager.logs(state, SOMEBODY, mine[:7])
+
+
+def test_records_that_name_each_other_as_parents_end_the_look(state: Path) -> None:
+    one, two = (f"0000000{n}-0000-4000-8000-000000000000" for n in (1, 2))
+    ended(state, 1, parent=two)
+    ended(state, 2, parent=one)
+    with pytest.raises(errors.NoRunError):
+        manager.logs(state, OTHER, one)
+
+
+def test_a_name_is_no_path(state: Path) -> None:
+    """Whoever asks names a run by how its id begins, and reaches no other file by it."""
+    ended(state, 1)
+    (state / "unended").mkdir()
+    (state / "unended" / ".settled").touch()
+    os.symlink("/etc/passwd", state / "archive" / "passwd.json")
+    for text in ("../state", ".", ".settled", "passwd", "\0", "a/b"):
+        with pytest.raises((errors.NoRunError, errors.StateError)):
+            manager.logs(state, ROOT, text)
+
+
+@pytest.fixture
+def just_ended(state: Path, tmp_path: Path) -> Iterator[str]:
+    """A run of ``SOMEBODY`` whose directory is gone and whose end somebody who lives is still to write."""
+    run_id = "00000007-0000-4000-8000-000000000000"
+    with Ledger.open(state / "audit", head=state / "audit-head" / "head.json") as ledger:
+        mark = open_runs.Mark(ledger, run_id)
+        start(ledger, run_id, issuer={**ISSUER, "display": SOMEBODY.display})
+    yield run_id
+    mark.clear()
+
+
+def test_only_who_may_see_it_waits_for_what_is_still_to_be_written(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    def record(where: Path, run_id: str, until: float, *, unseen: bool = False) -> run_archive.Record:
+        waited.append(run_id)
+        ended(state, 7)
+        found = run_archive.read(where, run_id)
+        assert found is not None
+        return found
+
+    monkeypatch.setattr(manager, "_await_record", record)
+    for ask in (manager.logs, manager.ended):
+        with pytest.raises(errors.NoRunError):
+            ask(state, OTHER, just_ended)
+    assert waited == []
+    assert manager.logs(state, SOMEBODY, just_ended)["run_id"] == just_ended
+    assert waited == [just_ended]
+
+
+def test_root_waits_for_what_the_log_does_not_show(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(open_runs, "start_of", lambda state, run_id: None)
+    with pytest.raises(errors.KeeperError, match="is still being begun, or its end written"):
+        manager.logs(state, ROOT, just_ended)
+
+
+def test_what_has_a_mark_and_cannot_be_seen_yet_is_asked_once_it_can(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keeper is alive and well: it makes the run's directory after the mark."""
+    place, real, seen = state / "runs" / just_ended, manager._seen, list[int]()
+
+    def comes(where: Path, asker: manager.Asker) -> list[Any]:
+        seen.append(len(seen))
+        return [SimpleNamespace(run_id=just_ended, path=place)] if len(seen) > 1 else real(where, asker)
+
+    monkeypatch.setattr(manager, "_seen", comes)
+    monkeypatch.setattr(registry, "under_way", lambda path: path == place and len(seen) > 0 and waited())
+    monkeypatch.setattr(control_socket, "ask", lambda path, operation, **fields: {"text": "it lives"})
+    looks: list[int] = []
+
+    def waited() -> bool:
+        looks.append(1)
+        return len(looks) > 2
+
+    assert manager.logs(state, ROOT, just_ended) == {"run_id": just_ended, "live": True, "text": "it lives"}
+    assert seen == [0, 1]
+
+
+def test_one_that_was_seen_and_ends_is_not_taken_for_one_that_begins(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its label stands a moment longer than it can be asked, and whoever waited may have waited for hours."""
+    monkeypatch.setattr(registry, "under_way", lambda path: True)
+    with pytest.raises(errors.KeeperError, match="its end written"):
+        manager._await_record(state, just_ended, time.monotonic() + 0.1)
+    ended(state, 7)
+    assert manager._await_record(state, just_ended, time.monotonic()).run_id == just_ended
+
+
+def test_whoever_stays_unseen_is_not_waited_for_for_good(
+    state: Path, just_ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "_PATIENCE_SECONDS", 0.1)
+    looks: list[int] = []
+
+    def comes_and_goes(path: Path) -> bool:
+        looks.append(1)
+        return len(looks) % 2 == 0
+
+    monkeypatch.setattr(registry, "under_way", comes_and_goes)
+    with pytest.raises(errors.KeeperError, match="does not answer"):
+        manager.logs(state, ROOT, just_ended)
+    assert len(looks) > 2
+
+
+def test_nothing_is_asked_of_what_is_not_live(state: Path) -> None:
+    run_id = ended(state, 1)
+    for operation in ("suspend", "resume", "kill"):
+        for tree in (False, True):
+            with pytest.raises(errors.NoRunError, match="no live run"):
+                manager.act(state, ROOT, operation, run_id, tree=tree)
+    assert manager.listed(state, ROOT) == []
+
+
+def test_whoever_is_pushed_out_while_waiting_does_not_come_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        """A keeper's, where another takes each place."""
+
+        def __init__(self, path: Path) -> None:
+            turns.append("asked")
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+        def closed(self, seconds: float) -> bool:
+            return True
+
+    turns: list[str] = []
+    (tmp_path / control_socket.NAME).touch()
+    live = SimpleNamespace(run_id="a", path=tmp_path)
+    monkeypatch.setattr(manager, "_seen", lambda state, asker: [live])
+    monkeypatch.setattr(control_socket, "Connection", Full)
+    monkeypatch.setattr(time, "sleep", lambda seconds: turns.append("slept"))
+    assert manager.ended(tmp_path, ROOT, "a", left=lambda: len(turns) >= 6) is None
+    assert turns == ["asked", "slept"] * 3
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_run_that_can_be_seen_and_listens_only_later_has_not_ended(
+    state: Path, monkeypatch: pytest.MonkeyPatch, *, begins: bool
+) -> None:
+    """Nobody owes the log its end: nothing of it is written down yet. One that goes away meanwhile is cut off."""
+
+    def ask(path: Path, operation: str, **fields: Any) -> dict[str, Any]:
+        asked.append(operation)
+        if len(asked) < 4:
+            raise errors.NoRunError("it does not listen")
+        return {"begins": 0, "next": 2, "text": "hi"}
+
+    asked: list[str] = []
+    live = SimpleNamespace(run_id="00000001-0000-4000-8000-000000000000", path=state / "runs")
+    monkeypatch.setattr(manager, "_seen", lambda state, asker: [live])
+    monkeypatch.setattr(control_socket, "ask", ask)
+    monkeypatch.setattr(registry, "under_way", lambda path: begins or len(asked) < 2)
+    if begins:
+        assert manager.logs(state, ROOT, live.run_id)["text"] == "hi"
+        assert asked == ["logs"] * 4
+    else:
+        with pytest.raises(errors.CutOffError):
+            manager.logs(state, ROOT, live.run_id)
+        assert asked == ["logs"] * 2

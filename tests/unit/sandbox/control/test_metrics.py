@@ -1,0 +1,160 @@
+"""The numbers as Prometheus reads them: bounded, without words of an agent's, and what the log says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from policy import denials, errors
+from sandbox.control import metrics
+from sandbox.control.metrics import Seen, Tally
+from sandbox.kernel.cgroup.stats import Usage, usage
+from sandbox.rundir.registry import Entry
+from sandbox.serve import metrics_http, metrics_worker
+from tests import prometheus_text
+
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("package", "payload_digest", "operator", "parent"), ""),
+    **dict.fromkeys(("depth", "started_ms", "memory_mb", "pids_max", "cpu_millis", "host_memory_mb"), 0),
+    **dict.fromkeys(("max_depth", "max_descendants"), 0),
+    **dict.fromkeys(("ancestors", "signers"), ()),
+    "issuer": {"display": "", "pubkey": ""},
+    "on_parent_exit": "terminate",
+    "self_test": False,
+    "label": {},
+    "path": Path("/nowhere"),
+}
+
+
+def seen(agent_id: str, memory: int = 1, run_id: str = "r") -> Seen:
+    return Seen(Entry(run_id=run_id, agent_id=agent_id, **EMPTY), Usage(2_500_000, memory, 3, None, 5))
+
+
+def tally(tmp_path: Path, *rows: dict[str, Any]) -> Tally:
+    log = tmp_path / "events.jsonl"
+    with log.open("ab") as file:
+        for row in rows:
+            event = {"id": "x", "timestamp_ms": 1, "issuer": {}, "kind": row}
+            file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+    return Tally(log)
+
+
+def test_the_series_are_bounded_and_add_up() -> None:
+    agents = [seen(f"agent-{number}", memory=number) for number in range(1, 251)]
+    numbers = prometheus_text.parse(metrics.text(agents, Tally(Path("/nowhere"))))
+    memory = numbers["covenant_agent_memory_bytes"]
+    assert len(memory) == metrics.MAX_AGENTS + 1
+    assert sum(memory.values()) == sum(range(1, 251))
+    # The largest have their own.
+    assert memory['agent_id="agent-250"'] == 250
+    assert memory['agent_id=""'] == sum(range(1, 151))
+    assert numbers["covenant_agent_cpu_seconds"]['agent_id="agent-250"'] == 2.5
+    assert numbers["covenant_runs"]['state="Isolated"'] == 250
+
+
+def test_no_agent_can_write_a_line_of_its_own() -> None:
+    hostile = 'x"} 1\ncovenant_drifts_total 99\\'
+    numbers = prometheus_text.parse(metrics.text([seen(hostile)], Tally(Path("/nowhere"))))
+    assert numbers["covenant_drifts_total"] == {"": 0}
+    assert len(numbers["covenant_agent_runs"]) == 1
+
+
+def test_what_is_counted_is_what_the_log_holds(tmp_path: Path) -> None:
+    counted = tally(
+        tmp_path,
+        {"type": "run_started", "run_id": "r"},
+        {"type": "denied", "run_id": "r", "layer": "dns", "count": 3},
+        {"type": "denied", "run_id": "r", "layer": "of a later version", "count": 2},
+        {"type": "run_ended", "run_id": "q", "status": "failed", "code": errors.CutOffError.code},
+        {"type": "run_ended", "run_id": "p", "status": "failed", "code": "of a later version"},
+        {"type": "manifest_rejected", "run_id": None, "code": "signature"},
+        {"type": "self_test", "run_id": None, "passed": True},
+        {"type": "capability_check", "run_id": "r"},
+    )
+    assert len(list(counted.read())) == 7
+    assert (counted.starts, counted.rows, counted.by_run) == (1, 8, {"r": 5})
+    assert counted.denied == {"dns": 3, metrics.OTHER: 2}
+    assert counted.ends == {("failed", "cut_off"): 1, ("failed", metrics.OTHER): 1}
+    # It goes on where it stopped, and a line in the making is taken when it is whole.
+    log = tmp_path / "events.jsonl"
+    whole = b'{"id":"x","timestamp_ms":1,"issuer":{},"kind":{"type":"run_started","run_id":"s"}}\n'
+    with log.open("ab") as file:
+        file.write(whole[:40])
+        file.flush()
+        assert list(counted.read()) == []
+        file.write(whole[40:])
+    assert len(list(counted.read())) == 1
+    assert counted.starts == 2
+    numbers = prometheus_text.parse(metrics.text([], counted))
+    assert numbers["covenant_run_starts_total"] == {"": 2}
+    assert set(numbers["covenant_denials_total"]) == {f'layer="{one}"' for one in (*denials.LAYERS, metrics.OTHER)}
+
+
+def test_a_cgroup_that_is_gone_counts_nothing(tmp_path: Path) -> None:
+    assert usage({"memory": tmp_path, "cpu": tmp_path, "pids": tmp_path}) == Usage()
+    (tmp_path / "memory.current").write_text("7\n")
+    (tmp_path / "cpu.stat").write_text("nr 1\nusage_usec 9\n")
+    assert usage({"memory": tmp_path, "cpu": tmp_path}) == Usage(cpu_us=9, memory_bytes=7)
+
+
+def test_a_line_of_the_journal_is_one_line_of_ascii_and_says_whose_run_it_is() -> None:
+    kind = {
+        "type": "run_ended",
+        "run_id": "r",
+        "agent_id": "a\u202e\n",
+        "status": "failed",
+        "code": None,
+        "target": "t",
+    }
+    said = metrics_worker.line({"timestamp_ms": 5, "kind": kind})
+    assert said.count(b"\n") == 1
+    assert said.isascii()
+    assert json.loads(said) == {
+        "time_ms": 5, "event": "run_ended", "run_id": "r", "agent_id": "a\u202e\n", "status": "failed",
+    }  # fmt: skip
+
+
+def test_only_the_end_of_a_long_log_is_read_for_the_live_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may ask the supervisor may ask it often."""
+    (tmp_path / "audit").mkdir()
+    row = {"type": "denied", "run_id": "r", "layer": "dns", "count": 1}
+    long = tally(tmp_path / "audit", *[row] * 100)
+    size = long.path.stat().st_size
+    monkeypatch.setattr(metrics, "MOST_BYTES", size // 10)
+    short = metrics.tally(tmp_path, whole=False)
+    whole = metrics.tally(tmp_path, whole=True)
+    assert len(list(short.read())) in (9, 10)
+    assert len(list(whole.read())) == 100
+    assert short.by_run["r"] in (9, 10)
+
+
+def test_an_answer_that_is_too_late_for_who_asked_does_not_end_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine would leave it without numbers, and after a few times without the journal of the same watcher."""
+    monkeypatch.setattr(metrics_http, "_SECONDS", 0.2)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "m"))
+    listener.listen()
+    # Both are its own from here on.
+    fds = {"listener": listener.detach(), "numbers": theirs.detach()}
+    serving = threading.Thread(target=metrics_http.serve, args=(SimpleNamespace(fds=fds, seal=lambda: None),))
+    serving.start()
+    with ours:
+        ours.settimeout(10)
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as scraper:
+                scraper.connect(str(tmp_path / "m"))
+                scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                assert ours.recv(16) == b"?"
+                assert scraper.recv(1) == b"", "nobody answered in time"
+            ours.send(b"too late\n")
+    serving.join(10)
+    assert not serving.is_alive(), "the watcher's end is its end"

@@ -1,0 +1,465 @@
+"""What is asked of a live run: looked up in the table, written down, done, in that order, whatever fails."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from policy import errors, lifecycle
+from policy.lifecycle import State
+from sandbox.audit.log import Ledger
+from sandbox.audit.run_events import Rows
+from sandbox.control import revocation
+from sandbox.kernel.cgroup.cgroup import Leaf
+from sandbox.kernel.proc.pipes import BoundedTail
+from sandbox.run_io import Channel, Limits
+from sandbox.rundir import directory
+from sandbox.shim import control_socket
+from sandbox.shim import operations as shim_operations
+from sandbox.shim.operations import Steering
+from sandbox.shim.stdio import Exchange
+from sandbox.storage import atomic_file
+
+ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
+MOVES = {(one.source, one.target) for one in lifecycle.TRANSITIONS}
+
+
+class Log:
+    """In the place of the ledger: the order of rows and acts. Full when told so."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.full = False
+        self.place = Path("/nonexistent/audit")
+
+    def append_all(self, records: Any, *, issuer: Mapping[str, str], **how: Any) -> None:
+        if self.full:
+            raise errors.LedgerError("no space left")
+        self.said += [f"{one.fields['state']}: {one.fields['reason']}" for one in records]
+
+
+class Freezer:
+    """In the place of the leaf."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self.freezable, self.broken = log, True, False
+        self.standing = False
+        self.there: list[int] = []
+
+    def pids(self) -> list[int]:
+        return self.there
+
+    def freeze(self, *, going_on: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        try:
+            self._act("freeze")
+        except errors.KernelError:
+            with going_on():
+                self._log.said.append("undone")
+            raise
+
+    def thaw(self) -> None:
+        self._act("thaw")
+
+    def frozen(self) -> bool:
+        if self.broken:
+            raise errors.KernelError("it is gone")
+        return self.standing
+
+    def _act(self, name: str) -> None:
+        if self.broken:
+            raise errors.KernelError(f"cannot {name}")
+        self._log.said.append(name)
+
+
+class World:
+    """A run in the state Running."""
+
+    runs: Path
+
+    def __init__(self, *, ttl: int | None = None, suspends: bool = False, leaf: bool = True) -> None:
+        self.below: list[tuple[str, str]] = []
+        self.log = Log()
+        self.rows = Rows(cast("Ledger", self.log), "r", ISSUER)
+        for state in (State.PROVISIONED, State.VALIDATED, State.ISOLATED):
+            self.rows.to(state, "")
+        self.freezer = Freezer(self.log)
+        self.steering = Steering(
+            self.rows,
+            ttl_seconds=ttl,
+            suspends=suspends,
+            shown=lambda raw: raw.decode(),
+            going_on=revocation.going_on,
+            below=lambda by, reason: self.below.append((by, reason)),
+        )
+        self.directory = self.steering._directory = Path(tempfile.mkdtemp(dir=self.runs))
+        calls = self.log.said.append
+        channel = Channel(
+            *(-1, -1, -1, -1, -1), has_started=lambda: True, terminate=lambda: calls("ask"), kill=lambda: calls("kill")
+        )
+        self.channel = self.steering.joined(channel, cast("Leaf", self.freezer) if leaf else None)
+        self.exchange = Exchange(self.channel, b"", Limits(1, 1, "clock"))
+        self.exchange._stderr, self.exchange._exited = BoundedTail(64 * 1024), False
+        self.steering.converses(self.exchange)
+        self.channel.giving()
+        self.log.said.clear()
+
+    @property
+    def state(self) -> str:
+        return str(self.rows.state)
+
+    def ask(self, operation: str, **fields: Any) -> control_socket.Reply:
+        return self.steering.table[operation](fields)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    World.runs = tmp_path_factory.mktemp("runs")
+
+
+def test_each_is_written_down_before_it_is_done() -> None:
+    one = World()
+    assert one.ask("suspend", by="uid7@local", reason="why").answer == {"state": "Suspended"}
+    assert one.ask("resume").answer == {"state": "Running"}
+    reply = one.ask("kill", by="uid7@local", reason="enough")
+    assert one.log.said == [
+        *("Suspended: asked by uid7@local: why", "freeze"),
+        *("Running: asked by root", "thaw"),
+        "Terminated: stopped by uid7@local: enough",
+    ]
+    assert isinstance(reply.end, errors.KilledError)
+    # The exchange ends it now; its end is in the log already.
+    one.channel.ending(reply.end)
+    assert len(one.log.said) == 5
+
+
+def test_what_somebody_stopped_who_wrote_nothing_down_can_be_let_go_on() -> None:
+    """Whoever took it back was killed between the stop and the mark."""
+    one = World()
+    one.freezer.standing = True
+    assert one.ask("resume", by="uid7@local").answer == {"state": "Running"}
+    assert one.log.said == ["Suspended: somebody else has stopped it", "Running: asked by uid7@local", "thaw"]
+    one.freezer.standing = False
+    for one.freezer.broken in (False, True):
+        with pytest.raises(errors.WrongStateError):
+            one.ask("resume")
+    assert len(one.log.said) == 3
+
+
+ENDING: dict[str, Any] = {"by": "uid7@local", "reason": "enough", "ending": True}
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_what_is_to_be_ended_with_its_tree_ends_where_whoever_asked_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch, *, stands: bool
+) -> None:
+    one = World()
+    (forsaken,) = one.channel.rounds
+    if stands:
+        one.ask("suspend")
+        one.log.said.clear()
+    for _ in range(2):  # the second time is none: it has promised already
+        assert one.ask("suspend", **ENDING).answer == {"state": "Suspended"}
+    freezes = [] if stands else ["freeze"]
+    assert one.log.said == ["Suspended: to be ended, asked by uid7@local: enough", *freezes]
+    with pytest.raises(errors.WrongStateError, match="the run is to be ended"):
+        one.ask("resume")
+    assert forsaken.look() is None
+    assert one.below == []
+    later = time.monotonic() + shim_operations._ENDING_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    error = forsaken.look()
+    assert isinstance(error, errors.KilledError)
+    assert error.message == "ended by uid7@local: enough"
+    assert one.below == [("uid7@local", "enough")]
+    assert forsaken.look() is None
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_what_is_ended_with_its_tree_by_somebody_who_is_gone_ends_by_itself_with_all_below_it(left: bool) -> None:
+    one = World()
+    directory.mark_stopped(one.directory, "uid7@local", "enough")
+    # They are back, or were killed over it and have left everything to its keeper.
+    one.freezer.there = [7] if left else []
+    error = directory.verdict(one.directory)
+    assert isinstance(error, errors.KilledError)
+    one.channel.ending(error)
+    assert one.log.said == ["Terminated: stopped: ended by uid7@local: enough"]
+    assert one.below == ([("uid7@local", "enough")] if left else [])
+    one.channel.terminate()
+    assert one.log.said[1:] == ["kill"]  # what stands cannot be asked to end
+
+
+def test_what_a_signal_ended_leaves_nobody_below_it_to_whoever_is_gone() -> None:
+    """It is killed before its end is written down, so that nothing in it says who killed it."""
+    for marked in (True, False):
+        one = World()
+        if marked:
+            directory.mark_stopped(one.directory, "uid7@local", "enough")
+        one.freezer.there = []
+        one.channel.ending(errors.StoppedError("interrupted"))
+        assert one.below == ([("uid7@local", "enough")] if marked else [])
+
+
+def test_what_is_marked_does_not_go_on() -> None:
+    one = World()
+    one.ask("suspend")
+    directory.mark_stopped(one.directory, "uid7@local", "enough")
+    one.log.said.clear()
+    with pytest.raises(errors.KilledError, match="ended by uid7@local: enough"):
+        one.ask("resume")
+    assert one.log.said == []
+
+
+def test_what_is_over_cannot_be_had_stand_to_be_ended() -> None:
+    one = World()
+    one.ask("suspend")
+    one.exchange._exited = True
+    with pytest.raises(errors.NoRunError):
+        one.ask("suspend", **ENDING)
+    bare = World(leaf=False)
+    with pytest.raises(errors.NotEnforceableError):
+        bare.ask("suspend", **ENDING)
+    assert bare.log.said == []
+
+
+def test_what_is_being_revoked_is_not_let_go_on() -> None:
+    one = World()
+    one.ask("suspend")
+    directory.mark_revoked(one.directory, "it leaks")
+    one.log.said.clear()
+    with pytest.raises(errors.RunRevokedError, match="it leaks"):
+        one.ask("resume")
+    assert (one.log.said, one.state) == ([], "Suspended")
+
+
+@pytest.mark.parametrize("by", ["somebody", "its ttl"])
+def test_what_is_being_revoked_and_does_not_stop_is_not_let_go_on(by: str) -> None:
+    """Whoever revokes has stopped it, and a keeper that gives up stopping it would let it go on until it is killed."""
+    one = World(ttl=0, suspends=True) if by == "its ttl" else World()
+    one.freezer.broken = True
+    directory.mark_revoked(one.directory, "it leaks")
+    if by == "somebody":
+        with pytest.raises(errors.RunRevokedError, match="it leaks"):
+            one.ask("suspend")
+    else:
+        assert isinstance(one.steering._clocks(), errors.RunRevokedError)
+    assert one.log.said[1:] == []
+    assert one.state == "Suspended"
+
+
+def test_a_mark_is_set_before_the_thaw_or_after_it_and_never_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever revokes is behind the gate and about to mark it: until that is done nobody knows, and nothing goes on."""
+    monkeypatch.setattr(revocation, "_GATE_SECONDS", 0.05)
+    one = World()
+    one.ask("suspend")
+    one.log.said.clear()
+    with directory.gate(one.directory.parent), pytest.raises(errors.KeeperError):
+        one.ask("resume")
+    assert (one.log.said, one.state) == ([], "Suspended")
+    held: list[bool] = []
+    monkeypatch.setattr(one.freezer, "thaw", lambda: held.append(atomic_file.held(one.directory.parent / ".gate")))
+    one.ask("resume")
+    assert held == [True]
+
+
+def test_the_reason_in_the_log_is_bounded() -> None:
+    one = World()
+    one.ask("suspend", by="b" * 9000, reason="r" * 9000)
+    assert len(one.log.said[0]) < 3 * directory.WORDS
+
+
+@pytest.mark.parametrize("operation", ["suspend", "resume", "kill"])
+def test_what_cannot_be_written_down_is_not_done(operation: str) -> None:
+    one = World()
+    if operation == "resume":
+        one.ask("suspend")
+        one.log.said.clear()
+    one.log.full = True
+    with pytest.raises(errors.LedgerError):
+        one.ask(operation)
+    assert one.log.said == []
+
+
+def test_a_freezer_that_fails_leaves_the_run_as_it_was_and_says_so() -> None:
+    one = World()
+    one.freezer.broken = True
+    with pytest.raises(errors.KernelError, match="cannot freeze"):
+        one.ask("suspend")
+    assert one.state == "Running"
+    assert one.log.said[-1] == "Running: it could not be stopped: cannot freeze"
+    one.freezer.broken = False
+    one.ask("suspend")
+    one.freezer.broken = True
+    with pytest.raises(errors.KernelError, match="cannot thaw"):
+        one.ask("resume")
+    assert one.state == "Suspended"
+
+
+def test_where_nothing_can_be_frozen_it_is_said_and_everything_else_works() -> None:
+    for one in (World(leaf=False), World()):
+        one.freezer.freezable = False
+        with pytest.raises(errors.NotEnforceableError, match="cannot be suspended"):
+            one.ask("suspend")
+        assert one.log.said == []
+        assert one.ask("kill").end is not None
+
+
+def test_nothing_is_asked_of_a_run_that_is_over() -> None:
+    for operation in ("suspend", "kill"):
+        one = World()
+        one.exchange._exited = True
+        with pytest.raises(errors.NoRunError):
+            one.ask(operation)
+        assert one.log.said == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields"),
+    [
+        ("suspend", {"by": 1}),
+        ("suspend", {"reason": ["x"]}),
+        ("suspend", {"code": "stopped"}),
+        ("resume", {"x": 1}),
+        ("kill", {"code": "usage"}),
+        ("kill", {"code": 3}),
+        ("kill", {"code": "no such"}),
+        ("logs", {"offset": -1}),
+        ("logs", {"offset": "0"}),
+        ("logs", {"offset": True}),
+        ("logs", {"limit": 1}),
+        ("state", {"x": 1}),
+    ],
+)
+def test_what_is_no_request_does_nothing(operation: str, fields: dict[str, Any]) -> None:
+    one = World()
+    if operation == "resume":
+        one.ask("suspend")
+    said = list(one.log.said)
+    with pytest.raises(errors.UsageError):
+        one.ask(operation, **fields)
+    assert one.log.said == said
+
+
+def test_an_end_for_another_cause_has_its_code() -> None:
+    one = World()
+    reply = one.ask("kill", code="cut_off", by="its parent")
+    assert isinstance(reply.end, errors.CutOffError)
+    assert one.log.said == ["Terminated: cut_off by its parent"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: bool) -> None:
+    """In the order of an exchange: that it ends is written down first, whoever wants it. What stands would take all of
+    the grace that somebody gives it, and do nothing with it."""
+    one = World()
+    if stands:
+        one.ask("suspend")
+    error = one.ask("kill", grace_ms=60_000).end if asked else errors.DeadlineError("it is over", clock="ttl_seconds")
+    assert error is not None
+    one.channel.ending(error)
+    one.channel.terminate()
+    assert one.state == "Terminated"
+    assert one.log.said[-1] == ("kill" if stands else "ask")
+
+
+def _clock(one: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one.steering._given_at = now[0]
+    return now
+
+
+def test_the_ttl_suspends_once_and_one_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = World(ttl=10, suspends=True)
+    now = _clock(one, monkeypatch)
+    _, look = [r.look for r in one.channel.rounds]
+    assert look() is None
+    now[0] += 10
+    assert look() is None
+    assert one.state == "Suspended"
+    one.ask("resume")
+    now[0] += 9
+    assert look() is None  # once: the second end of the ttl is the exchange's own deadline
+    assert one.state == "Running"
+    one.ask("suspend")
+    now[0] += 9.9
+    assert look() is None
+    now[0] += 0.1
+    error = look()
+    assert isinstance(error, errors.DeadlineError)
+    assert error.details["clock"] == "ttl_seconds"
+
+
+def test_a_run_that_another_suspended_ends_after_one_more_ttl_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = World(ttl=10)
+    now = _clock(one, monkeypatch)
+    _, look = [r.look for r in one.channel.rounds]
+    now[0] += 100
+    assert look() is None
+    assert one.state == "Running"  # its ttl terminates, which is the exchange's own deadline
+    one.ask("suspend")
+    now[0] += 10
+    assert isinstance(look(), errors.DeadlineError)
+    assert len(World().channel.rounds) == 1  # no clock of its own
+
+
+def test_who_cannot_be_stopped_at_its_ttl_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    for leaf in (True, False):
+        one = World(ttl=10, suspends=True, leaf=leaf)
+        now = _clock(one, monkeypatch)
+        one.freezer.broken = True
+        now[0] += 10
+        _, look = [r.look for r in one.channel.rounds]
+        assert isinstance(look(), errors.DeadlineError)
+
+
+def test_logs_are_read_on_from_anywhere_in_pieces_that_end_with_a_line() -> None:
+    one = World()
+    whole = b"".join(b"line %d\n" % n for n in range(6000))
+    one.exchange._stderr.feed(whole)
+    at, read = 0, ""
+    while (answer := one.ask("logs", offset=at).answer)["next"] > at:
+        assert answer["begins"] == at
+        assert answer["text"].endswith("\n")
+        at, read = answer["next"], read + answer["text"]
+    assert read.encode() == whole
+    one.exchange._stderr.feed(b"no line" * 100_000)
+    assert one.ask("logs", offset=at).answer["begins"] > at
+
+
+OPERATIONS = st.sampled_from(["suspend", "resume", "kill", "full", "free", "break", "mend", "exit"])
+
+
+@hypothesis.given(st.lists(OPERATIONS, max_size=12))
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_any_sequence_lands_as_the_table_says_or_is_refused(operations: list[str]) -> None:
+    """Whatever fails in between: the state is the last that was written, every step is one of the table's."""
+    one = World()
+    for operation in operations:
+        if operation in ("full", "free"):
+            one.log.full = operation == "full"
+        elif operation in ("break", "mend"):
+            one.freezer.broken = operation == "break"
+        elif operation == "exit":
+            one.exchange._exited = True
+        else:
+            try:
+                reply = one.ask(operation)
+            except (errors.WrongStateError, errors.NoRunError, errors.LedgerError, errors.KernelError):
+                continue
+            if reply.end is not None:
+                break
+    written = [State(line.partition(":")[0]) for line in one.log.said if ":" in line]
+    path = [State.RUNNING, *written]
+    assert set(itertools.pairwise(path)) <= MOVES
+    assert one.state == path[-1]

@@ -1,0 +1,167 @@
+"""A signal that comes while a run is held ends it in order; one that comes while it is cleared away cuts nothing."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from policy import errors
+from sandbox.shim import signals as shim_signals
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    with shim_signals.own():
+        yield
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_is_told_over_a_descriptor_and_raises_nothing(number: signal.Signals) -> None:
+    with shim_signals.HeldBack() as signals:
+        ((fd, act),) = signals.watches().items()
+        assert not select.select([fd], [], [], 0)[0]
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert select.select([fd], [], [], 5)[0]
+        assert isinstance(act(), errors.StoppedError)
+    assert signals.told
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+@pytest.mark.usefixtures("own")
+def test_before_and_after_it_raises_as_ever() -> None:
+    with shim_signals.HeldBack() as signals:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert not signals.told
+
+
+@pytest.mark.usefixtures("own")
+def test_what_ended_without_one_leaves_everything_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with shim_signals.HeldBack() as signals:
+        signals.watches()
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_nobodys_signals_but_ours_are_held_back() -> None:
+    """Outside ``own``, on its way out, and in a thread that no signal reaches there is nothing to hold."""
+    with shim_signals.HeldBack() as signals:
+        assert signals.watches() == {}
+    with shim_signals.own(), shim_signals.HeldBack() as signals:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.watches() == {}
+    found: list[object] = []
+    with shim_signals.own(), shim_signals.HeldBack() as signals:
+        thread = threading.Thread(target=lambda: found.append(signals.watches()))
+        thread.start()
+        thread.join()
+    assert found == [{}]
+
+
+@pytest.mark.usefixtures("own")
+def test_it_is_held_back_whichever_thread_takes_it() -> None:
+    """Python runs the handler in the main thread all the same, where a mask would not be asked."""
+    with shim_signals.HeldBack() as signals:
+        signals.hold()
+        thread = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
+        thread.start()
+        thread.join()
+        time.sleep(0.01)  # here it would raise
+        assert signals.told
+        with pytest.raises(errors.StoppedError):
+            signals.check()
+
+
+@pytest.mark.usefixtures("own")
+def test_whoever_must_be_dead_is_killed_before_anybody_looks() -> None:
+    killed: list[str] = []
+
+    def fails() -> None:
+        killed.append("tried")
+        raise errors.KernelError("it survives")
+
+    with shim_signals.HeldBack() as signals:
+        ((_, look),) = signals.watches(lambda: killed.append("first")).items()
+        assert signals.watches(fails).keys() == signals.watches(fails).keys()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert killed == ["tried"]
+        with pytest.raises(errors.KernelError, match="it survives"):  # whoever looks says it
+            look()
+    assert killed == ["tried", "tried"]
+
+
+@pytest.mark.usefixtures("own")
+def test_nobody_is_killed_once_it_is_over() -> None:
+    """A descriptor or a number may be another's by then."""
+    killed: list[str] = []
+    with shim_signals.HeldBack() as signals:
+        signals.watches(lambda: killed.append("alive"))
+        signals.watches()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert killed == []
+
+
+@pytest.mark.usefixtures("own")
+def test_the_outermost_block_holds_and_whoever_goes_on_can_be_told_again() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with shim_signals.HeldBack() as signals:
+        with signals:
+            signals.hold()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.told
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("own")
+def test_whoever_is_on_the_way_out_is_not_interrupted_again() -> None:
+    signals = shim_signals.HeldBack()
+
+    def out() -> None:
+        with signals:
+            signals.hold()
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        out()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_that_was_told_ended_for_that_unless_it_had_ended_by_itself(late: bool) -> None:
+    over = [late]
+    with shim_signals.HeldBack() as signals:
+        (look,) = signals.watches(over.clear, over=lambda: over[0]).values()
+        assert signals.outcome(137) is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert over == [], "it is looked before it is killed"
+        assert isinstance(signals.outcome(137), errors.StoppedError) is not late
+        assert isinstance(look(), errors.StoppedError) is not late
+        assert signals.outcome(0) is None
+
+
+@pytest.mark.usefixtures("own")
+def test_what_is_ignored_stays_ignored() -> None:
+    """nohup(1)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with shim_signals.HeldBack() as signals:
+        signals.watches()
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert not signals.told

@@ -1,0 +1,339 @@
+"""The exchange with real pipes and real children: every wait has its limit, and each ending its own error."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from policy import errors
+from sandbox.kernel.proc.pipes import BoundedTail
+from sandbox.run_io import Channel, Limits, Outcome, Round
+from sandbox.shim import stdio
+from sandbox.shim.stdio import Exchange
+
+READ = "import sys, time, os, signal\nline = sys.stdin.readline()\n"
+
+
+@contextlib.contextmanager
+def child(code: str, *, starts: bool = True, stays: bool = False, pass_fds: tuple[int, ...] = ()) -> Iterator[Channel]:
+    """A child that runs this code, as the exchange sees it. One that ``stays`` does not hear SIGTERM, from its very
+    beginning: when its own code gets to it is the machine's business."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if stays else None  # what is ignored stays so across exec
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=pass_fds,
+        )
+    finally:
+        if stays:
+            signal.signal(signal.SIGTERM, before)
+    started_r, started_w = os.pipe()
+    if starts:
+        os.write(started_w, b"1")
+    pidfd = os.pidfd_open(process.pid)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        yield Channel(
+            stdin=process.stdin.fileno(),
+            stdout=process.stdout.fileno(),
+            stderr=process.stderr.fileno(),
+            pidfd=pidfd,
+            started=started_r,
+            has_started=lambda: bool(os.read(started_r, 1)),
+            terminate=lambda: process.send_signal(signal.SIGTERM),
+            kill=process.kill,
+        )
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        for fd in (pidfd, started_r, started_w):
+            os.close(fd)
+
+
+def _run(code: str, *, intent: bytes = b"hi\n", starts: bool = True, stays: bool = False, **limits: float) -> Exchange:
+    bounds = {"start_seconds": 60.0, "task_seconds": 60.0, "grace_seconds": 0.5, **limits}
+    with child(code, starts=starts, stays=stays) as channel:
+        exchange = Exchange(channel, intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
+        exchange.run()
+    return exchange
+
+
+def test_one_line_in_and_out_and_then_the_end_of_file() -> None:
+    done = _run(READ + "rest = sys.stdin.read()\nprint(repr((line, rest)))")
+    assert done.error is None
+    assert bytes(done.stdout) == b"('hi\\n', '')\n"
+    assert done.started_at is not None
+
+
+def test_an_intent_larger_than_a_pipe_arrives_whole() -> None:
+    done = _run(READ + "print(len(line))", intent=b"x" * 500_000 + b"\n")
+    assert bytes(done.stdout) == b"500001\n"
+
+
+def test_an_agent_that_never_reads_does_not_hold_us() -> None:
+    done = _run("import time; time.sleep(300)", intent=b"x" * 500_000 + b"\n", task_seconds=0.3)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.ended_at < 200
+
+
+def test_an_agent_that_closes_stdin_is_heard_to_the_end() -> None:
+    done = _run("import os, time\nos.close(0)\ntime.sleep(0.3)\nprint('still')", intent=b"x" * 500_000 + b"\n")
+    assert done.error is None
+    assert bytes(done.stdout) == b"still\n"
+
+
+def test_output_before_the_intent_is_an_error() -> None:
+    done = _run("import time\nprint('early', flush=True)\ntime.sleep(5)", starts=False)
+    assert isinstance(done.error, errors.EarlyOutputError)
+
+
+def test_a_start_that_does_not_come_has_its_own_deadline() -> None:
+    done = _run("import time; time.sleep(30)", starts=False, start_seconds=0.3)
+    assert isinstance(done.error, errors.StartTimeoutError)
+    assert done.started_at is None
+
+
+def test_term_then_grace_then_kill() -> None:
+    polite = READ + "signal.signal(15, lambda *a: sys.exit(3))\nprint('x', file=sys.stderr, flush=True)\ntime.sleep(30)"
+    done = _run(polite, task_seconds=0.7)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert not done.forced
+    done = _run(READ + "time.sleep(300)", stays=True, task_seconds=0.7)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.forced
+    assert 1.1 < done.ended_at < 200
+
+
+def test_asking_that_takes_its_time_is_part_of_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes all of a grace of an hour, by a clock of ours: if another began after it, nobody would wait for that."""
+    took = [0.0]
+    monkeypatch.setattr(stdio, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + took[0]))
+    with child(READ + "time.sleep(300)", stays=True) as channel:
+        slow = dataclasses.replace(channel, terminate=lambda: took.__setitem__(0, 3600.0))
+        exchange = Exchange(slow, b"hi\n", Limits(60.0, 0.5, "clock", grace_seconds=3600.0))
+        exchange.run()
+    assert isinstance(exchange.error, errors.DeadlineError)
+    assert exchange.forced
+    assert 3600.4 < exchange.ended_at < 3800
+
+
+def test_no_grace_that_somebody_asks_for_goes_beyond_the_deadline() -> None:
+    def asked() -> errors.RunError:
+        return errors.KilledError("ended by somebody", gently=True, grace_seconds=600.0)
+
+    with child(READ + "time.sleep(300)", stays=True) as channel:
+        told = dataclasses.replace(channel, rounds=[Round(0.1, asked)])
+        exchange = Exchange(told, b"hi\n", Limits(60.0, 2.0, "clock", grace_seconds=0.5))
+        exchange.run()
+    assert isinstance(exchange.error, errors.KilledError)
+    assert exchange.forced
+    assert exchange.started_at is not None
+    assert 2.4 < exchange.ended_at - exchange.started_at < 200
+
+
+def test_a_flood_of_stdout_is_cut_at_its_bound() -> None:
+    done = _run(READ + "while True: os.write(1, b'x' * 65536)", stdout_bytes=1_000_000)
+    assert isinstance(done.error, errors.OutputTooLargeError)
+    assert 1_000_000 < len(done.stdout) < 1_200_000
+
+
+def test_a_flood_of_stderr_keeps_its_head_and_tail_and_does_not_end_the_run() -> None:
+    done = _run(READ + "os.write(2, b'head')\nfor _ in range(200): os.write(2, b'y' * 65536)\nos.write(2, b'tail')")
+    assert done.error is None
+    assert done.stderr.startswith(b"head")
+    assert done.stderr.endswith(b"tail")
+    assert len(done.stderr) < 70_000
+    assert done.stderr_total == 200 * 65536 + 8
+
+
+def test_a_grandchild_that_keeps_the_pipes_does_not_keep_us() -> None:
+    code = READ + "print('done', flush=True)\nif os.fork() == 0:\n    time.sleep(60)\nos._exit(0)"
+    begin = time.monotonic()
+    done = _run(code)
+    assert bytes(done.stdout) == b"done\n"
+    assert time.monotonic() - begin < 50
+
+
+@pytest.mark.parametrize("sizes", [[1], [50, 50], [99, 1], [100, 1], [1000], [30] * 100])
+def test_a_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
+    tail, whole = BoundedTail(100), b""
+    for index, size in enumerate(sizes):
+        data = bytes([65 + index % 26]) * size
+        whole += data
+        tail.feed(data)
+    value = tail.value()
+    assert tail.total == len(whole)
+    if len(whole) <= 100:
+        assert value == whole
+    else:
+        assert value.startswith(whole[:50])
+        assert value.endswith(whole[-50:])
+        assert f"[{len(whole) - 100} bytes dropped]".encode() in value
+
+
+def test_a_child_that_hangs_after_a_kill_for_memory_is_ended_and_named() -> None:
+    """The kernel may take a process without which the rest waits for ever; only the cgroup's counter says so."""
+    begin = time.monotonic()
+    with child("import time; time.sleep(300)") as channel:
+        hanging = dataclasses.replace(channel, out_of_memory=lambda: time.monotonic() - begin > 0.5)
+        exchange = Exchange(hanging, b"hi\n", Limits(250.0, 250.0, "clock", 5.0))
+        exchange.run()
+    assert isinstance(exchange.error, errors.OutOfMemoryError)
+    assert 0.5 < exchange.ended_at < 200
+
+
+def test_what_serves_the_run_is_heard_and_looked_at_while_it_lasts() -> None:
+    heard: list[bytes] = []
+    looks: list[float] = []
+    read, write = os.pipe()
+
+    def hear() -> None:
+        heard.append(os.read(read, 16))
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        os.write(write, b"x")
+
+    with child(READ + "time.sleep(0.6)\nprint('done')") as channel:
+        served = dataclasses.replace(channel, watches={read: hear}, rounds=(Round(0.1, look),))
+        exchange = Exchange(served, b"hi\n", Limits(60.0, 60.0, "clock", 0.5))
+        exchange.run()
+    os.close(read)
+    os.close(write)
+    assert exchange.error is None
+    assert bytes(exchange.stdout) == b"done\n"
+    assert len(heard) > 1
+    assert len(looks) > 1
+
+
+def test_what_is_said_just_before_the_end_is_heard_after_it() -> None:
+    heard: list[bool] = []
+    read, write = os.pipe()
+    os.write(write, b"x")
+
+    def hear() -> None:
+        # There is always something to hear: also when the child has gone.
+        heard.append(exchange._exited)
+
+    with child(READ + "print('done')") as channel:
+        exchange = Exchange(
+            dataclasses.replace(channel, watches={read: hear}), b"hi\n", Limits(60.0, 60.0, "clock", 0.5)
+        )
+        exchange.run()
+    os.close(read)
+    os.close(write)
+    assert exchange.error is None
+    assert heard[-1]
+    assert heard.count(True) == 1
+
+
+@pytest.mark.parametrize("by", ["watch", "round"])
+def test_what_serves_the_run_can_end_it(by: str) -> None:
+    read, write = os.pipe()
+    os.write(write, b"x")
+    error = errors.SandboxCrashedError("the gateway is gone")
+    with child(READ + "time.sleep(300)") as channel:
+        if by == "watch":
+            served = dataclasses.replace(channel, watches={read: lambda: error})
+        else:
+            served = dataclasses.replace(channel, rounds=(Round(0.1, lambda: error),))
+        exchange = Exchange(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
+        exchange.run()
+    os.close(read)
+    os.close(write)
+    assert exchange.error is error
+    assert exchange.ended_at < 200
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_looked_at_at_the_start_is_so_before_the_agent_is_told_anything(fails: bool) -> None:
+    looks: list[errors.RunError | None] = []
+    error = errors.DriftError("a limit was raised") if fails else None
+
+    def look() -> errors.RunError | None:
+        looks.append(error)
+        return error
+
+    with child(READ + "print('told ' + line.strip())") as channel:
+        served = dataclasses.replace(channel, rounds=(Round(3600, look, at_start=True),))
+        exchange = Exchange(served, b"hi\n", Limits(60.0, 250.0, "clock", 0.5))
+        exchange.run()
+    assert looks == [error], "once, and not by its clock"
+    assert exchange.error is error
+    assert bytes(exchange.stdout) == (b"" if fails else b"told hi\n")
+
+
+@pytest.mark.parametrize("sizes", [[], [10], [50, 50], [30, 30, 41], [1] * 99, [1] * 300, [1000], [99, 1, 500]])
+def test_what_a_bounded_tail_keeps_can_be_read_on_from_anywhere(sizes: list[int]) -> None:
+    tail, whole = BoundedTail(100), b""
+    for number, size in enumerate(sizes):
+        data = bytes([number % 251]) * size
+        tail.feed(data)
+        whole += data
+    at, read = 0, b""
+    while at < tail.total:
+        begins, got = tail.since(at)
+        assert got, "no progress"
+        assert begins >= at
+        assert whole[begins : begins + len(got)] == got
+        at, read = begins + len(got), read + got
+    assert len(read) == min(len(whole), 100)
+    assert tail.since(tail.total)[1] == b""
+
+
+def test_of_the_looks_at_the_start_the_first_that_ends_the_run_is_the_last() -> None:
+    """Each may take its time, and what comes after it has nobody to look at."""
+    looks: list[str] = []
+
+    def look(name: str, outcome: Outcome) -> Round:
+        def at() -> Outcome:
+            looks.append(name)
+            return outcome
+
+        return Round(3600.0, at, at_start=True)
+
+    with child(READ + "time.sleep(30)") as channel:
+        rounds = look("first", None), look("second", errors.KilledError("no")), look("third", None)
+        told = dataclasses.replace(channel, rounds=rounds, giving=lambda: looks.append("giving"))
+        exchange = Exchange(told, b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        exchange.run()
+    assert looks == ["first", "second"]
+    assert isinstance(exchange.error, errors.KilledError)
+    assert exchange.started_at is None
+
+
+def test_what_must_be_written_down_first_is_so_or_does_not_happen() -> None:
+    """Before the intent is given, and before the run is ended: a log that takes no row ends the exchange."""
+    said: list[object] = []
+    with child(READ + "time.sleep(30)") as channel:
+        told = dataclasses.replace(channel, giving=lambda: said.append("giving"), ending=said.append)
+        exchange = Exchange(told, b"hi\n", Limits(5.0, 0.1, "clock", 0.1))
+        exchange.run()
+    assert said == ["giving", exchange.error]
+    assert exchange.over
+
+    def full() -> None:
+        raise errors.LedgerError("no space left")
+
+    with child("import sys; print(len(sys.stdin.readline()))") as channel:
+        exchange = Exchange(dataclasses.replace(channel, giving=full), b"hi\n", Limits(5.0, 5.0, "clock", 0.1))
+        with pytest.raises(errors.LedgerError):
+            exchange.run()
+        assert exchange.started_at is None

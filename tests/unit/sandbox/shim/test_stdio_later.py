@@ -1,0 +1,221 @@
+"""An intent that comes later: the agent starts, is held, and is told when somebody comes, with real children."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import select
+import signal
+import termios
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from policy import errors
+from sandbox.run_io import Channel, Given, Limits, Round
+from sandbox.shim.stdio import Exchange
+from tests.unit.sandbox.shim.test_stdio import READ, child
+
+START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)
+NEVER: Sequence[Round] = ()
+OPEN: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        os.close(OPEN.pop())
+
+
+@dataclass
+class Scripted:
+    """Holds after ``after`` looks; then ``come`` is called once, and whoever comes brings ``brings``."""
+
+    brings: list[Given | errors.RunError | None]
+    after: int = 1
+    come: Callable[[], None] = lambda: None
+    rounds: Sequence[Round] = NEVER
+    watches: Mapping[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
+    looks: int = 0
+    held_at: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        OPEN.append(self.fd)
+
+    def settled(self) -> bool:
+        self.looks += 1
+        if self.looks < self.after:
+            return False
+        self.held_at.append(self.looks)
+        if self.brings:
+            os.eventfd_write(self.fd, len(self.brings))
+        self.come()
+        return True
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def take(self) -> Given | errors.RunError | None:
+        os.eventfd_read(self.fd)
+        return self.brings.pop(0)
+
+
+def _run(code: str, later: Scripted, *, start: Limits = START) -> Exchange:
+    with child(code) as channel:
+        exchange = Exchange(channel, b"", start, later=later)
+        exchange.run()
+    return exchange
+
+
+def test_the_agent_is_told_when_somebody_comes_and_its_clocks_count_from_then() -> None:
+    later = Scripted([None, Given(b"hi\n", TASK)], after=3)
+    done = _run(READ + "print(line.strip(), repr(sys.stdin.read()))", later)
+    assert done.error is None
+    assert bytes(done.stdout) == b"hi ''\n"
+    assert later.held_at == [3]
+    assert done.started_at is not None
+    assert 0 <= done.started_at <= done.ended_at
+
+
+def test_the_task_has_its_own_clock_and_waiting_has_none() -> None:
+    later = Scripted([Given(b"hi\n", replace(TASK, task_seconds=0.3))])
+    done = _run(READ + "time.sleep(30)", later, start=replace(START, start_seconds=0.2))
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.error.details["clock"] == "timeout"
+
+
+def test_an_agent_that_never_waits_has_the_deadline_of_the_start() -> None:
+    done = _run("import time; time.sleep(30)", Scripted([], after=10**6), start=replace(START, start_seconds=0.2))
+    assert isinstance(done.error, errors.StartTimeoutError)
+    assert done.started_at is None
+
+
+@pytest.mark.parametrize("after", [2, 10**6], ids=["held", "not yet"])
+def test_who_speaks_before_its_intent_is_refused_as_ever(after: int) -> None:
+    done = _run("print('early', flush=True)\n" + READ + "time.sleep(30)", Scripted([], after=after))
+    assert isinstance(done.error, errors.EarlyOutputError)
+
+
+def test_who_spoke_before_it_was_held_is_refused_before_it_is_told() -> None:
+    """The word is in the pipe when somebody comes with the intent, in the same turn."""
+    released: list[str] = []
+
+    class Late(Scripted):
+        def take(self) -> Given | errors.RunError | None:
+            code_says.wait_for_word()
+            return super().take()
+
+    class Word:
+        def wait_for_word(self) -> None:
+            select.select([exchange.channel.stdout], [], [])
+
+    code_says = Word()
+    with child("print('now', flush=True)\n" + READ + "print(len(line))") as channel:
+        given = Given(b"hi\n", TASK, release=lambda: released.append("released"))
+        exchange = Exchange(channel, b"", START, later=Late([given], after=0))
+        exchange.run()
+    assert isinstance(exchange.error, errors.EarlyOutputError)
+    assert not released
+
+
+def test_it_is_let_go_only_when_its_intent_is_there() -> None:
+    with child(READ + "print(line.strip())") as channel:
+        os.kill(pid_of(channel), signal.SIGSTOP)
+        there: list[int] = []
+
+        def release() -> None:
+            there.append(pending(pid_of(channel)))
+            os.kill(pid_of(channel), signal.SIGCONT)
+
+        exchange = Exchange(channel, b"", START, later=Scripted([Given(b"hi\n", TASK, release=release)]))
+        exchange.run()
+    assert there == [3]
+    assert bytes(exchange.stdout) == b"hi\n"
+
+
+def pid_of(channel: Channel) -> int:
+    """The process behind a pidfd."""
+    lines = Path(f"/proc/self/fdinfo/{channel.pidfd}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def pending(pid: int) -> int:
+    """How many bytes lie in the pipe that is a process's stdin."""
+    held = array.array("i", [0])
+    with open(f"/proc/{pid}/fd/0", "rb", buffering=0) as pipe:
+        fcntl.ioctl(pipe, termios.FIONREAD, held)
+    return held[0]
+
+
+def test_one_that_dies_while_it_is_held_ends_the_exchange_untold() -> None:
+    with child(READ + "time.sleep(30)") as channel:
+        later = Scripted([], come=channel.kill)
+        done = Exchange(channel, b"", START, later=later)
+        done.run()
+    assert (done.started_at, done.error) == (None, None)
+
+
+def test_an_error_instead_of_an_intent_ends_it() -> None:
+    done = _run(READ + "time.sleep(30)", Scripted([errors.KilledError("the package was revoked")]))
+    assert isinstance(done.error, errors.KilledError)
+    assert done.started_at is None
+
+
+def test_while_it_is_held_only_its_own_rounds_are_looked_at() -> None:
+    seen: list[str] = []
+
+    def held() -> None:
+        seen.append("held")
+        if seen.count("held") == 5:
+            later.brings.append(Given(b"hi\n", TASK))
+            os.eventfd_write(later.fd, 1)
+
+    later = Scripted([], rounds=(Round(0.02, held),))
+    with child(READ + "time.sleep(0.2); print(1)") as channel:
+        one = Round(0.02, lambda: seen.append("run"))
+        Exchange(replace(channel, rounds=(one,)), b"", START, later=later).run()
+    first, last = seen.index("held"), len(seen) - 1 - seen[::-1].index("held")
+    assert set(seen[first : last + 1]) == {"held"}
+    assert "run" in seen[last + 1 :]
+
+
+def test_who_may_end_it_while_it_waits_cannot_any_more_once_it_is_told_and_who_came_can() -> None:
+    gone, asker = (os.eventfd(1, os.EFD_CLOEXEC) for _ in range(2))
+    OPEN.extend((gone, asker))
+    heard: list[str] = []
+    later = Scripted([], watches={gone: lambda: errors.KilledError("the supervisor went")})
+    with child(READ + "time.sleep(30)") as channel:
+        done = Exchange(channel, b"", START, later=later)
+        done.run()
+    assert "supervisor" in str(done.error)
+
+    os.eventfd_read(gone)  # now nothing is there, until it is told
+    later = Scripted([], watches={gone: lambda: heard.append("too late")})
+
+    def take() -> Given:
+        os.eventfd_read(later.fd)
+        os.eventfd_write(gone, 1)
+        return Given(b"hi\n", TASK, {asker: lambda: errors.KilledError("whoever asked went")})
+
+    later.brings, later.take = [None], take  # type: ignore[method-assign]
+    with child(READ + "time.sleep(30)") as channel:
+        done = Exchange(channel, b"", START, later=later)
+        done.run()
+    assert "whoever asked" in str(done.error)
+    assert done.started_at is not None
+    assert not heard
+
+
+def test_what_was_forgotten_in_a_turn_ends_nothing_in_the_same_turn() -> None:
+    """The intent and the end of whoever held it until then come at once: what is seen first counts."""
+    gone = os.eventfd(1, os.EFD_CLOEXEC)
+    OPEN.append(gone)
+    later = Scripted([Given(b"hi\n", TASK)], watches={gone: lambda: errors.KilledError("the supervisor went")})
+    done = _run(READ + "print(line.strip())", later)
+    assert done.error is None
+    assert bytes(done.stdout) == b"hi\n"
